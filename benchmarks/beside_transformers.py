@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.plain_loop import plain_seconds
 from benchmarks.result_files import table, write
-from lanternbench.costs.bandwidth import bandwidth
+from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.engine.decode import generate
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build

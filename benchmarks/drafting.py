@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from lanternbench.costs import roofline
-from lanternbench.costs.device_models import device_model
-from lanternbench.costs.roofline import Load
+from lanternbench.costs.roofline import Load, device_model
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build, prepared_proposal
 from lanternbench.methods.method import Method, method
@@ -27,7 +26,7 @@ from lanternbench.models.catalogue import load_target, load_unpacked
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.packing import pack
 from lanternbench.models.target import Target
-from lanternbench.predict.machines import shape_of
+from lanternbench.predict.replay import shape_of
 from lanternbench.profile.step_profile import Profile, profile
 from lanternbench.prompts import load
 from lanternbench.report.tables import markdown

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lanternbench.costs.bandwidth import bandwidth
+from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.engine import decode as engine
 from lanternbench.engine.address import causal, raster, run_address
 from lanternbench.engine.cache import DecoderCache
@@ -34,7 +34,7 @@ from lanternbench.models.target import Target
 from lanternbench.profile import step_profile as profile
 from lanternbench.prompts import load
 from lanternbench.registry import components
-from lanternbench.utils.parallel import process_count, side_by_side
+from lanternbench.utils.device import process_count, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
     "35 M, 256 × 24": {"dim": 256, "n_layer": 24, "n_head": 4},

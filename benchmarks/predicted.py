@@ -18,16 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanternbench.costs.device_models import device_model
-from lanternbench.costs.roofline import BYTES
+from lanternbench.costs.roofline import BYTES, device_model
 from lanternbench.errors import UserError
 from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
-from lanternbench.predict.cases import sketch
-from lanternbench.predict.machines import Case, Roofline, shape_of
-from lanternbench.predict.predict import BASE, latency
-from lanternbench.predict.replay import Trace, autoregressive
+from lanternbench.predict.machines import Roofline
+from lanternbench.predict.predict import latency
+from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, shape_of, sketch
 from lanternbench.registry import components
 from lanternbench.report.papers import published_rows
 from lanternbench.report.tables import markdown

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from lanternbench.costs.bandwidth import bandwidth
+from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -10,11 +10,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from lanternbench.costs.device_models import device_model
+from lanternbench.costs.roofline import device_model
 from lanternbench.models.catalogue import load_unpacked
-from lanternbench.predict.machines import Case, Roofline, shape_of
-from lanternbench.predict.predict import BASE, latency
-from lanternbench.predict.replay import autoregressive
+from lanternbench.predict.machines import Roofline
+from lanternbench.predict.predict import latency
+from lanternbench.predict.replay import BASE, Case, autoregressive, shape_of
 from lanternbench.report.tables import markdown
 
 OUT = Path(__file__).parent / "results" / "served.md"

@@ -50,10 +50,9 @@ def load(
 
 
 def load_run(path: str | Path) -> RunFrames:
-    """A run as pandas frames: ``load_run("demo").summary``, and ``.samples``.
+    """A run as pandas frames: ``load_run("demo").summary``, and ``.samples``.  Raises UserError if there is none.
 
     ``path``: a run folder, or under ``results/`` the id of a run, or the name of which the newest counts.
-    Raises UserError when there is no such run.
     """
     from lanternbench.report.frames import run_frames
 

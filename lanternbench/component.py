@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T")
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 10.0  # or 0, which is greedy; the same for commands and from Python
+MAX_GUIDANCE = 1000.0
 
 
 class Choices(NamedTuple):

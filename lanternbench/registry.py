@@ -2,8 +2,7 @@
 targets and prompt sources.
 
 ``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry points in the group
-``lanternbench.plugins``; they are imported, and so registered, when names are listed or one is
-looked up that is not ours.
+``lanternbench.plugins``; they are imported, and so registered, when names are listed or one not ours is looked up.
 """
 
 import sys

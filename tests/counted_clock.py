@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lanternbench.costs import bandwidth
+from lanternbench.costs import forward_cost
 from lanternbench.engine import decode, timing
 
 
@@ -19,7 +19,7 @@ class CountedClock(TorchDispatchMode):
         super().__init__()
         self.seconds = 0.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.seconds)
-        for module in (bandwidth, decode, timing):
+        for module in (forward_cost, decode, timing):
             monkeypatch.setattr(module, "perf_counter", lambda: self.seconds)
         monkeypatch.setattr(timing, "process_time", lambda: self.seconds)
 

@@ -19,8 +19,8 @@ from benchmarks.gpu.machine import Rehearsal, again, rehearsal
 from benchmarks.gpu.pieces import PIECES, equal
 from benchmarks.gpu.result import DONE, FAILED, RUNNING, Result, read
 from benchmarks.gpu.runner import is_done, run_all, run_piece
-from lanternbench.costs.bandwidth import Bandwidth
-from lanternbench.doctor import gpu_check
+from lanternbench.costs.forward_cost import Bandwidth
+from lanternbench.doctor import checks
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.utils.graph_capture import Graphs
@@ -239,16 +239,16 @@ def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(shallow, 
         first = work(*inputs)
         return again(work, inputs) if works else lambda: first
 
-    monkeypatch.setattr(gpu_check, "set_device", lambda device: None)
-    monkeypatch.setattr(gpu_check, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
-    monkeypatch.setattr(gpu_check, "exact_target", lambda device: shallow)
-    monkeypatch.setattr(gpu_check, "Graphs", lambda: Graphs(record))
-    monkeypatch.setattr(gpu_check, "STEPS", 3)
-    rows = gpu_check.check_gpu("cuda", [{"name": "a GPU", "memory_gb": 80}])
+    monkeypatch.setattr(checks, "set_device", lambda device: None)
+    monkeypatch.setattr(checks, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
+    monkeypatch.setattr(checks, "exact_target", lambda device: shallow)
+    monkeypatch.setattr(checks, "Graphs", lambda: Graphs(record))
+    monkeypatch.setattr(checks, "STEPS", 3)
+    rows = checks.check_gpu("cuda", [{"name": "a GPU", "memory_gb": 80}])
     assert rows[:2] == [
         {"item": "name", "value": "a GPU", "ok": None},
         {"item": "memory gb", "value": 80, "ok": None},
     ]
     judged = {row["item"]: row["ok"] for row in rows if row["ok"] is not None}
-    assert set(judged) == {*(f"graphs, {name}" for name in gpu_check.PRESETS), "batch of 3, eagle-1"}
+    assert set(judged) == {*(f"graphs, {name}" for name in checks.PRESETS), "batch of 3, eagle-1"}
     assert all(ok for item, ok in judged.items() if item.startswith("graphs")) == works

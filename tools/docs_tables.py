@@ -95,8 +95,7 @@ def commands() -> Rows:
                 continue
             text = ast.get_docstring(node) or ""
             if example := re.search(r"^Example: lanternbench (.*)$", text, re.M):
-                name = path.stem.removesuffix("_cmd")
-                found[node.name if name != "train" else f"train {node.name}"] = (
+                found[f"train {node.name}" if example[1].startswith("train") else node.name] = (
                     f"`{example[1]}`",
                     first_clause(text),
                 )

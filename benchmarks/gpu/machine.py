@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanternbench.costs.bandwidth import bandwidth
+from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.experiment.environment import environment
 from lanternbench.models.catalogue import set_device
 from lanternbench.utils.graph_capture import Graphs, Recorder, cuda_graph

@@ -13,8 +13,9 @@ CODE = 130  # 128 + SIGINT, as shells report it
 SENTENCE = "lanternbench: interrupted; the same command continues where it stopped"
 SHOW_CURSOR = "\x1b[?25h"
 
+pressed = False  # was Ctrl-C?
 _command_runs = False  # whether the interrupted code cleans up
-_interrupted = _printed = False
+_printed = False
 
 
 def install() -> None:
@@ -32,11 +33,6 @@ def running() -> Iterator[None]:
         yield
     finally:
         _command_runs = False
-
-
-def interrupted() -> bool:
-    """Whether Ctrl-C was pressed."""
-    return _interrupted
 
 
 def say() -> None:
@@ -57,8 +53,8 @@ def finish(code: int) -> NoReturn:
 
 
 def _handle(_number: int, frame: FrameType | None) -> None:
-    global _interrupted
-    repeated, _interrupted = _interrupted, True
+    global pressed
+    repeated, pressed = pressed, True
     if repeated or not _command_runs or _imports(frame):
         _leave()
     raise KeyboardInterrupt

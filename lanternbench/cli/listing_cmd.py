@@ -1,7 +1,4 @@
-"""``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: what there is, or a page on one.
-
-Nothing here needs torch.
-"""
+"""``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: what there is, or a page on one; without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.fields import Takes
 from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows, table_of
 from lanternbench.errors import UserError
 from lanternbench.methods import defaults
@@ -47,32 +43,27 @@ def methods(
 
     Example: lanternbench methods lantern++
     """
-    if target is not None:
-        if name is None:
-            raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
-        entry(target)
-    if name is not None:
-        chosen, method = preset(name), named(name)
-        if as_json:
-            print_json(_method_row(name, chosen, method) | {"about": option_rows(method, chosen, target)})
-        else:
-            _method_page(name, chosen, method, target)
-        return
-    presets = components("preset").items()
-    if as_json:
-        print_json([_method_row(title, listed, named(title)) for title, listed in presets])
-        return
-    rows: list[dict[str, Any]] = []
-    for title, listed in presets:
-        lossless = named(title).lossless if listed.lossless is None else listed.lossless
-        number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
-        rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
-    print_rows(rows, False, "method proposal tree acceptance residual order lossless paper")
+    presets = components("preset")
+    if name is not None and as_json:
+        print_json(_method_row(name, preset(name)) | {"about": option_rows(named(name), preset(name), target)})
+    elif name is not None:
+        _method_page(name, preset(name), named(name), target)
+    elif target is not None:
+        raise UserError("--target is for the page of one method: name it, as in `lanternbench methods eagle-1`")
+    elif as_json:
+        print_json([_method_row(*item) for item in presets.items()])
+    else:
+        rows: list[dict[str, Any]] = []
+        for title, listed in presets.items():
+            lossless = named(title).lossless if listed.lossless is None else listed.lossless
+            number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
+            rows.append({"method": title, **listed.choices._asdict(), "lossless": lossless, "paper": number})
+        print_rows(rows, False, "method proposal tree acceptance residual order lossless paper")
 
 
-def _method_row(name: str, preset: Preset, method: Method) -> dict[str, Any]:
-    row = {"method": name, **preset.choices._asdict(), "lossless": method.lossless, "paper": preset.paper or "–"}
-    return row | {"options": {f: v for f, v in sorted(method.read.items()) if v is not None}}
+def _method_row(name: str, preset: Preset) -> dict[str, Any]:
+    row = {"method": name, **preset.choices._asdict(), "lossless": named(name).lossless, "paper": preset.paper or "–"}
+    return row | {"options": {f: v for f, v in sorted(named(name).read.items()) if v is not None}}
 
 
 def option_rows(method: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
@@ -130,12 +121,10 @@ def metrics(
     if name is None:
         rows = [_metric_row(one, kind) for one, kind in components("metric").items()]
         print_rows(rows, as_json, "metric column better of here size")
-        return
-    kind = metric_class(name)
-    if as_json:
-        print_json(_metric_row(name, kind) | {"about": _metric_page(name, kind)})
+    elif as_json:
+        print_json(_metric_row(name, metric_class(name)) | {"about": _metric_page(name, metric_class(name))})
     else:
-        print_page(f"{name}: {kind.title or name}", _metric_page(name, kind))
+        print_page(f"{name}: {metric_class(name).title or name}", _metric_page(name, metric_class(name)))
 
 
 def _metric_row(name: str, kind: type[Metric]) -> dict[str, Any]:
@@ -208,19 +197,14 @@ def _target_page(target: Entry) -> dict[str, str]:
     grids, absent, published = target.all_grids, missing(target), defaults.of_target(target.name)
     usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
     sources = {k: f"{v} ({published[k].source})" if k in published else v for k, v in usual.items()}
-    files = [
-        f"{role}: {source.repo}, {', '.join(source.files)} ({'not here' if role in absent else 'here'})"
-        for role, source in target.files.items()
-    ]
+    here = {role: "not here" if role in absent else "here" for role in target.files}
+    files = [f"{role}: {s.repo}, {', '.join(s.files)} ({here[role]})" for role, s in target.files.items()]
     get = f"lanternbench fetch {target.name}, {target.gigabytes:g} GB; with --dry-run it lists each file's size"
     published_kinds = [kind for kind in DRAFTERS if kind in target.files and kind != "model"]
     drafters = published_kinds if target.files else list(EMBEDDED)
     works, more, never = _methods(drafters)
-    trees = [
-        f"{row.method} {row.option} {row.default.strip('`')}"
-        for row in defaults.table()
-        if row.target and fnmatch(target.name, row.target)
-    ]
+    rows = (row for row in defaults.table() if row.target and fnmatch(target.name, row.target))
+    trees = [f"{row.method} {row.option} {row.default.strip('`')}" for row in rows]
     shape = ", ".join(f"{target.shape[key]} {unit}" for key, unit in SHAPE.items() if key in target.shape)
     return {
         "shape": shape or "in the files of the model",
@@ -250,7 +234,7 @@ def _methods(drafters: list[str]) -> list[str]:
 
 
 def prompts(
-    config: Annotated[Any, Takes("seed")],
+    config: Annotated[Any, options.Takes("seed")],
     spec: Annotated[str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")] = "demo",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
     caption: str = "first",
@@ -266,10 +250,10 @@ def prompts(
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in selected]
     if as_json:
         print_json(selected.record() | {"prompts": rows})
-        return
-    print_rows(rows, False, "id category prompt")
-    print_notes(selected.notes)
-    print(f"{len(selected)} prompts, selection {selected.hash[:16]}")
+    else:
+        print_rows(rows, False, "id category prompt")
+        print_notes(selected.notes)
+        print(f"{len(selected)} prompts, selection {selected.hash[:16]}")
 
 
 def runs(results: options.Results = Path("results"), as_json: options.AsRows = False) -> None:

@@ -10,17 +10,18 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from lanternbench import __version__
 from lanternbench.cli import interrupts
-from lanternbench.cli.fields import TakesMethodOptions, check_names, complete, marked
+from lanternbench.cli.options import TakesMethodOptions, check_names, complete, marked
 from lanternbench.errors import UserError
 
 NAMES = (  # FILE.function
-    "run.run machine.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
-    "listing.metrics listing.targets listing.prompts setup.fetch setup.doctor study.profile machine.predict "
-    "study.codebook study.verify run.import_ suite.suite suite.submit suite.leaderboard"
+    "run.run study.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
+    "listing.metrics listing.targets listing.prompts setup.fetch setup.doctor study.profile study.predict "
+    "study.codebook study.verify run.import_ run.suite run.submit run.leaderboard"
 )
 
 
@@ -39,9 +40,8 @@ class Commands(TyperGroup):
         return name, typer.main.get_command(single), arguments
 
 
-app = typer.Typer(
-    name="lanternbench", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
+STYLE: Any = {"cls": Commands, "no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
+app = typer.Typer(name="lanternbench", **STYLE)
 
 
 def _print_version(asked: bool) -> None:
@@ -52,9 +52,7 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
 
@@ -72,10 +70,8 @@ def _list(within: typer.Typer, place: str) -> Callable[..., None]:
 
 
 COMMANDS = [_list(app, place) for place in NAMES.split()]
-train = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Train a drafter for any target, or the embedded models from a seed."
-)
-for place in ("train.drafter", "train.tiny"):
+train = typer.Typer(**STYLE, help="Train a drafter for any target, or the embedded models from a seed.")
+for place in ("setup.drafter", "setup.tiny"):
     _list(train, place)
 app.add_typer(train, name="train")
 
@@ -91,7 +87,7 @@ def main() -> None:
         with interrupts.running():
             app(standalone_mode=True)
     except BaseException as error:
-        if interrupts.interrupted() or (isinstance(error, SystemExit) and error.code == interrupts.CODE):
+        if interrupts.pressed or (isinstance(error, SystemExit) and error.code == interrupts.CODE):
             interrupts.say()
             raise SystemExit(interrupts.CODE) from None
         message = str(error)
@@ -116,7 +112,3 @@ def _lost_output(error: BaseException) -> str | None:
             return failed.strerror
     disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     return error.strerror if isinstance(error, OSError) and error.filename is None and error.errno in disk else None
-
-
-if __name__ == "__main__":
-    main()

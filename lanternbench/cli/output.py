@@ -1,4 +1,4 @@
-"""What commands print: JSON for scripts, tables and notes for people; and what to type for ``lanternbench``."""
+"""What commands print: JSON for scripts, tables and notes for people; progress as bars, or lines without a terminal."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from lanternbench.utils.text import one_line
+from lanternbench.utils.json_values import plain, versioned
+from lanternbench.utils.text import duration, one_line, pace, shortened
 
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Row, Summary
@@ -24,6 +29,11 @@ if TYPE_CHECKING:
 
 PAGE = 80  # columns
 LONGEST = 4000  # characters of a cell or a line
+SILENCE = 30.0  # maximum seconds between two lines
+FIRST = 10.0  # maximum seconds before the first line
+BAR, FIGURES = 12, 45  # columns of a bar, and of a bar with its figures
+LONG = 2.0  # seconds after which an image gets a separate bar
+REFRESH = 0.2  # minimum seconds between updates of that bar, as updates take time from measured steps
 
 
 def program() -> str:
@@ -40,8 +50,6 @@ def program() -> str:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, NaN as null, without control characters; an object has a version."""
-    from lanternbench.utils.json_values import plain, versioned
-
     document = versioned(value) if isinstance(value, dict) else plain(value)
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
@@ -85,10 +93,8 @@ def table_of(
     """A table of texts; columns titled ``left`` are left-aligned, ``whole`` ones do not wrap, ``widths``: at most."""
     table = Table(box=box.SIMPLE_HEAD, **style)
     for title in titles:
-        justify: Any = "left" if title in left else "right"
-        table.add_column(
-            Text(title), justify=justify, overflow="fold", no_wrap=title in whole, max_width=widths.get(title)
-        )
+        shape: Any = {"justify": "left" if title in left else "right", "no_wrap": title in whole}
+        table.add_column(Text(title), overflow="fold", max_width=widths.get(title), **shape)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else _cell(cell) for cell in row))
     return table
@@ -130,3 +136,94 @@ def _cell(value: Any) -> Text:
     if isinstance(value, dict):
         value = ", ".join(f"{k}={v}" for k, v in value.items())
     return Text(one_line(str(value), LONGEST))
+
+
+@contextmanager
+def display(title: str, bars: bool = True, each: bool = True) -> Iterator[Bars | Lines]:
+    """Bars on stderr if it is a terminal, else lines; without ``each``, none for a finished piece."""
+    console = Console(stderr=True)
+    if bars and console.is_terminal and not console.is_dumb_terminal:
+        with progress_bar(console) as bar:
+            yield Bars(bar, title)
+    else:
+        with closing(Lines(title, each)) as lines:
+            yield lines
+
+
+def progress_bar(console: Console) -> Progress:
+    """Bars with description and figures, one per line."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+
+
+class Bars:
+    """A bar for all pieces, and one for the tokens of a slow image."""
+
+    def __init__(self, bar: Progress, title: str):
+        self.width = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
+        self.bar, self.task = bar, bar.add_task(shortened(title, self.width), total=None)
+        self.tokens = bar.add_task("tokens", total=None, visible=False)
+        self.next, self.done, self.of = time.monotonic() + LONG, 0, 0
+
+    def show(self, done: int, of: int, what: str) -> None:
+        """``done`` of ``of`` pieces (0: unknown) are finished; ``what`` is the current or the last piece."""
+        self.done, self.of = done, of
+        self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.width))
+        self.bar.reset(self.tokens, visible=False)
+        self.next = time.monotonic() + LONG
+
+    def step(self, tokens: int, of: int) -> None:
+        """``tokens`` of ``of`` tokens of the current image are decoded."""
+        if time.monotonic() > self.next:
+            self.next = time.monotonic() + REFRESH
+            self.bar.update(self.tokens, completed=tokens, total=of, visible=True)
+
+
+class Lines:
+    """A line per finished piece, and one with rate and estimate after a silence; methods as in ``Bars``."""
+
+    def __init__(self, title: str, each: bool = True):
+        self.done, self.of, self.what, self.each = 0, 0, title, each
+        self.tokens = (0, 0)
+        self.started = time.monotonic()
+        self.stage = self.started, 0  # start of the current count of pieces, and the pieces done by then
+        self.next = self.started + FIRST
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def show(self, done: int, of: int, what: str) -> None:
+        with self._lock:
+            if done > self.done and of and self.each:
+                self._print(f"[{done}/{of}] {what}")
+            if what != self.what or (done > self.done and self.each):
+                self.started, self.tokens = time.monotonic(), (0, 0)
+            if of != self.of or done < self.done or (not self.each and what != self.what):
+                self.stage = time.monotonic(), done
+            self.done, self.of, self.what = done, of, what
+
+    def step(self, tokens: int, of: int) -> None:
+        self.tokens = tokens, of
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(FIRST / 10):
+            with self._lock:
+                time_s = time.monotonic()
+                if time_s >= self.next:
+                    decoded = ", {} of {} tokens".format(*self.tokens) if self.tokens[1] else ""
+                    self._print(f"{self.what}{decoded}: {time_s - self.started:.0f} s so far{self._estimate(time_s)}")
+
+    def _estimate(self, time_s: float) -> str:
+        """Pieces done, their rate, and the time left."""
+        since, first = self.stage
+        if not self.of or self.done <= first:
+            return ""
+        rate = (self.done - first) / max(time_s - since, 1e-9)
+        return f", {self.done}/{self.of}, {pace(rate)}, about {duration((self.of - self.done) / rate)} left"
+
+    def _print(self, line: str) -> None:
+        self.next = time.monotonic() + SILENCE
+        print(one_line(line, LONGEST), file=sys.stderr, flush=True)

@@ -1,30 +1,25 @@
 """``report``, ``compare``, ``score``: what finished runs give, what changed between two, what their images score."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, record
-from lanternbench.cli.progress import display
+from lanternbench.cli.output import display, print_cells, print_json, print_notes, print_table, record
 from lanternbench.errors import UserError
 from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
-if TYPE_CHECKING:
-    from lanternbench.measure.change import Change
-    from lanternbench.measure.summary import Row
-
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]
 GATE = "FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
+CAPTIONS = "Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image."
+LAYOUT = "Only copy images for an official scorer: geneval or dpg, and where."
 CLOCKED = {"speedup", "latency_s", "tokens_per_s", "images_per_s", "end_to_end_s", "end_to_end_speedup"}
 
 
@@ -33,18 +28,10 @@ def report(
     results: options.Results = Path("results"),
     out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
     published: Annotated[bool, Option("--published", help="Show the papers' numbers beside ours.")] = False,
-    formats: Annotated[
-        str | None, Option("--format", help="Of md, csv, tex, html, json, comma-separated (default: all).")
-    ] = None,
-    methods: Annotated[
-        str | None, Option(help="Show these alone, in this order: labels or names, comma-separated.")
-    ] = None,
-    columns: Annotated[
-        str | None, Option(help="Columns of tables by key, comma-separated: speedup,accept_len,fidelity_loss.")
-    ] = None,
-    names: Annotated[
-        Path | None, Option(metavar="FILE", help="YAML file of names in a paper, such as `eagle-1: EAGLE`.")
-    ] = None,
+    formats: Annotated[str | None, Option("--format", help="Of md,csv,tex,html,json (default: all).")] = None,
+    methods: Annotated[str | None, Option(help="These alone, in this order: labels or names, comma-separated.")] = None,
+    columns: Annotated[str | None, Option(help="Columns of tables by key: speedup,accept_len,fidelity_loss.")] = None,
+    names: Annotated[Path | None, Option(metavar="FILE", help="YAML of names in a paper, as `eagle-1: EAGLE`.")] = None,
     grid: Annotated[bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")] = False,
     grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4,
     budget: Annotated[float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")] = 0.1,
@@ -123,11 +110,18 @@ def compare(
     compared = [judged.get((change.label, change.figure), change) for change in compared]
     failed = [verdict is not None and change in verdict.failed for change in compared]
     if as_json:
-        rows = [change._asdict() | {"failed": bad} for change, bad in zip(compared, failed, strict=True)]
+        judgements = [change._asdict() | {"failed": bad} for change, bad in zip(compared, failed, strict=True)]
         gate = verdict and {"passed": verdict.passed, "judged": len(verdict.judged), "said": verdict.sentence()}
-        print_json({"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes})
+        print_json({"changes": judgements, "unjudged": unjudged, "gate": gate, "notes": notes})
     else:
-        _print_changes(compared, failed)
+        rows = []
+        for change, bad in zip(compared, failed, strict=True):
+            form, found = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
+            value, lo, hi = (form.format(x) for x in found)
+            numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
+            rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
+        titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
+        print_cells(titles, rows, ("method", "figure", ""))
         sentence = verdict.sentence() if verdict else not_compared(unjudged)
         if verdict and any(disturbed) and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED):
             sentence += "; a clock was disturbed: robust_speedup errs less"
@@ -137,37 +131,17 @@ def compare(
         raise typer.Exit(1)
 
 
-def _print_changes(changes: list[Change], failed: list[bool]) -> None:
-    rows = []
-    for change, bad in zip(changes, failed, strict=True):
-        form, measured = ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
-        value, lo, hi = (form.format(x) for x in measured)
-        numbers = (str(change.prompts), f"{change.old:.3f}", f"{change.new:.3f}", value, f"[{lo}, {hi}]")
-        rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
-    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
-    print_cells(titles, rows, ("method", "figure", ""))
-
-
 def score(
-    runs: Annotated[
-        list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders, or plain folders of images.")
-    ] = None,
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Runs, or plain folders of images.")] = None,
     metrics: Annotated[str | None, Option(help="Comma-separated; all that suit the target by default.")] = None,
     reference: Annotated[Path | None, Option(help="Folder of real images for FID, precision, recall.")] = None,
-    captions: Annotated[
-        str | None, Option(help="Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image.")
-    ] = None,
-    caption: Annotated[str, Option(help="Which caption of a COCO image: first, longest, random.")] = "first",
-    random_weights: Annotated[
-        bool, Option("--random-weights", help="Full-size networks without files: what it would take.")
-    ] = False,
+    captions: Annotated[str | None, Option(help=CAPTIONS)] = None,
+    caption: Annotated[str, Option(help="Caption of a COCO image: first, longest, random.")] = "first",
+    random_weights: Annotated[bool, Option("--random-weights", help="Without files: what it would take.")] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
     again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,
-    export: Annotated[
-        tuple[str, Path] | None,
-        Option(metavar="LAYOUT DIR", help="Only copy images for an official scorer: geneval or dpg, and where."),
-    ] = None,
+    export: Annotated[tuple[str, Path] | None, Option(metavar="LAYOUT DIR", help=LAYOUT)] = None,
     results: options.Results = Path("results"),
     as_json: Annotated[bool, Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
@@ -175,17 +149,17 @@ def score(
 
     Example: lanternbench score --metrics image-reward,hpsv2
     """
-    from lanternbench import experiment as store
-    from lanternbench.experiment import scoring
+    from lanternbench.experiment import find, latest, scoring
     from lanternbench.metrics.setup import Setup
+    from lanternbench.report.columns import metric_column, metric_keys
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
     names = options.listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     plain = {name for name in runs or () if Path(name).is_dir() and not (results / name / "run.json").is_file()}
-    places = [Path(name) if name in plain else store.find(results, [name])[0] for name in runs or ()]
-    places = places or [store.latest(results)]
+    places = [Path(name) if name in plain else find(results, [name])[0] for name in runs or ()]
+    places = places or [latest(results)]
     if export is not None:
         _export(*export, places)
         return
@@ -197,18 +171,20 @@ def score(
                     raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
                 summary = scoring.score_run(place, names, setup, again=again, progress=bars.show)
             else:
-                summary = scoring.score_folder(
-                    place, captions, names, setup, again=again, caption=cast(Any, caption), progress=bars.show
-                )
+                more: Any = {"caption": caption, "again": again, "progress": bars.show}
+                summary = scoring.score_folder(place, captions, names, setup, **more)
             scored.append((place, summary))
     if as_json:
         print_json([record(place, summary) for place, summary in scored])
         return
     for place, summary in scored:
-        if summary.rows[0].method:
+        row = summary.rows[0]
+        if row.method:
             print_table(summary.rows)
-        else:
-            _print_metrics(summary.rows[0])
+        else:  # the images of a plain folder, a metric a line
+            kinds = map(metric_column, metric_keys([row]))
+            cells = ((c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n)) for c in kinds)
+            print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))
         print_notes(summary.all_notes())
         print_notes([place], bullet="")
 
@@ -237,14 +213,3 @@ def folder_names(labels: Iterable[str]) -> dict[str, str]:
         choices = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         names[label] = next(name for name in choices if name not in names.values())
     return names
-
-
-def _print_metrics(row: Row) -> None:
-    """The row of a plain folder, a metric a line."""
-    from lanternbench.report.columns import metric_column, metric_keys
-
-    cells = (
-        (c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n))
-        for c in map(metric_column, metric_keys([row]))
-    )
-    print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))

@@ -1,4 +1,4 @@
-"""``run``, ``sweep``, ``import``: measure methods, and what such commands share: execute, show a table or a plan."""
+"""``run``, ``sweep``, ``import``, ``suite``: measure methods; ``submit``, ``leaderboard``: results to be cited."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
-from lanternbench.cli import options
-from lanternbench.cli.fields import MethodOptions, Takes, specs
-from lanternbench.cli.output import print_cells, print_json, print_notes, print_table, program, record
-from lanternbench.cli.progress import display
+from lanternbench.cli import options, output
+from lanternbench.cli.output import display, print_cells, print_json, print_notes, print_rows, print_table
+from lanternbench.errors import UserError
 from lanternbench.notes import by_importance, preliminary
 from lanternbench.utils.device import choose
 
@@ -25,6 +24,7 @@ RUN = f"{MODEL} prompts num_prompts caption seed repeats temperature top_k top_p
 WORKERS = "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
 BUDGET = "Leave out the last methods that do not fit in it, and begin no further prompt after it."
 PRESETS = "A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly."
+IMPORT = "target caption top_k guidance dtype seed baseline metrics name"
 SWEEP = f"prompts num_prompts seed repeats temperature batch {MODEL} until_told_apart name"
 
 
@@ -33,23 +33,19 @@ class Execution(NamedTuple):
 
     device: options.Device = "auto"
     threads: options.Threads = None
-    executor: Annotated[
-        str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
-    ] = "local"
+    executor: Annotated[str, Option(help="local, or ray: prompts shared out to GPUs of a cluster, or CPUs.")] = "local"
     workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
-    ray_address: Annotated[
-        str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
-    ] = None
+    ray_address: Annotated[str | None, Option(help="Cluster to join (default: RAY_ADDRESS, or one of its own).")] = None
     time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
-    out: options.Out = Path("results")
+    out: options.Results = Path("results")
     fresh: options.Fresh = False
 
 
 def run(
     methods: Annotated[list[str], Option("--method", "-m", help=PRESETS)],
-    settings: Annotated[dict[str, Any], Takes(RUN)],
-    where: Annotated[Execution, Takes("device threads out fresh")],
-    method_options: MethodOptions,
+    settings: Annotated[dict[str, Any], options.Takes(RUN)],
+    where: Annotated[Execution, options.Takes("device threads out fresh")],
+    method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure one method, or several, against autoregressive decoding.
@@ -59,7 +55,7 @@ def run(
     from lanternbench.experiment.config import sweep
 
     settings = {"name": _name(methods, settings["target"], settings["prompts"])} | settings
-    config = sweep(settings | {"methods": specs(methods, method_options)}, "the command line")
+    config = sweep(settings | {"methods": options.specs(methods, method_options)}, "the command line")
     finish(*execute(config, where), as_json)
 
 
@@ -76,8 +72,8 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
 
 def sweep(
     file: Annotated[Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
-    settings: Annotated[dict[str, Any], Takes(SWEEP, defaults=False)],  # the defaults are the file's
-    where: Annotated[Execution, Takes("device threads executor workers ray_address time_budget out fresh")],
+    settings: Annotated[dict[str, Any], options.Takes(SWEEP, defaults=False)],  # the defaults are the file's
+    where: Annotated[Execution, options.Takes("device threads executor workers ray_address time_budget out fresh")],
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -106,15 +102,15 @@ def sweep(
         if not as_json:
             show(*finished[-1], title=config.name if len(runs) > 1 else None)
     if as_json:
-        records = [record(path, summary) for path, summary in finished]
+        records = [output.record(path, summary) for path, summary in finished]
         print_json(records[0] if len(records) == 1 else {"runs": records})
 
 
 def import_(
     source: Annotated[Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")],
     label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
-    settings: Annotated[dict[str, Any], Takes("target caption top_k guidance dtype seed baseline metrics name")],
-    where: Annotated[Execution, Takes("device threads out fresh")],
+    settings: Annotated[dict[str, Any], options.Takes(IMPORT)],
+    where: Annotated[Execution, options.Takes("device threads out fresh")],
     steps: Annotated[int | None, Option(min=1, help="Target forwards an image, if unsaid.")] = None,
     seconds: Annotated[float | None, Option(min=0, help="Seconds an image, if unsaid.")] = None,
     prompts: Annotated[str | None, Option(help="What it was made with (default: its captions).")] = None,
@@ -132,10 +128,8 @@ def import_(
     from lanternbench.imported import layouts, run
     from lanternbench.metrics.setup import Setup
 
-    entries = [
-        entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)
-        for entry in layouts.read(source)
-    ]
+    entries = [e._replace(steps=e.steps or steps) for e in layouts.read(source)]
+    entries = [e._replace(seconds=seconds) if e.seconds is None else e for e in entries]
     selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
     settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
     metrics = settings.pop("metrics")
@@ -148,6 +142,86 @@ def import_(
     finish(folder, summary, as_json)
 
 
+def suite(
+    settings: Annotated[dict[str, Any], options.Takes("drafter dtype compile")],
+    where: Annotated[Execution, options.Takes("device threads executor workers ray_address out fresh")],
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")] = None,
+    methods: Annotated[list[str] | None, Option("--method", "-m", help="In place of the suite's; repeatable.")] = None,
+    prompts: Annotated[str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
+    dry_run: options.DryRun = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Run the frozen protocol of a target; continues where it stopped.
+
+    Example: lanternbench suite tiny
+    """
+    from lanternbench.suite import protocol
+
+    if name is None:
+        protocols = map(protocol.protocol, protocol.names())
+        rows = [{"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]} for p in protocols]
+        print_rows(rows, as_json, "suite settings hash")
+        return
+    target = name.partition("=")[0]
+    settings |= {"target": name} | ({"prompts": prompts} if prompts is not None else {})
+    settings |= {"methods": options.specs(methods, {})} if methods else {}
+    config = protocol.protocol(target).sweep(settings)
+    if dry_run:
+        show_plan([config], where, as_json)
+    else:
+        finish(*execute(config, where), as_json)
+
+
+def submit(
+    run: Annotated[str, Argument(help="A run of the suite: its id, name or folder.")],
+    out: Annotated[Path | None, Option("-o", "--out", help="The file (default: RUN.json).")] = None,
+    results: options.Results = Path("results"),
+) -> None:
+    """Write a run of the suite as one file; refuses what a leaderboard would refuse.
+
+    Example: lanternbench submit suite-v1-tiny
+    """
+    from lanternbench import experiment as store
+    from lanternbench.suite import submission
+
+    folder = store.find(results, [run])[0]
+    record = submission.submission(folder)
+    if reasons := submission.judged(record)[1]:
+        raise UserError(f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh.")
+    path = out or Path(f"{folder.name}.json")
+    submission.write(record, path)
+    print(path)
+
+
+def leaderboard(
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder of submissions.")],
+    check: Annotated[bool, Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")] = False,
+) -> None:
+    """Check submissions and write LEADERBOARD.md; a page, leaderboard.html, too.
+
+    Example: lanternbench leaderboard results/leaderboard
+    """
+    from lanternbench.suite import leaderboard as board
+    from lanternbench.utils.files import replacing
+
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}: give the one that holds the submissions.")
+    entries, refused = board.read_folder(folder)
+    boards = board.boards(entries)
+    if check:
+        path = folder / board.NAMES[0]
+        if not path.is_file() or path.read_text(encoding="utf-8") != board.markdown_page(boards):
+            raise UserError(f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`.")
+    for name, page in zip(board.NAMES, () if check else (board.markdown_page(boards), board.html_page(boards))):
+        with replacing(folder / name, "choose a folder that can be written") as file:
+            file.write(page.encode("utf-8", "replace"))
+        print(folder / name)
+    if refused:
+        each = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
+        of = len(refused) + len(entries)
+        raise UserError(f"{len(refused)} of {of} submissions are refused ({each}): remove them.")
+
+
 def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     """Run a sweep with progress on stderr; returns its folder and summary."""
     from lanternbench.experiment import runner as sweeps
@@ -156,18 +230,11 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     workers = executor(where.executor, where.workers, where.threads, where.ray_address)
     local, minutes = where.executor == "local", where.time_budget
     device = choose(where.device, where.threads) if local else where.device  # of a cluster its workers know
-    done, of = 0, 0
     with display(config.name) as bars:
-
-        def progress(*pieces: Any) -> None:
-            nonlocal done, of
-            done, of, _ = pieces
-            bars.show(*pieces)
-
-        watch = sweeps.Callbacks(progress, bars.step, inf if minutes is None else 60 * minutes)
+        watch = sweeps.Callbacks(bars.show, bars.step, inf if minutes is None else 60 * minutes)
         finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=workers, watch=watch)
-    if done < of:
-        print_notes([f"--time-budget {minutes:g}: {done} of {of} images are made; the same command goes on"])
+    if bars.done < bars.of:
+        print_notes([f"--time-budget {minutes:g}: {bars.done} of {bars.of} images are made; the same command goes on"])
     return finished
 
 
@@ -180,13 +247,13 @@ def show(path: Path, summary: Summary, title: str | None = None) -> None:
     missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
     lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
     more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
-    print_notes([*lines[:NOTES], f"{path}  ·  next: {program()} report{more}"])
+    print_notes([*lines[:NOTES], f"{path}  ·  next: {output.program()} report{more}"])
 
 
 def finish(path: Path, summary: Summary, as_json: bool) -> None:
     """What one run has to show: its table, or its summary as JSON."""
     if as_json:
-        print_json(record(path, summary))
+        print_json(output.record(path, summary))
     else:
         show(path, summary)
 

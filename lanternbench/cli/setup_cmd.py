@@ -1,31 +1,27 @@
-"""``fetch``, ``doctor``: published files brought here; this machine, what it lacks, and which drafter fits a target."""
+"""``fetch``, ``doctor``, ``train``: published files brought here; checks of machine and drafters; new drafters."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Any
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from typer import Argument, Option
 
+from lanternbench import __version__
 from lanternbench.cli import options
-from lanternbench.cli.output import print_rows, program
-from lanternbench.cli.progress import display
+from lanternbench.cli.output import display, print_rows, program
 from lanternbench.errors import UserError
+from lanternbench.models.entries import Entry, catalogue, entry, missing
 from lanternbench.utils.device import choose
-
-if TYPE_CHECKING:
-    from lanternbench.models.entries import Entry
-    from lanternbench.utils.download import Remote
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def fetch(
-    names: Annotated[
-        list[str], Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017 or geneval.")
-    ],
+    names: Annotated[list[str], Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017.")],
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
     verify: Annotated[bool, Option("--verify", help="Read what is here again, and compare its digest.")] = False,
 ) -> None:
@@ -36,9 +32,7 @@ def fetch(
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
     from lanternbench.experiment.fetching import plain_files
-    from lanternbench.models.entries import catalogue, entry
-    from lanternbench.utils.digests import checked
-    from lanternbench.utils.download import size_of
+    from lanternbench.utils.download import checked, download, size_of
 
     for name in names:
         remotes = plain_files(name)
@@ -52,18 +46,12 @@ def fetch(
             if present and not dry_run:
                 checked(remote.path, remote.sha256, again=verify)
             elif not present and not dry_run:
-                _download(remote)
+                columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+                with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+                    task = bar.add_task(remote.path.name, total=None)
+                    download(remote, lambda done, of: bar.update(task, completed=done, total=of))  # noqa: B023 - called here
             size = f"{size_of(remote)}, {remote.url} -> " if dry_run and not present else ""
             _CONSOLE.print(f"{remote.title}: {'here: ' if present else size}{remote.path}")
-
-
-def _download(remote: Remote) -> None:
-    from lanternbench.utils.download import download
-
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(remote.path.name, total=None)
-        download(remote, lambda done, of: bar.update(task, completed=done, total=of))
 
 
 def _target(row: Entry, dry_run: bool, verify: bool) -> None:
@@ -81,7 +69,8 @@ def _target(row: Entry, dry_run: bool, verify: bool) -> None:
     if dry_run:
         for file in files:
             _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
-        _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
+        size = sum(f.size for f in files) / 1e9
+        _CONSOLE.print(f"{size:.2f} GB into {row.folder} (licence: {row.licence})")
         return
     where = fetching.fetch(row, files, _CONSOLE.print, verify)
     _CONSOLE.print(f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2")
@@ -103,7 +92,11 @@ def doctor(
     if drafter is not None and target is None and not gpu:
         raise UserError("--drafter is checked against a target: give --target too")
     if gpu:
-        rows = _gpu(device)
+        from lanternbench.doctor.checks import check_gpu
+        from lanternbench.experiment.environment import environment
+
+        with display("checking the GPU"):
+            rows = check_gpu(choose(device), environment()["gpus"])
     elif target is not None:
         rows = _pair(target, drafter, prompts, random_weights, device)
     else:
@@ -116,31 +109,21 @@ def doctor(
 def _machine() -> list[dict[str, Any]]:
     from lanternbench.experiment.environment import environment
     from lanternbench.metrics import names, scorers_for
-    from lanternbench.models.entries import catalogue, missing
 
     rows = [{"item": k, "value": v} for k, v in environment().items()]
-    for name, entry in catalogue().items():
-        absent = f"missing; `lanternbench fetch {name}` gets it ({entry.gigabytes:g} GB)"
-        rows.append({"item": f"target {name}", "value": absent if missing(entry) else "here"})
+    for name, row in catalogue().items():
+        absent = f"missing; `lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
+        rows.append({"item": f"target {name}", "value": absent if missing(row) else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
         rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
     return rows
 
 
-def _gpu(device: str) -> list[dict[str, Any]]:
-    from lanternbench.doctor.gpu_check import check_gpu
-    from lanternbench.experiment.environment import environment
-
-    with display("checking the GPU"):
-        return check_gpu(choose(device), environment()["gpus"])
-
-
 def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str) -> list[dict[str, Any]]:
     from lanternbench import prompts as sets
-    from lanternbench.doctor.pair_check import check_pair
+    from lanternbench.doctor.checks import check_pair
     from lanternbench.models.catalogue import load_target, with_drafter
-    from lanternbench.models.entries import catalogue
 
     device = choose(device)
     loaded = load_target(target, device, random_weights)
@@ -154,3 +137,77 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
     row = None if random_weights else catalogue().get(target.partition("=")[0])
     with display("decoding"):
         return [check for kind in kinds for check in check_pair(loaded, kind, captions, row)]
+
+
+def drafter(
+    c: Annotated[Any, options.Takes("target prompts seed dtype")],
+    recipe: Annotated[Literal["eagle-1", "eagle-3", "dflash"], Option(help="Its kind and training.")] = "eagle-1",
+    num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
+    steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
+    batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,
+    lr: Annotated[float, Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
+    start: Annotated[Path | None, Option(help="A drafter to go on from (default: a fresh one).")] = None,
+    block: Annotated[int, Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
+    layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
+    causal: Annotated[bool, Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")] = False,
+    out: Annotated[Path, Option(help="Where the drafter goes.")] = Path("drafter"),
+    work: Annotated[Path, Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
+    device: options.Device = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Train a drafter on the target's own samples.
+
+    eagle-1 reads the target's last states and learns to predict them and its distributions, three levels deep; eagle-3
+    reads low, middle and last states and learns the distributions alone, five levels deep; dflash reads states at six
+    depths and learns the distributions of a whole block at once.
+
+    Stopped at any point, the same command continues.  Some prompts are kept out of training: the share of first tokens
+    accepted in their images is printed, before and after.  Use the result with `--drafter OUT`.
+
+    Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out anole-eagle
+    """
+    import torch
+
+    from lanternbench import prompts as sets
+    from lanternbench.training.drafter import Plan, train
+
+    chosen = choose(device, threads)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    selected = sets.load(c.prompts, num_prompts or None, c.seed)
+    network: Any = {"block": block, "layers": layers, "causal": causal}
+    plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe, **network)
+    try:
+        with display("loading the target", bars=False, each=False) as bars:
+            trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
+    except torch.OutOfMemoryError:
+        raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
+    print(f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training")
+    prompts = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
+    drafter = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
+    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafter}{prompts}")
+
+
+def tiny(
+    out: Annotated[Path, Option(help="Where the weights go.")] = Path("weights"),
+    work: Annotated[Path, Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
+    scale: Annotated[float, Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
+    threads: Annotated[int | None, Option(min=1, help="CPU threads (default: all cores).")] = None,
+) -> None:
+    """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
+
+    Stopped at any point, the same command continues from the last checkpoint.  Use the result with
+    `--target OUT`.  It needs a checkout of the source.
+
+    Example: lanternbench train tiny --out weights
+    """
+    checkout = Path(__file__).resolve().parents[2]
+    if not (checkout / "tools/train_tiny").is_dir():
+        text = "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it in a checkout"
+        raise UserError(f"{text} of lanternbench {__version__}'s source (`pip install --editable .`)")
+    sys.path.insert(0, str(checkout))
+    from tools.train_tiny.world import train
+
+    choose("cpu", threads)
+    console = Console(stderr=True, highlight=False, markup=False)
+    train(work, out, scale, log=console.print)
+    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}")

@@ -15,14 +15,20 @@ this engine.  All arguments are numbers or arrays of one shape; all times are se
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
-from lanternbench.costs.device_models import DeviceModel
+from lanternbench.errors import UserError, unknown
 from lanternbench.models.network import Network
 
+THIS = "this"  # stands for this machine, among the names of devices
 Values = NDArray[np.float64]
 BYTES = {"bfloat16": 2, "float32": 4}
 PASSES = 10  # how often a step's distributions are read or written: temperature, top-k, softmax, acceptance, draws
@@ -32,6 +38,57 @@ CONTEXT = 1.0  # GB that CUDA and its libraries take
 # write the cache, 1 to put heads side by side, 2 of the gate; a lone root's step has STEP beside its layers, one that
 # drafts TREE more, and each forward of a drafter LEVEL beside its layers
 LAYER, STEP, TREE, LEVEL = 16, 30, 50, 25
+
+
+class DeviceModel(BaseModel):
+    """``bandwidth`` GB/s, ``memory`` GB, ``tflops`` by dtype of the weights.
+
+    ``gap``: µs that a kernel takes beside its bytes and products; ``issue``: µs in which the host issues one without
+    CUDA graphs (0: it waits for each, as a CPU does).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    about: str
+    bandwidth: float = Field(gt=0)
+    memory: float = Field(gt=0)
+    tflops: dict[str, float]
+    gap: float = Field(ge=0)
+    issue: float = Field(ge=0)
+    source: str
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s with weights of this dtype.  Raises UserError for one that the model does not have."""
+        if dtype not in self.tflops:
+            raise UserError(f"the device model '{self.name}' has no FLOP/s for {dtype}: use {' or '.join(self.tflops)}")
+        return 1e12 * self.tflops[dtype]
+
+    def sentence(self, graphs: bool) -> str:
+        """What the model says, with its source."""
+        kernel = f"{self.gap:g} µs a kernel in a graph" if graphs else f"{self.issue:g} µs to issue a kernel"
+        size = f"{self.bandwidth:g} GB/s, {self.memory:g} GB ({self.source})"
+        return f"{self.name}: {self.about}, {size}; {kernel}, an estimate"
+
+
+@cache
+def device_models() -> dict[str, DeviceModel]:
+    """Those of ``devices.yaml`` by name."""
+    rows = yaml.safe_load(Path(__file__).with_name("devices.yaml").read_text(encoding="utf-8"))
+    return {name: DeviceModel(name=name, **row) for name, row in rows.items()}
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def device_model(name: str) -> DeviceModel:
+    """By its name or its beginning, in any spelling: ``A100`` is ``a100-40g``.  Raises UserError naming all."""
+    models, letters = device_models(), _letters(name)
+    for full in models if letters else ():
+        if _letters(full).startswith(letters):
+            return models[full]
+    raise unknown(f"unknown device '{name}'", name.lower(), [*models, THIS])
 
 
 class Load(NamedTuple):
@@ -78,27 +135,20 @@ def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: 
 
 
 def step(target: Network, drafter: Network | None, load: Load, levels: tuple[int, ...], committed: Any,
-         device: DeviceModel, dtype: str) -> Parts:  # fmt: skip
-    """One step: the target reads a tree of ``load.new`` nodes, the drafter what was ``committed``, then ``levels``."""
-    drafts = bool(np.any(np.asarray(load.new) > 1)) or drafter is not None
-    spent = forward(target, load, device, dtype, STEP + TREE * drafts)
-    if drafter is None:
-        return spent
-    for new in (committed, *levels):
-        spent += forward(drafter, load._replace(new=new), device, dtype, LEVEL)
-        load = load._replace(cached=load.cached + new)
-    return spent
+         device: DeviceModel, dtype: str, graphs: bool = True) -> Parts:  # fmt: skip
+    """One step: the target reads a tree of ``load.new`` nodes, the drafter what was ``committed``, then ``levels``.
 
-
-def without_graphs(spent: Parts, target: Network, drafter: Network | None, drafts: bool, forwards: int,
-                   device: DeviceModel) -> Parts:  # fmt: skip
-    """The same step, with ``forwards`` of the drafter, where the host issues its kernels one by one.
-
-    What the device waits is launch overhead.
+    Without ``graphs`` the host issues its kernels one by one: what the device waits is launch overhead.
     """
-    kernels = LAYER * target.layers + STEP + TREE * drafts
-    kernels += 0 if drafter is None else forwards * (LAYER * drafter.layers + LEVEL)
-    waited = np.maximum(0.0, kernels * device.issue * 1e-6 - spent.total)
+    drafts = bool(np.any(np.asarray(load.new) > 1)) or drafter is not None
+    beside = STEP + TREE * drafts
+    spent, kernels = forward(target, load, device, dtype, beside), LAYER * target.layers + beside
+    if drafter is not None:
+        for new in (committed, *levels):
+            spent += forward(drafter, load._replace(new=new), device, dtype, LEVEL)
+            load = load._replace(cached=load.cached + new)
+            kernels += LAYER * drafter.layers + LEVEL
+    waited = 0.0 if graphs else np.maximum(0.0, kernels * device.issue * 1e-6 - spent.total)
     return spent._replace(launches=spent.launches + waited)
 
 

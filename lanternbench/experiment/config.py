@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from lanternbench.component import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue, catalogue_name
-from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid

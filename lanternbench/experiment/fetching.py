@@ -11,8 +11,7 @@ from lanternbench.errors import UserError
 from lanternbench.metrics import names, scorers_for
 from lanternbench.models.entries import UNFINISHED, Entry
 from lanternbench.registry import components
-from lanternbench.utils.digests import checked, digest, remember
-from lanternbench.utils.download import Remote, file_errors
+from lanternbench.utils.download import Remote, checked, digest, file_errors, remember
 from lanternbench.utils.files import HOME, acquire, cache_dir
 
 

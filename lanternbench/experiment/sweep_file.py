@@ -10,8 +10,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep, name_part, prompts_name, sweep
 from lanternbench.methods import preset_file
 from lanternbench.models.entries import check_target
-from lanternbench.utils import yaml_text
-from lanternbench.utils.files import shipped
+from lanternbench.utils.files import read_yaml, shipped
 
 AXES = ("target", "seed", "temperature", "top_k", "guidance", "batch")  # settings that may be lists
 MAX_RUNS = 1000
@@ -60,7 +59,7 @@ def _values(path: Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path} ({error.strerror}): give the path of a YAML file") from None
     if place is None:
         raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
-    values = yaml_text.read(place, "a sweep file")
+    values = read_yaml(place, "a sweep file")
     if not isinstance(values, dict):
         raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
     return values

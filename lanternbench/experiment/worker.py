@@ -25,8 +25,7 @@ from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
-from lanternbench.utils.device import cpu_threads, load_average
-from lanternbench.utils.parallel import process_count, side_by_side
+from lanternbench.utils.device import cpu_threads, load_average, process_count, side_by_side
 
 WARMUP_STEPS = 12
 OnStep = Callable[[int, int], None]  # tokens done, of

@@ -1,5 +1,6 @@
 """From a method and a target to a decoder."""
 
+from lanternbench.component import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp
@@ -9,7 +10,6 @@ from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
-from lanternbench.utils.limits import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 
 
 def prepared_proposal(target: Target, method: Method, tree: TreePolicy | None = None) -> Proposal:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench.errors import UserError
-from lanternbench.utils import yaml_text
+from lanternbench.utils.files import read_yaml
 
 EVIDENCE = "evidence"  # key of the measurements behind the sizes, which no command reads
 
@@ -25,7 +25,7 @@ def read(name: str, folder: Path = Path()) -> dict[str, Any]:
     path = next((p for p in (folder / name, Path(name)) if p.is_file()), None)
     if path is None:
         raise UserError(f"there is no preset file {name}: give one that `lanternbench tune` wrote")
-    data = yaml_text.read(path, "a preset file")
+    data = read_yaml(path, "a preset file")
     if not _named(data) or is_file(_named(data)):
         raise UserError(f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`")
     return {str(key): value for key, value in data.items() if key != EVIDENCE}

@@ -20,7 +20,7 @@ from lanternbench.metrics.metric import ImageMetric, ScoreFunction
 from lanternbench.metrics.pretrained import filled
 from lanternbench.metrics.setup import Setup, seeded
 from lanternbench.registry import register
-from lanternbench.utils.digests import digest
+from lanternbench.utils.download import digest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,22 +1,36 @@
 """Predict what the methods of a measured run would gain elsewhere: its steps are replayed on a model of a device.
 
-Predictions are never mixed with measurements: this package never writes to a run folder.
+Predictions are never mixed with measurements: tables and plot are labelled, and nothing is written to a run folder.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle, groupby
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.figure import Figure
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
-from lanternbench.engine.proposal import Proposal
-from lanternbench.errors import UserError
 from lanternbench.measure.figures import robust
 from lanternbench.measure.samples import Sample
-from lanternbench.predict.machines import Case, Machine, Measured, Roofline
-from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
+from lanternbench.predict.machines import Machine, Measured, Roofline
+from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, batches
+from lanternbench.report.scene import colour, save
+from lanternbench.report.tables import markdown
+from lanternbench.utils.files import OUT, replacing, writing
+from lanternbench.utils.json_values import versioned
 
 BATCHES = tuple(2**i for i in range(11))  # of which the first is sought that no longer gains
-BASE = "ar"
+TITLE = "Predicted, not measured"
+TITLES = ("batch", "method", "τ", "ms/token", "s/image", "images/s", "speedup", "bound by", "gains at")
+LEFT = ("method", "bound by", "gains at")
+BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
+CHECKED = ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup")
 Traces = Mapping[Case, Sequence[Trace]]
 
 
@@ -46,27 +60,6 @@ class Prediction(NamedTuple):
     fits: bool
     stops_at: int | None
     fits_up_to: int
-
-
-def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int) -> list[Trace]:
-    """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived where not recorded.
-
-    Raises UserError where they are neither recorded nor fixed.
-    """
-    traces = []
-    nodes, depth = (1, 0) if proposer is None else (proposer.nodes, proposer.max_depth)
-    for sample in samples:
-        lengths = sample.accept_lengths[1:]
-        sizes = ((sample.tree_nodes or [])[1:], sample.tree_depths[1:])
-        if proposer is None or not len(sizes[0]) == len(sizes[1]) == len(lengths):
-            if proposer is not None and proposer.adapts and lengths:
-                raise UserError(
-                    f"the samples of '{sample.label}' lack the tree size of each step, which this method changes as it "
-                    "goes: measure it again with this version"
-                )
-            sizes = ([nodes] * len(lengths), [depth] * len(lengths))
-        traces += [stretched(lengths, *sizes, length)] if lengths else []
-    return traces
 
 
 def predict(roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured | None = None) -> list[Prediction]:
@@ -144,3 +137,96 @@ def validate(machine: Machine, traces: Traces, samples: Sequence[Sample]) -> lis
         return rows
     ratios = [(base.predicted_s / v.predicted_s) / (base.measured_s / v.measured_s) for v in rows]
     return [v if v is base else v._replace(speedup_error=abs(r - 1)) for v, r in zip(rows, ratios, strict=True)]
+
+
+def errors(checked: Sequence[Validation]) -> list[str]:
+    """A note on how far the predictions are from what was measured, where anything was."""
+    medians = []
+    for name, of in (("error", "latency"), ("robust_error", "robust latency"), ("speedup_error", "speedup")):
+        if each := [getattr(row, name) for row in checked if getattr(row, name) is not None]:
+            medians.append(f"{median(each):.1%} of the {of}")
+    return [f"median error on this machine: {', '.join(medians)}"] if medians else []
+
+
+def setups(rows: Sequence[Prediction]) -> list[tuple[str, list[Prediction]]]:
+    """The rows by device, target and dtype, in their order, each group with what it is of."""
+    groups = groupby(rows, key=lambda row: (row.target, row.device, row.dtype))
+    return [("{} on {}, {}".format(*setup), list(group)) for setup, group in groups]
+
+
+def cells(row: Prediction) -> list[str]:
+    """One row of the table, a text for each of ``TITLES``."""
+    first = [str(row.batch), row.label, f"{row.tau:.2f}"]
+    if not row.fits:
+        return [*first, *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
+    speeds = [f"{value:.3g}" for value in (row.ms_per_token, row.latency_s, row.images_per_s)]
+    gains = "" if row.method == BASE else f"up to {row.fits_up_to}"  # batch sizes that fit in memory
+    if gains and (not row.fits_up_to or row.stops_at == 1):
+        gains = "none"
+    elif gains and row.stops_at and row.stops_at <= row.fits_up_to:
+        gains = f"below {row.stops_at}"
+    return [*first, *speeds, f"{row.speedup:.2f}×", BOUND.get(row.bound, row.bound), gains]
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=0, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "method")
+    return table
+
+
+def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation] = ()) -> Iterator[Table]:
+    """In 80 columns a table for each setup, batch size by batch size, and one of the validation if there is one."""
+    for setup, group in setups(rows):
+        table = _table(f"{TITLE}: {setup}", TITLES[1:])
+        for batch, lines in groupby(group, key=lambda row: row.batch):
+            table.add_section()
+            table.add_row(Text(f"batch {batch}", style="bold"))
+            for row in lines:
+                table.add_row(*map(Text, cells(row)[1:]))
+        yield table
+    if checked:
+        table = _table("Predicted beside measured: s/image", CHECKED)
+        for v in checked:
+            seconds = (f"{v.predicted_s:.3g}", f"{v.measured_s:.3g}", f"{v.error:.1%}")
+            ratio = "" if v.speedup_error is None else f"{v.speedup_error:.1%}"
+            robust = (f"{v.robust_s:.3g}", f"{v.robust_error:.1%}")
+            table.add_row(Text(v.label), str(v.images), *seconds, *robust, ratio)
+        yield table
+
+
+def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]) -> None:
+    """``predictions.json``, ``.md`` and, of ``curve``, ``.png``.  Raises UserError where they cannot be written."""
+    with writing(out, OUT):
+        out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(versioned(document), indent=2, ensure_ascii=False)
+    right = [title not in LEFT for title in TITLES]
+    tables = [(setup, markdown(list(TITLES), [cells(row) for row in group], right)) for setup, group in setups(rows)]
+    sections = "\n".join(f"## {TITLE}: {setup}\n\n{table}" for setup, table in tables)
+    notes = "\n".join(f"- {note}" for note in document["notes"])
+    for name, whole in (("json", f"{text}\n"), ("md", f"{sections}\n{notes}\n")):
+        with replacing(out / f"predictions.{name}", OUT) as file:
+            file.write(whole.encode())
+    save(lambda: plot(curve), out / "predictions", ("png",), dpi=200)
+
+
+def plot(rows: Sequence[Prediction]) -> Figure:
+    """Speedup against batch size, a panel for each setup; what does not fit in memory is left out."""
+    groups = setups(rows)
+    across, down = min(len(groups), 3), -(-len(groups) // 3)
+    figure = Figure(figsize=(3.4 * across, 3.0 * down), layout="constrained")
+    for i, (_, group) in enumerate(groups, 1):
+        axes, first = figure.add_subplot(down, across, i), group[0]
+        axes.grid(color="#e6e6e6", linewidth=0.6)
+        axes.axhline(1.0, color="#9aa0a6", linewidth=1.1, linestyle=(0, (4, 2)))
+        methods = {row.label: row.method for row in group if row.method != BASE}
+        for marker, (label, method) in zip(cycle("os^vDPX"), methods.items()):
+            points = [(row.batch, row.speedup) for row in group if row.label == label and row.fits]
+            x, y = zip(*points) if points else ((), ())
+            axes.plot(x, y, color=colour(method), marker=marker, markersize=4, linewidth=1.1, label=label)
+        axes.set_xscale("log", base=2)
+        axes.set(xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1), xlabel="batch", ylabel="predicted speedup over ar")
+        axes.set_title(f"{first.target}, {first.device}, {first.dtype}", fontsize=8.5, parse_math=False)
+        axes.legend(frameon=False, fontsize=7)
+    figure.suptitle(f"{TITLE} (roofline)", fontsize=8.5)
+    return figure

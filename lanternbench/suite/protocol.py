@@ -8,7 +8,7 @@ from lanternbench import prompts
 from lanternbench.errors import UserError, unknown
 from lanternbench.experiment.config import Sweep, sweep
 from lanternbench.measure.figures import BASELINE
-from lanternbench.utils import yaml_text
+from lanternbench.utils.files import read_yaml
 from lanternbench.utils.json_values import config_hash
 
 VERSION = "v1"
@@ -73,7 +73,7 @@ def protocol(target: str) -> Protocol:
     """The protocol of a target.  Raises UserError for one that has none."""
     if target not in names():
         raise unknown(f"the suite has no target '{target}'", target, names())
-    values = yaml_text.read(FOLDER / VERSION / f"{target}.yaml", "a protocol")
+    values = read_yaml(FOLDER / VERSION / f"{target}.yaml", "a protocol")
     return Protocol(f"{VERSION}/{target}", values, values.pop("methods"))
 
 

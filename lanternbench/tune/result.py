@@ -22,7 +22,7 @@ class Result:
     """The measurement of one candidate.
 
     ``ratio``: tokens per second over those with the default sizes, prompt by prompt.  ``robust``: by the times that
-    other programs disturb least (``measure.steps.robust``).
+    other programs disturb least (``measure.figures.robust``).
     """
 
     name: str

@@ -1,8 +1,13 @@
-"""One file from the web: by one process at a time, continued where it stopped, under its name only when checked."""
+"""One file from the web: by one process at a time, continued where it stopped, under its name only when checked.
+
+Its digest is taken after the download, stored beside the file, and compared ever after.
+"""
 
 import errno
 import fcntl
+import hashlib
 import http.client
+import json
 import os
 import shutil
 import urllib.error
@@ -15,8 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from lanternbench.errors import UserError
-from lanternbench.utils.digests import digest, remember
-from lanternbench.utils.files import HOME
+from lanternbench.utils.files import HOME, open_file, replacing
 
 BLOCK = 1 << 20
 _BROKEN_ARCHIVE = (zipfile.BadZipFile, KeyError, EOFError, zlib.error, NotImplementedError, RuntimeError)
@@ -60,10 +64,8 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
             if not sha256.startswith(file.sha256):
                 arrived.unlink()
                 part.unlink(missing_ok=True)
-                raise UserError(
-                    f"{file.title} is not the published file (SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…) and "
-                    "was removed: try again, or get it by hand"
-                )
+                found = f"{file.title} is not the published file (SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…)"
+                raise UserError(f"{found} and was removed: try again, or get it by hand")
             os.replace(arrived, file.path)
             remember(file.path, sha256)
     return file.path
@@ -153,3 +155,56 @@ def _extracted(archive: Path, file: Remote) -> Path:
         member.unlink(missing_ok=True)
         raise UserError(f"{file.url} is not the archive with {file.member}: get the file by hand") from None
     return member
+
+
+class Known(NamedTuple):
+    """A file's SHA-256 (hex), and its size and time of change when that was taken."""
+
+    sha256: str
+    size: int
+    mtime_ns: int
+
+
+def digest(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checked(path: Path, published: str = "", *, again: bool = False) -> None:
+    """Check a file by its ``published`` digest (or its start), else by the first one taken.  Raises UserError."""
+    known = remembered(path)
+    unchanged = known is not None and known == _entry(path, known.sha256)
+    sha256 = known.sha256 if known and unchanged and not again else digest(path)
+    wanted = published or (known.sha256 if known else "")
+    if not sha256.startswith(wanted):
+        origin = "the published file" if published else "the file that was downloaded"
+        differs = f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…)"
+        raise UserError(f"{differs}: delete it, and `fetch` gets it again")
+    if os.access(path.parent, os.W_OK):  # a shared cache may be read alone
+        remember(path, sha256)
+
+
+def remember(path: Path, sha256: str) -> None:
+    """Store the digest of a file beside it."""
+    if (entry := _entry(path, sha256)) != remembered(path):
+        with replacing(_beside(path), HOME, shared=True) as file:
+            file.write(json.dumps(entry).encode())
+
+
+def remembered(path: Path) -> Known | None:
+    """The stored digest of a file; None where it is missing or unreadable."""
+    try:
+        with open_file(_beside(path)) as file:
+            known = Known(*json.loads(file.read(1000)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    return known if isinstance(known.sha256, str) and len(known.sha256) == 64 else None
+
+
+def _entry(path: Path, sha256: str) -> Known:
+    return Known(sha256, path.stat().st_size, path.stat().st_mtime_ns)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.sha256")

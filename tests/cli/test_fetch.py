@@ -22,7 +22,7 @@ from lanternbench.metrics import scorers_for
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import Entry, Source, catalogue, missing, present
 from lanternbench.registry import components
-from lanternbench.utils import digests
+from lanternbench.utils import download as downloads
 from lanternbench.utils.download import Remote
 from lanternbench.utils.files import acquire
 
@@ -89,8 +89,8 @@ def test_a_byte_that_changes_after_the_download_is_found(entry, monkeypatch, pub
     hub = Hub(monkeypatch)
     hub.sha256 = hub.sha256 if published else None
     read: list[Path] = []
-    counted = lambda path, whole=digests.digest: read.append(path) or whole(path)  # noqa: E731
-    monkeypatch.setattr(digests, "digest", counted)
+    counted = lambda path, whole=downloads.digest: read.append(path) or whole(path)  # noqa: E731
+    monkeypatch.setattr(downloads, "digest", counted)
     monkeypatch.setattr(fetch, "digest", counted)
     fetched = lambda **options: fetch.fetch(entry, fetch.plan(entry), log=lambda line: None, **options)  # noqa: E731
     path = fetched() / "model" / "toy.pt"

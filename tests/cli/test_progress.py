@@ -15,7 +15,7 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 from lanternbench import prompts
-from lanternbench.cli import progress
+from lanternbench.cli import output
 from lanternbench.cli.main import app
 from lanternbench.engine import decode as engine
 from lanternbench.experiment import runner as sweeps
@@ -57,9 +57,9 @@ def heard(capfd: pytest.CaptureFixture[str], line: str) -> str:
 
 @pytest.mark.usefixtures("in_time")
 def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
-    monkeypatch.setattr(progress, "SILENCE", 0.05)
-    monkeypatch.setattr(progress, "FIRST", 0.05)
-    with progress.display("loading") as shown:
+    monkeypatch.setattr(output, "SILENCE", 0.05)
+    monkeypatch.setattr(output, "FIRST", 0.05)
+    with output.display("loading") as shown:
         heard(capfd, r"loading: \d+ s so far")
         shown.show(0, 2, "ar · a red circle")
         shown.step(90, 256)
@@ -71,16 +71,16 @@ def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
 
 @pytest.mark.usefixtures("in_time")
 def test_without_a_terminal_the_first_line_comes_soon(monkeypatch, capfd):
-    monkeypatch.setattr(progress, "FIRST", 0.05)
-    with progress.display("loading"):
+    monkeypatch.setattr(output, "FIRST", 0.05)
+    with output.display("loading"):
         said = heard(capfd, r"loading: \d+ s so far")
     assert len(said.splitlines()) == 1
 
 
 def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path, monkeypatch, capfd):
     """Every stage: no stretch of ten times the interval is silent, though each step sleeps for a fifth of it."""
-    monkeypatch.setattr(progress, "FIRST", 0.05)
-    monkeypatch.setattr(progress, "SILENCE", 0.05)
+    monkeypatch.setattr(output, "FIRST", 0.05)
+    monkeypatch.setattr(output, "SILENCE", 0.05)
     quick = engine.step
 
     def slow(*args: Any) -> Any:
@@ -90,7 +90,7 @@ def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path,
     monkeypatch.setattr(engine, "step", slow)
     monkeypatch.setattr(drafter, "load_unpacked", lambda *_, **__: two_layers(side=8, dtype=torch.float32))
     plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=3, batch=1, lr=3e-3, seed=0)
-    with progress.display("loading the target", bars=False, each=False) as shown:
+    with output.display("loading the target", bars=False, each=False) as shown:
         drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show)
     said = capfd.readouterr().err
     rate = r"\d+(\.\d+)? an? (second|minute|hour), about [\d.]+ (s|min|h) left"
@@ -108,8 +108,8 @@ def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False)
     what = "adt-tree λ=2 · a large noisy green ring on the left on a gradient black background beside a small fox"
-    with progress.progress_bar(console) as bar:
-        shown = progress.Bars(bar, "sweep")
+    with output.progress_bar(console) as bar:
+        shown = output.Bars(bar, "sweep")
         shown.show(17, 1280, what)
         bar.refresh()
     line = next(line for line in reversed(out.getvalue().splitlines()) if "adt-tree" in line)
@@ -121,8 +121,8 @@ def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
 
 def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
     """Trees of 1,024 nodes take seconds a step on a CPU."""
-    monkeypatch.setattr(progress, "FIRST", 0.1)
-    monkeypatch.setattr(progress, "SILENCE", 0.1)
+    monkeypatch.setattr(output, "FIRST", 0.1)
+    monkeypatch.setattr(output, "SILENCE", 0.1)
     quick = engine.step
 
     def slow(*args: Any) -> Any:
@@ -137,7 +137,7 @@ def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
         if what.startswith("ar · "):
             raise KeyboardInterrupt
 
-    with progress.display("sweep") as shown, pytest.raises(KeyboardInterrupt):
+    with output.display("sweep") as shown, pytest.raises(KeyboardInterrupt):
         sweeps.run(config, tmp_path, watch=sweeps.Callbacks(stop, shown.step))
     assert re.search(r"^warming up ar, \d+ of 256 tokens: \d+ s so far$", capfd.readouterr().err, re.MULTILINE)
 
@@ -145,7 +145,7 @@ def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
 def test_in_a_terminal_an_image_that_takes_long_gets_a_bar_of_its_tokens(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with Progress(console=console, auto_refresh=False) as bar:
-        shown = progress.Bars(bar, "sweep")
+        shown = output.Bars(bar, "sweep")
         shown.show(0, 2, "ar · a red circle")
         shown.step(3, 256)
         assert not bar.tasks[1].visible  # quick images do not flicker

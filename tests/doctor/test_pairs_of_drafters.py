@@ -10,8 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from lanternbench.cli import setup_cmd
 from lanternbench.cli.main import app
-from lanternbench.doctor.pair_check import check_pair, drafting_method, first_tokens
+from lanternbench.doctor.checks import check_pair, drafting_method, first_tokens
 from lanternbench.engine.decode import Generation
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep
@@ -107,7 +108,7 @@ def test_doctor_ends_with_code_1_where_a_pair_fails(shallow_8x8, monkeypatch):
     monkeypatch.setattr(catalogue, "load_target", lambda *_: shallow_8x8)
     rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(
         update={"first_token_acceptance": 0.99}),)})}  # fmt: skip
-    monkeypatch.setattr(entries, "catalogue", lambda: rows)
+    monkeypatch.setattr(setup_cmd, "catalogue", lambda: rows)
     done = CliRunner().invoke(app, ["doctor", "--target", "tiny", "--device", "cpu", "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)

@@ -30,7 +30,7 @@ from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 
-CLI = [sys.executable, "-m", "lanternbench.cli.main"]
+CLI = [sys.executable, "-m", "lanternbench"]
 SWEEP = """
 target: tiny
 prompts: demo

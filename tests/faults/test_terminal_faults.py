@@ -9,9 +9,8 @@ import sys
 import pytest
 from conftest import mistake
 
-from lanternbench.cli import progress
 from lanternbench.cli.main import main
-from lanternbench.cli.output import print_notes, print_rows, stdout
+from lanternbench.cli.output import Lines, print_notes, print_rows, stdout
 from lanternbench.report.tables import csv_text, markdown
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -36,7 +35,7 @@ def test_captions_reach_the_terminal_as_text(args, tmp_path, monkeypatch, capfd)
 
 
 def test_progress_and_tables_print_text_alone(capfd):
-    lines = progress.Lines("x")
+    lines = Lines("x")
     lines.show(1, 2, EVIL)
     lines.close()
     print_rows([{"a": EVIL, "b": {"k": EVIL}, "c": [EVIL], "d": True}], False, "a b c d")

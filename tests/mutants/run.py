@@ -139,7 +139,7 @@ def verified(methods: list[str], copy: Path, quick: bool) -> Ran | None:
     tables = run(["-c", TABLES, *methods], copy)
     if quick or tables.noticed:
         return tables
-    return run(["-m", "lanternbench.cli.main", "verify", "--json", *methods], copy)
+    return run(["-m", "lanternbench", "verify", "--json", *methods], copy)
 
 
 def judge(mutant: Mutant, copy: Path, quick: bool) -> Outcome:

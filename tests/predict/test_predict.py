@@ -20,13 +20,11 @@ from rich.console import Console
 from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
-from lanternbench.cli import machine_cmd
+from lanternbench.cli import study_cmd
 from lanternbench.cli.main import app
 from lanternbench.costs import roofline
-from lanternbench.costs.bandwidth import Bandwidth
-from lanternbench.costs.device_models import DeviceModel, device_model, device_models
-from lanternbench.costs.forward_cost import Shape, Timed
-from lanternbench.costs.roofline import Load
+from lanternbench.costs.forward_cost import Bandwidth, Shape, Timed
+from lanternbench.costs.roofline import DeviceModel, Load, device_model, device_models
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
@@ -38,10 +36,9 @@ from lanternbench.methods.method import method
 from lanternbench.models.network import Network
 from lanternbench.models.packing import packed
 from lanternbench.models.transformer import DecoderConfig, Layer
-from lanternbench.predict import machines, predict, this_machine
-from lanternbench.predict.cases import cases, sketch
-from lanternbench.predict.replay import Trace, autoregressive, batches, stretched
-from lanternbench.predict.table import terminal_tables
+from lanternbench.predict import machines, predict
+from lanternbench.predict.predict import terminal_tables
+from lanternbench.predict.replay import Case, Trace, autoregressive, batches, cases, shape_of, sketch, stretched
 from lanternbench.prompts import Prompt
 
 A100 = device_model("a100-40g")
@@ -89,7 +86,7 @@ def run(tmp_path):
 
 
 def test_weights_of_llamagen_xl_in_bfloat16_pass_an_a100_in_a_millisecond(xl):
-    net = machines.shape_of(xl).network
+    net = shape_of(xl).network
     assert (net.weights, net.head) == (XL_LAYERS, XL_HEAD) == (731_475_200, 20_971_520)
     spent = roofline.forward(net, Load(1, 2, 1, 0), A100, "bfloat16")
     assert float(spent.weights) == pytest.approx(2 * 752_446_720 / 1.555e12) == pytest.approx(0.968e-3, rel=1e-3)
@@ -98,7 +95,7 @@ def test_weights_of_llamagen_xl_in_bfloat16_pass_an_a100_in_a_millisecond(xl):
 
 def test_the_cache_of_llamagen_xl_by_hand(xl):
     """2 rows × 376 positions × 36 layers × (keys and values of 1280) × 2 bytes = 138.6 MB: 0.089 ms."""
-    net = machines.shape_of(xl).network
+    net = shape_of(xl).network
     spent = roofline.forward(net, Load(1, 2, 1, 375), A100, "bfloat16")
     assert (
         float(spent.cache) == pytest.approx(2 * 376 * 36 * 2 * 1280 * 2 / 1.555e12) == pytest.approx(89.1e-6, rel=1e-3)
@@ -107,7 +104,7 @@ def test_the_cache_of_llamagen_xl_by_hand(xl):
 
 def test_many_nodes_are_bound_by_arithmetic_and_few_by_bandwidth(xl):
     """Products outweigh bytes from π / β = 200 FLOP a byte on: with 2 bytes a weight, from about 200 rows."""
-    net = machines.shape_of(xl).network
+    net = shape_of(xl).network
     few, many = (roofline.forward(net, Load(1, 2, n, 300), A100, "bfloat16") for n in (60, 400))
     assert float(few.weights) > 0 == float(few.arithmetic)
     products = 2 * (2 * 400 * XL_LAYERS + 400 * XL_HEAD) / 312e12
@@ -228,7 +225,7 @@ def test_methods_of_several_rows_are_left_out_by_name_where_the_grid_is_another(
 
 def test_the_largest_shape_has_34_billion_weights_and_a_small_card_does_not_hold_it(tiny):
     big = sketch("chameleon-34b")
-    assert machines.shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
+    assert shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
     machine = machines.Roofline(device_model("rtx-4090"), "bfloat16")
     found = cases([sample()], tiny, big, None, "run")
     rows = predict.predict(machine, found.traces, [1])
@@ -247,9 +244,9 @@ def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
     )
     net = Network(12, 40_000_000, 2_000_000, 12 * 512, 12 * 256, 1024, 43_000_000)
     least = float(roofline.forward(net, Load(1, 2, 1, 1), made, "float32", roofline.STEP).total)
-    monkeypatch.setattr(this_machine, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
-    monkeypatch.setattr(this_machine, "timed", lambda work, device: 2 * this_machine.SIDE**3 / 0.5e12)
-    found = this_machine.host(torch.device("cpu"), net, least, 2, "float32")
+    monkeypatch.setattr(machines, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
+    monkeypatch.setattr(machines, "seconds_of", lambda work, device: 2 * machines.SIDE**3 / 0.5e12)
+    found = machines.host(torch.device("cpu"), net, least, 2, "float32")
     assert found.bandwidth == pytest.approx(40)
     assert found.tflops["float32"] == pytest.approx(0.5)
     assert found.gap == pytest.approx(gap, rel=0.03)
@@ -296,10 +293,10 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
             verify = 1e-3 + 2e-4 * nodes + 2e-6 * cached
             yield Timed(Shape(nodes, depth), cached, held * draft, held * verify, held * 4e-4)
 
-    monkeypatch.setattr(this_machine, "step_times", steps)
-    cost = this_machine.method_cost(build(tiny, method("eagle-1")), proposal, "x")
+    monkeypatch.setattr(machines, "step_times", steps)
+    cost = machines.method_cost(build(tiny, method("eagle-1")), proposal, "x")
     machine = machines.Measured("float32", {"eagle-1": cost})
-    case = machines.Case("eagle-1", "eagle-1", machines.shape_of(tiny), None, proposal)
+    case = Case("eagle-1", "eagle-1", shape_of(tiny), None, proposal)
     depth, nodes = sizes[len(sizes) // 2]
     trace = Trace(*(np.array([x]) for x in (1, nodes, depth)))
     spent = machine.seconds(case, batches([trace], 1, False)[0])
@@ -309,13 +306,13 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
     assert spent["outside"] == pytest.approx(4e-4)
 
 
-def test_probing_this_machine_predicts_the_run_that_was_measured_on_it(tmp_path, monkeypatch):
+def test_probing_machines_predicts_the_run_that_was_measured_on_it(tmp_path, monkeypatch):
     """Every operation takes as long as any other: what is promised of seconds is measured elsewhere."""
     for name, less in (("REPEATS", 3), ("STEPS", 3)):
-        monkeypatch.setattr(this_machine, name, less)
+        monkeypatch.setattr(machines, name, less)
     shallow = packed(two_layers(dtype=torch.float32))
-    monkeypatch.setattr(this_machine, "load_with_drafter", lambda *_: shallow)
-    monkeypatch.setattr(this_machine, "bandwidth", partial(this_machine.bandwidth, seconds=0.0))
+    monkeypatch.setattr(machines, "load_with_drafter", lambda *_: shallow)
+    monkeypatch.setattr(machines, "bandwidth", partial(machines.bandwidth, seconds=0.0))
     clock = CountedClock(monkeypatch)
     config = Sweep(num_prompts=1, methods=["eagle-1"]).record() | {"guidance": 3.0, "device": "cpu"}
     with RunFolder.open(tmp_path, "real", config, target={"name": "tiny"}) as folder, clock:
@@ -408,5 +405,5 @@ def test_a_device_is_named_by_how_its_name_begins_in_any_spelling(asked, name):
 
 
 def test_help_names_every_device_model():
-    device = inspect.signature(machine_cmd.predict, eval_str=True).parameters["device"].annotation
+    device = inspect.signature(study_cmd.predict, eval_str=True).parameters["device"].annotation
     assert all(name in device.__metadata__[0].help for name in device_models())

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
-from lanternbench.costs import bandwidth
+from lanternbench.costs import forward_cost
 from lanternbench.engine import decode as engine
 from lanternbench.engine.timing import OFF_THE_CLOCK, Clock
 from lanternbench.engine.trace import Trace
@@ -51,11 +51,11 @@ def test_bandwidth_is_the_best_of_many_passes_with_all_cores_over_more_than_the_
         return summed(self)
 
     monkeypatch.setattr(torch.Tensor, "sum", counted)
-    monkeypatch.setattr(bandwidth, "cores", lambda: 2)
-    found = bandwidth.bandwidth(torch.device("cpu"), seconds=0)
+    monkeypatch.setattr(forward_cost, "cores", lambda: 2)
+    found = forward_cost.bandwidth(torch.device("cpu"), seconds=0)
     assert {size for size, _ in read} == {max(2**28, 4 * last_level_cache())}
     assert {threads for _, threads in read} == {2} == {found.threads}
-    assert found.passes == bandwidth.PASSES == len(read) - 1
+    assert found.passes == forward_cost.PASSES == len(read) - 1
     assert 0.1 < found.median <= found.best < 10_000
     assert found.spread == pytest.approx(1 - found.median / found.best)
     assert torch.get_num_threads() == 1
@@ -86,7 +86,7 @@ def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(tmp_
 @pytest.fixture
 def few_passes(monkeypatch):
     """The memory's bandwidth is no promise of these."""
-    monkeypatch.setattr(bandwidth, "bandwidth", partial(bandwidth.bandwidth, seconds=0.0))
+    monkeypatch.setattr(forward_cost, "bandwidth", partial(forward_cost.bandwidth, seconds=0.0))
 
 
 @pytest.mark.slow

@@ -14,12 +14,12 @@ from lanternbench.experiment import worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.prompts import Prompt
-from lanternbench.utils.parallel import LEAST, process_count, side_by_side
+from lanternbench.utils.device import LEAST, process_count, side_by_side
 
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setattr("lanternbench.utils.parallel.requested", lambda: 2)
+    monkeypatch.setattr("lanternbench.utils.device.requested", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.ones(1 << 20).sin().sum()  # OpenMP's second thread is there
@@ -41,7 +41,7 @@ def test_one_part_stays_in_this_process():
 
 def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, shallow_8x8, monkeypatch):
     assert [process_count(shallow_8x8.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
-    monkeypatch.setattr("lanternbench.utils.parallel.SMALL", 1000)
+    monkeypatch.setattr("lanternbench.utils.device.SMALL", 1000)
     assert process_count(shallow_8x8.model, 100) == 1
 
 

@@ -27,7 +27,7 @@ from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
 from lanternbench.models.transformer import Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
-from lanternbench.utils import yaml_text
+from lanternbench.utils.files import read_yaml
 
 SETTINGS = "lanternbench.yaml"
 PREFIX = "hf:"
@@ -174,7 +174,7 @@ def settings(folder: Path) -> Settings:
     if not path.exists():
         raise UserError(f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}")
     try:
-        return Settings.model_validate(yaml_text.read(path, "a file of settings"))
+        return Settings.model_validate(read_yaml(path, "a file of settings"))
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
