@@ -178,7 +178,7 @@ def score(
     """
     from lanternbench import experiment as store
     from lanternbench.experiment import scoring
-    from lanternbench.metrics.setup import Setup
+    from lanternbench.metrics import Setup
 
     if reference is not None and not reference.is_dir():
         raise UserError(f"there is no folder {reference}: give the folder of real images to --reference.")
@@ -217,7 +217,7 @@ def score(
 def _export(layout: str, folder: Path, places: list[Path]) -> None:
     """The images of all these runs, a folder for each method; those of one prompt in the order of the runs."""
     from lanternbench.experiment import read_samples
-    from lanternbench.metrics.export import export
+    from lanternbench.metrics.images import export
 
     images: dict[str, dict[str, list[Path]]] = {}
     for place in places:

@@ -130,7 +130,7 @@ def import_(
     from lanternbench.experiment import scoring
     from lanternbench.experiment.config import name_part, sweep
     from lanternbench.imported import layouts, run
-    from lanternbench.metrics.setup import Setup
+    from lanternbench.metrics import Setup
 
     entries = [
         entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)

@@ -28,8 +28,7 @@ from lanternbench.measure.statistics import look_sizes
 from lanternbench.measure.summaries import Costs, Summary
 from lanternbench.measure.summary import all_told_apart, kept_sets, summarise
 from lanternbench.methods.method import Method
-from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import ImageMetric, SetMetric, Setup, scorers_for
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet

@@ -22,8 +22,7 @@ from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summaries import Row, Summary, read_summary
 from lanternbench.measure.summary import RANDOM_NOTE, summarise
-from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, files
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, Setup, files
 from lanternbench.notes import Note
 
 EXIF = Image.Exif()
