@@ -22,9 +22,8 @@ from PIL import ImageOps
 
 from lanternbench import prompts
 from lanternbench.experiment.environment import environment
-from lanternbench.metrics import ImageMetric, read_image, reference, scorers_for
-from lanternbench.metrics.features import ImageFiles
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import ImageMetric, Setup, read_image, scorers_for
+from lanternbench.metrics.images import ImageFiles, images_in
 from lanternbench.utils.device import choose
 from lanternbench.utils.files import cache_dir
 
@@ -51,7 +50,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     texts = {p.image: p.text for p in prompts.load(arguments.captions)}
-    paths = [path for path in reference.images_in(arguments.photographs) if path.name in texts][: arguments.images]
+    paths = [path for path in images_in(arguments.photographs) if path.name in texts][: arguments.images]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LANTERNBENCH_HOME"] = folder  # no cached feature
         mirrored = Path(folder) / "mirrored"

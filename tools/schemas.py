@@ -16,7 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from lanternbench.experiment.run_reader import RunFile, SummaryFile
 from lanternbench.measure.samples import Sample
-from lanternbench.suite.submission import Submission
+from lanternbench.suite.protocol import Submission
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 MODELS = {"run": RunFile, "summary": SummaryFile, "sample": Sample, "submission": Submission}

@@ -116,7 +116,7 @@ def metrics(
 
     Example: lanternbench metrics pickscore
     """
-    from lanternbench.metrics.choice import metric_class
+    from lanternbench.metrics import metric_class
 
     if name is None:
         rows = [_metric_row(one, kind) for one, kind in components("metric").items()]

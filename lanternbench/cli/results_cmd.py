@@ -150,7 +150,7 @@ def score(
     Example: lanternbench score --metrics image-reward,hpsv2
     """
     from lanternbench.experiment import find, latest, scoring
-    from lanternbench.metrics.setup import Setup
+    from lanternbench.metrics import Setup
     from lanternbench.report.columns import metric_column, metric_keys
 
     if reference is not None and not reference.is_dir():
@@ -192,7 +192,7 @@ def score(
 def _export(layout: str, folder: Path, places: list[Path]) -> None:
     """The images of all these runs, a folder for each method; those of one prompt in the order of the runs."""
     from lanternbench.experiment import read_samples
-    from lanternbench.metrics.export import export
+    from lanternbench.metrics.images import export
 
     images: dict[str, dict[str, list[Path]]] = {}
     for place in places:

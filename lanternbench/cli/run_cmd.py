@@ -126,7 +126,7 @@ def import_(
     from lanternbench.experiment import scoring
     from lanternbench.experiment.config import name_part, sweep
     from lanternbench.imported import layouts, run
-    from lanternbench.metrics.setup import Setup
+    from lanternbench.metrics import Setup
 
     entries = [e._replace(steps=e.steps or steps) for e in layouts.read(source)]
     entries = [e._replace(seconds=seconds) if e.seconds is None else e for e in entries]
@@ -182,14 +182,14 @@ def submit(
     Example: lanternbench submit suite-v1-tiny
     """
     from lanternbench import experiment as store
-    from lanternbench.suite import submission
+    from lanternbench.suite import protocol
 
     folder = store.find(results, [run])[0]
-    record = submission.submission(folder)
-    if reasons := submission.judged(record)[1]:
+    record = protocol.submission(folder)
+    if reasons := protocol.judged(record)[1]:
         raise UserError(f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh.")
     path = out or Path(f"{folder.name}.json")
-    submission.write(record, path)
+    protocol.write(record, path)
     print(path)
 
 

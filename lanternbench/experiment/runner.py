@@ -27,8 +27,7 @@ from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
 from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_sets, summarise
 from lanternbench.methods.method import Method
-from lanternbench.metrics import ImageMetric, SetMetric, scorers_for
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import ImageMetric, SetMetric, Setup, scorers_for
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet

@@ -19,9 +19,8 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summary import RANDOM_NOTE, Costs, Row, Sets, Summary, kept_sets, read_summary, summarise
-from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, files, read_image, reference, scorers_for
-from lanternbench.metrics.features import ImageFiles
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, Setup, files, read_image, scorers_for
+from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in, real_images
 from lanternbench.notes import Note
 from lanternbench.utils.files import APPEND, cache_dir
 
@@ -173,7 +172,7 @@ class Scoring:
 
         Notes what metrics that are not among them were compared with, where these were other images.
         """
-        record = reference.described(self.setup.reference)
+        record = real_images(self.setup.reference)
         if record is None or not compared:
             return before
         earlier = set(before["metrics"]) - compared if before else set()
@@ -257,9 +256,9 @@ def score_folder(
     no caption belongs to any of them.
     """
     setup = setup or Setup()
-    paths = reference.images_in(folder)
+    paths = images_in(folder)
     if not paths:
-        kinds = ", ".join(sorted(reference.SUFFIXES))
+        kinds = ", ".join(sorted(SUFFIXES))
         raise UserError(f"{folder} holds no images ({kinds}) and no run.json: give a run or a folder of images.")
     texts = {p.image: p.text for p in reversed(prompts.load(captions, caption=caption).prompts)} if captions else {}
     items = [Item(p.name, p, texts.get(p.name)) for p in paths if not captions or p.name in texts]

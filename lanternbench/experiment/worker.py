@@ -19,8 +19,7 @@ from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.summary import Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
-from lanternbench.metrics import ImageMetric, scorers_for
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import ImageMetric, Setup, scorers_for
 from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target

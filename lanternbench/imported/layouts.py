@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_reader import reason
-from lanternbench.metrics.reference import images_in
+from lanternbench.metrics.images import images_in
 from lanternbench.utils.files import open_file
 
 LAYOUTS = "a .jsonl, .npz or .safetensors file, or a folder of images (docs/import.md)"

@@ -1,11 +1,75 @@
-"""Quality metrics.  Importing this registers the built-in ones; their networks are imported when they are needed."""
+"""Quality metrics: which of them a run computes, by name, and the columns that they fill.
 
-from lanternbench.metrics import clip, feature_metric, geneval, preference  # noqa: F401
-from lanternbench.metrics.choice import Evaluators, column, columns, names, scorers_for
+Importing this registers the built-in ones; their networks are imported when they are needed.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from lanternbench.errors import UserError, unknown
+from lanternbench.metrics import clip, feature_metric, geneval  # noqa: F401
 from lanternbench.metrics.images import read_image
-from lanternbench.metrics.metric import Column, Extra, ImageMetric, Metric, SetMetric, SetScore
+from lanternbench.metrics.metric import RANDOM, Column, Extra, ImageMetric, Metric, SetMetric, SetScore, Setup
+from lanternbench.registry import components
 
 __all__ = [
-    "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "SetMetric", "SetScore", "column", "columns", "names",
-    "read_image", "scorers_for",
+    "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "SetMetric", "SetScore", "Setup", "column", "columns",
+    "metric_class", "names", "read_image", "scorers_for",
 ]  # fmt: skip
+Evaluators = Literal["tiny", "full", "none"]
+
+
+def names() -> list[str]:
+    """Every registered metric that takes no argument."""
+    return [name for name in components("metric") if ":" not in name]
+
+
+def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
+    """The component of a name; "clip:MODEL/TAG" is that of "clip:ViT-L-14/openai".  Raises UserError for no metric."""
+    known = components("metric")
+    head, colon, _ = name.partition(":")
+    registered = next((one for one in known if one.startswith(f"{head}:")), name) if colon else name
+    if registered not in known:
+        raise unknown(f"there is no metric called '{name}'", name, known)
+    return known[registered]
+
+
+def scorers_for(
+    wanted: Iterable[str] | None = None, evaluators: Evaluators = "tiny", setup: Setup | None = None
+) -> list[ImageMetric | SetMetric]:
+    """The metrics of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
+
+    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny"; with
+    random weights there is no stand-in, on "none" no metric.  Nothing is loaded here: ask ``available()``.
+    Raises UserError for a name that no metric has, and for trained networks where random ones are asked for.
+    """
+    setup = setup or Setup()
+    if evaluators == "none":
+        return []
+    tiny = evaluators == "tiny" and not setup.random
+    kinds = {name: metric_class(name) for name in (names() if wanted is None else wanted)}
+    if wanted is None:
+        kinds = {name: kind for name, kind in kinds.items() if not kind.extra and kind.embedded == tiny}
+    chosen = dict.fromkeys((tiny and kind.stand_in) or name for name, kind in kinds.items())
+    if setup.random and (trained := [name for name in chosen if metric_class(name).embedded]):
+        raise UserError(f"{trained[0]} comes with trained weights: leave out --random-weights")
+    return [metric_class(name)(name, setup) for name in chosen]
+
+
+def columns() -> dict[str, Column]:
+    """The columns of all registered metrics by key; also those that networks with random weights fill."""
+    kinds = {name: metric_class(name) for name in names()}
+    trained = [c for name, kind in kinds.items() for c in kind.columns(name)]
+    noise = [c for name, kind in kinds.items() if not kind.embedded for c in kind.columns(name, random=True)]
+    return {column.key: column for column in trained + noise}
+
+
+def column(key: str) -> Column:
+    """The column of a key; that of an unknown metric has its key as title and no direction."""
+    if known := columns().get(key):
+        return known
+    name = key.removesuffix(RANDOM)
+    try:
+        return metric_class(name).columns(name, random=name != key)[0]
+    except UserError:
+        return Column(key, key, None)

@@ -18,8 +18,6 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import openai_pixels
 from lanternbench.metrics.metric import ScoreFunction
-from lanternbench.metrics.pretrained import filled, linear_head
-from lanternbench.metrics.setup import seeded
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw reward over the authors' data: makes it a z-score
 CAPTION = 35  # tokens; longer captions are cut
@@ -48,15 +46,12 @@ class RewardModel(nn.Module):
         super().__init__()
         self.vision = BlipVisionModel(BlipVisionConfig(**{"image_size": 224, "layer_norm_eps": 1e-6} | dict(vision)))
         self.text = BlipTextModel(BlipTextConfig(**text), add_pooling_layer=False)
-        self.head = linear_head(self.text.config.hidden_size)
-
-    def read(self, seen: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-        """Image tokens [B, N, W], caption ids and mask [B, 35] -> caption states [B, 35, D]."""
-        return self.text(ids, attention_mask=mask, encoder_hidden_states=seen).last_hidden_state
+        self.head = files.linear_head(self.text.config.hidden_size)
 
     def forward(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         """Pixels [B, 3, 224, 224], caption ids and mask [B, 35] -> rewards [B], standardised."""
-        states = self.read(self.vision(pixels).last_hidden_state, ids, mask)
+        seen = self.vision(pixels).last_hidden_state
+        states = self.text(ids, attention_mask=mask, encoder_hidden_states=seen).last_hidden_state
         return (self.head(states[:, 0]).squeeze(-1) - MEAN) / STD
 
 
@@ -103,9 +98,9 @@ def vocabulary_tokens(path: Path | None) -> list[str]:
 def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
     """Images and captions -> rewards; random weights without files.  Raises UserError for another or damaged one."""
     bert, pixels = tokenizer(vocabulary_tokens(vocabulary)), openai_pixels()
-    with seeded():
+    with files.seeded():
         model = RewardModel()
-    filled(model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
+    files.filled(model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
 
     def values(images: list[Image.Image], captions: list[str]) -> Tensor:
         ids, mask = tokenize(bert, captions)

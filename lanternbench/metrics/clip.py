@@ -1,32 +1,33 @@
-"""CLIP score: the cosine of an image's and its caption's embeddings, by CLIP-tiny or by the papers' CLIP ViT-B/32.
+"""How well an image fits its caption, or how people like it: CLIP score, HPSv2, PickScore, ImageReward, aesthetics.
 
-The papers print the plain cosine (0.32, say), and so does this; torchmetrics' ``CLIPScore`` is 100 times that, clipped
-below at 0.  Values of different backbones are not comparable, so they have different names: "clip-tiny", "clip", and
-"clip:MODEL/TAG" for any other model of open_clip.
+The papers print CLIP score as the plain cosine (0.32, say), and so does this; torchmetrics' ``CLIPScore`` is 100 times
+that, clipped below at 0.  Values of different backbones are not comparable, so they have different names: "clip-tiny",
+"clip", and "clip:MODEL/TAG" for any other model of open_clip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
-from lanternbench.metrics.metric import ImageMetric, ScoreFunction
-from lanternbench.metrics.pretrained import filled
-from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.metrics.metric import ImageMetric, ScoreFunction, Setup
 from lanternbench.registry import register
-from lanternbench.utils.download import digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Pixels = Callable[[Image.Image], "Tensor"]  # an RGB image of any size -> [3, H, W]
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
+END = 49407  # the token whose state is PickScore's embedding of a caption; its ViT-H/14 is
+TEXT = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24}
+VISION = {"hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32}
 
 
 class Encoder(NamedTuple):
@@ -71,43 +72,29 @@ def openai_pixels() -> Pixels:
     return image_transform_v2(PreprocessCfg(), is_train=False)
 
 
-def clip_encoder(setup: Setup, weights: files.Weights, config: str, pixels: Pixels | None = None) -> Encoder:
-    """open_clip's CLIP of a ``config``, from its file; ``pixels``: or OpenAI's.  Raises UserError for a wrong file."""
-    import open_clip
+def clip_encoder(
+    setup: Setup, weights: files.Weights, config: str, pixels: Pixels | None = None, model: Any = None
+) -> Encoder:
+    """``model``, or open_clip's CLIP of a ``config``, with the tensors of its file, and open_clip's tokenizer for it.
 
-    # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
-    with seeded():
-        model = open_clip.CLIP(**open_clip.get_model_config(config))
-    return _encoder(setup, weights, config, model, pixels or openai_pixels())
-
-
-def _encoder(setup: Setup, weights: files.Weights, config: str, model: Any, pixels: Pixels) -> Encoder:
-    """``model`` with the tensors of its file, and open_clip's tokenizer for ``config``."""
+    ``pixels``: or OpenAI's.  Raises UserError for a wrong file.
+    """
     import open_clip
     import torch
 
-    filled(model, setup.find(weights), weights.title, setup.device, lambda path, _: _state(path, weights))
+    each = pixels or openai_pixels()
+    if model is None:  # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
+        with files.seeded():
+            model = open_clip.CLIP(**open_clip.get_model_config(config))
+    script = partial(files.tensors, script=weights.sha256)  # OpenAI's files are such
+    files.filled(model, setup.find(weights), weights.title, setup.device, script)
     tokenize = open_clip.get_tokenizer(config)
-    return Encoder(model, lambda images: torch.stack(list(map(pixels, images))), tokenize, setup.device)
-
-
-def _state(path: Path, weights: files.Weights) -> dict[str, Tensor]:
-    """OpenAI's file is a TorchScript archive, which holds code: only the official one is opened."""
-    import torch
-
-    if path.suffix == ".safetensors" or not weights.sha256:
-        return files.tensors(path, weights.title)
-    try:
-        if digest(path) != weights.sha256:
-            raise ValueError("its SHA-256 is another")
-        return torch.jit.load(str(path), map_location="cpu").state_dict()
-    except (OSError, RuntimeError, ValueError) as error:
-        raise files.wrong_file(path, weights.title, error) from None
+    return Encoder(model, lambda images: torch.stack(list(map(each, images))), tokenize, setup.device)
 
 
 @register("metric", "clip")
 class Clip(ImageMetric):
-    """OpenAI's ViT-B/32."""
+    """CLIP score: the cosine of an image's and its caption's embeddings, by OpenAI's ViT-B/32, as in the papers."""
 
     paper = "Hessel et al. 2021, arXiv 2104.08718"
     title, stand_in, weights = "CLIP", "clip-tiny", files.published("clip")
@@ -118,7 +105,7 @@ class Clip(ImageMetric):
 
 @register("metric", "clip-tiny")
 class ClipTiny(Clip):
-    """The embedded CLIP, trained on this package's own scenes."""
+    """CLIP score by the embedded CLIP, trained on this package's own scenes."""
 
     title, stand_in, embedded, weights = "CLIP-tiny", "", True, (files.CLIP_TINY,)
 
@@ -128,10 +115,9 @@ class ClipTiny(Clip):
 
 @register("metric", "clip:MODEL/TAG")
 class OpenClip(ImageMetric):
-    """Any model of open_clip with its own preparation of images.  Raises UserError for no such."""
+    """CLIP score by any model of open_clip, with its own preparation of images.  Raises UserError for no such."""
 
-    paper = Clip.paper
-    extra = True
+    paper, extra = Clip.paper, True
 
     def __init__(self, name: str, setup: Setup):
         import open_clip
@@ -142,16 +128,15 @@ class OpenClip(ImageMetric):
         self.about = get_pretrained_cfg(self.model, tag)
         if not self.about:
             known = ", ".join(open_clip.list_pretrained_tags_by_model(self.model)[:4])
-            raise UserError(
-                f"open_clip has no weights {tag or '(none named)'} of a model {self.model}: write clip:MODEL/TAG, for "
-                f"example clip:{f'{self.model}/ with one of {known}' if known else 'ViT-L-14/openai'}."
-            )
+            example = f"{self.model}/ with one of {known}" if known else "ViT-L-14/openai"
+            text = f"open_clip has no weights {tag or '(none named)'} of a model {self.model}"
+            raise UserError(f"{text}: write clip:MODEL/TAG, for example clip:{example}.")
         owner, repo, file = [*self.about["hf_hub"].strip("/").split("/"), "", "", ""][:3]
         hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
         url = "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else self.about["url"]
         local = f"clip/{self.model}-{tag}{Path(url).suffix}"
-        weights = files.Weights(name, f"open_clip's {self.model} ({tag})", local, url, hub=hub)
-        self.weights = (weights,)  # type: ignore[misc]
+        title = f"open_clip's {self.model} ({tag})"
+        self.weights = (files.Weights(name, title, local, url, hub=hub),)  # type: ignore[misc]
 
     def load(self) -> ScoreFunction:
         import open_clip
@@ -159,13 +144,122 @@ class OpenClip(ImageMetric):
 
         quick_gelu = bool(self.about.get("quick_gelu"))
         try:
-            with seeded():
+            with files.seeded():
                 net = open_clip.create_model(self.model, pretrained_text=False, force_quick_gelu=quick_gelu)
             open_clip.get_tokenizer(self.model)
         except OSError as error:  # a text tower whose description lies on the hub
-            raise UserError(
-                f"{self.weights[0].title} needs files from the hub ({str(error).splitlines()[0]}): go online."
-            ) from None
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{self.weights[0].title} needs files from the hub ({reason}): go online.") from None
         wanted = {k: v for k, v in self.about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
         pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
-        return _encoder(self.setup, self.weights[0], self.model, net, pixels).cosine()
+        return clip_encoder(self.setup, self.weights[0], self.model, pixels, net).cosine()
+
+
+def letterbox(image: Image.Image, size: int = 224) -> Tensor:
+    """RGB image of any size -> float [3, size, size]: the longer side to ``size``, the rest filled with black.
+
+    As in the authors' code, pixels are scaled after the change to [0, 1] and padded before the normalisation.  That
+    code does not pad an image whose longer side is already ``size``, and fails unless it is square; this pads it.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
+    height, width = pixels.shape[1:]
+    scale = size / max(height, width)
+    if scale != 1:
+        new = [max(round(side * scale), 1) for side in (height, width)]
+        pixels = F.interpolate(pixels[None], new, mode="bicubic", align_corners=False, antialias=True)[0]
+    down, right = size - pixels.shape[1], size - pixels.shape[2]
+    pixels = F.pad(pixels, (right // 2, right - right // 2, down // 2, down - down // 2))
+    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+@register("metric", "hpsv2")
+class HpsV2(ImageMetric):
+    """HPSv2, checkpoint v2.0: the cosine of image and caption by a ViT-H/14 tuned on preferences, about 0.2…0.35."""
+
+    paper = "Wu et al. 2023, arXiv 2306.09341"
+    title, weights = "HPSv2", files.published("hpsv2")
+
+    def load(self) -> ScoreFunction:
+        return clip_encoder(self.setup, self.weights[0], "ViT-H-14", letterbox).cosine()
+
+
+@register("metric", "hpsv2.1")
+class HpsV21(HpsV2):
+    """HPSv2 with the checkpoint of v2.1, whose scale is another."""
+
+    title, weights, extra = "HPSv2.1", files.published("hpsv2.1"), True
+
+
+@register("metric", "aesthetic")
+class Aesthetic(ImageMetric):
+    """LAION's improved predictor (sac+logos+ava1), a linear head on CLIP ViT-L/14, about 1…10; no caption counts."""
+
+    paper = "LAION 2022, github.com/christophschuhmann/improved-aesthetic-predictor"
+    title, form, captions, weights = "Aesthetic", ".3f", False, files.published("aesthetic", "clip-l14")
+
+    def load(self) -> ScoreFunction:
+        head, clip = self.weights
+        return aesthetic_score(clip_encoder(self.setup, clip, "ViT-L-14-quickgelu"), self.setup.find(head))
+
+
+def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
+    """The head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError for another file."""
+
+    def read(path: Path, title: str) -> dict[str, Tensor]:
+        return {name.removeprefix("layers."): tensor for name, tensor in files.tensors(path, title).items()}
+
+    with files.seeded():
+        head = files.linear_head(width)
+    files.filled(head, path, Aesthetic.weights[0].title, encoder.device, read)
+    return lambda images, captions: head(encoder.images(images)).squeeze(-1)
+
+
+@register("metric", "pickscore")
+class PickScore(ImageMetric):
+    """CLIP ViT-H/14 tuned on the choices of users between two images of one prompt: a scaled cosine, about 18…23."""
+
+    paper = "Kirstain et al. 2023, arXiv 2305.01569"
+    title, form, weights = "PickScore", ".3f", files.published("pickscore")
+
+    def load(self) -> ScoreFunction:
+        """exp(logit_scale) · cos(image, caption) by the official weights in transformers' CLIP."""
+        import open_clip
+        import torch
+        from transformers import CLIPModel
+
+        (weights,), device = self.weights, self.setup.device
+        model = files.pretrained(CLIPModel, pickscore_config(), self.setup.find(weights), weights.title, device)
+        pixels, tokenize = openai_pixels(), open_clip.get_tokenizer("ViT-H-14")
+
+        def score(images: list[Image.Image], captions: list[str]) -> Tensor:
+            prepared = torch.stack([pixels(image) for image in images])
+            out = model(input_ids=tokenize(captions).to(device), pixel_values=prepared.to(device))
+            return model.logit_scale.exp() * (out.image_embeds * out.text_embeds).sum(-1)  # of unit length
+
+        return score
+
+
+def pickscore_config(text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, width: int = 1024) -> Any:
+    """transformers' ``CLIPConfig`` of ViT-H/14 with GELU and a joint space of ``width`` dimensions."""
+    from transformers import CLIPConfig
+
+    both = {"hidden_act": "gelu", "projection_dim": width}
+    text, vision = {"eos_token_id": END} | both | text, {"patch_size": 14, "image_size": 224} | both | vision
+    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=width)
+
+
+@register("metric", "image-reward")
+class ImageReward(ImageMetric):
+    """ImageReward: BLIP with a head trained on people's comparisons, a z-score, about −2…2, by transformers' BLIP."""
+
+    paper = "Xu et al. 2023, arXiv 2304.05977"
+    title, weights = "ImageReward", files.published("image-reward", "bert-vocabulary")
+
+    def load(self) -> ScoreFunction:
+        from lanternbench.metrics import blip_reward
+
+        weights, vocabulary = map(self.setup.find, self.weights)
+        return blip_reward.score_function(weights, vocabulary, self.setup.device)

@@ -1,25 +1,39 @@
-"""Features of images by a network, cached on disk in blocks of image files."""
+"""Features of images by a network, cached on disk in blocks of image files.
 
-from __future__ import annotations
+The nets: the embedded one, CLIP ViT-L/14, and Inception-V3 with three ways to 299×299 pixels.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+- "": as torchmetrics does by default, bilinear with anti-aliasing, without rounding;
+- "-clean": as clean-fid does (Parmar et al., CVPR 2022): Pillow's bicubic on each colour as float; rounded to 8 bits
+  here, as torchmetrics' net takes no other;
+- "-legacy": as pytorch-fid and torch-fidelity do: TensorFlow 1's bilinear without anti-aliasing.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
+import torch
 from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from torchmetrics.image.fid import NoTrainInceptionV3
 
-from lanternbench.errors import UserError
-from lanternbench.metrics.files import stamp
-from lanternbench.metrics.images import read_image
-from lanternbench.metrics.reference import sha256
+from lanternbench.metrics import files
+from lanternbench.metrics.clip import MEAN, STD, clip_encoder
+from lanternbench.metrics.feature_metric import Statistics
+from lanternbench.metrics.images import ImageFiles, sha256
+from lanternbench.metrics.metric import Setup
+from lanternbench.models.tiny import evaluators
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 BLOCK = 64  # the largest batch, and the number of images in one cache file
+SIDE, CLIP_SIDE = 299, 336  # pixels that Inception and CLIP see
 
 
 class Net(NamedTuple):
@@ -31,38 +45,8 @@ class Net(NamedTuple):
     device: str = "cpu"
 
 
-class ImageFiles:
-    """Image files, read one by one as RGB images; ``read`` counts them.
-
-    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.
-    """
-
-    def __init__(self, paths: Sequence[Path], strict: bool = False):
-        self.paths, self.strict = list(paths), strict
-        self.broken: list[str] = []
-        self.read = 0
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        return self.images(self.paths)
-
-    def images(self, paths: Sequence[Path]) -> Iterator[Image.Image]:
-        """The images of some of the files."""
-        for path in paths:
-            try:
-                image = read_image(path)
-            except UserError as error:
-                if self.strict:
-                    raise
-                self.broken.append(str(error))
-                continue
-            self.read += 1
-            yield image
-
-
 def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
     """Features of the images, float64 [N, D] on the CPU, [0, 0] for none; of ``ImageFiles`` cached block by block."""
-    import torch
-
     with torch.inference_mode():
         if not isinstance(images, ImageFiles) or net.settings is None:
             blocks = list(_computed(net, images))
@@ -75,11 +59,7 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
 
 def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
     """Features [n, D] of a block of files, stored or computed.  Raises UserError when the disk is full or read-only."""
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file, save
-
-    digest = sha256([f"features {net.settings}", *(f"{path.parent.resolve()} {stamp(path)}" for path in block)])
+    digest = sha256([f"features {net.settings}", *(f"{path.parent.resolve()} {files.stamp(path)}" for path in block)])
     path = cache_dir() / "features" / f"{digest[:16]}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
         stored = load_file(path)["features"]
@@ -95,8 +75,82 @@ def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
     """[B, D] on the CPU, neighbours of one size together."""
-    import torch
-
     for _, run in groupby(map(net.prepare, images), key=lambda t: t.shape):
         while block := list(islice(run, BLOCK)):
             yield net.module(torch.stack(block).to(net.device)).cpu()
+
+
+def plain_image(image: Image.Image) -> Tensor:
+    """RGB image -> uint8 [3, H, W]; Inception scales by itself."""
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def clean_image(image: Image.Image) -> Tensor:
+    """RGB image of any size -> uint8 [3, 299, 299] as clean-fid scales: Pillow's bicubic on each colour as float."""
+    planes = [np.asarray(plane, np.float32) for plane in image.convert("RGB").split()]
+    scaled = [Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for plane in planes]
+    return torch.from_numpy((np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8))
+
+
+def square_image(image: Image.Image) -> Tensor:
+    """RGB image of any size -> uint8 [3, 336, 336]: the central square, scaled by Pillow's bicubic."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    square = image.crop((left, top, left + side, top + side))
+    return plain_image(square.resize((CLIP_SIDE, CLIP_SIDE), Image.Resampling.BICUBIC))
+
+
+@cache
+def tiny_net() -> tuple[Net, Statistics]:
+    """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside it."""
+    net, real = evaluators.load_feature_net(files.WEIGHTS / files.FID_TINY.file)
+    statistics = Statistics(real["total"], real["products"], int(real["count"]))
+    return Net(net, lambda image: evaluators.to_uint8([image])[0]), statistics
+
+
+def clip_net(setup: Setup) -> Net:
+    """Unit embeddings of CLIP ViT-L/14 at 336 pixels on the setup's device."""
+    weights, device = files.published("clip-l14-336")[0], setup.device
+    model = clip_encoder(setup, weights, "ViT-L-14-336-quickgelu").model
+    mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (MEAN, STD))
+
+    def embed(images: Tensor) -> Tensor:
+        return nn.functional.normalize(model.encode_image((images / 255 - mean) / std), dim=-1)
+
+    return Net(embed, square_image, f"cmmd {files.stamp(setup.find(weights))}", device)
+
+
+RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (plain_image, False)}
+
+
+def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net:
+    """Inception-V3 on the setup's device, with one of ``RESIZES``."""
+    prepare, antialias = RESIZES[resize]
+    path = setup.find(*files.published("inception"))
+    net = inception(path, features, antialias).to(setup.device)
+    return Net(net, prepare, f"inception {features}{resize} {files.stamp(path)}", setup.device)
+
+
+def inception(path: Path | None, features: str = "2048", antialias: bool = True) -> NoTrainInceptionV3:
+    """FID's Inception-V3 from its file; with random weights (He et al., 2015) without one.
+
+    ``features``: "2048", or "logits_unbiased".  Raises UserError for another file, a damaged one, or one with code.
+    """
+
+    class Untrained(NoTrainInceptionV3):
+        def load_state_dict(self, *_: object, **__: object) -> None:  # type: ignore[override]
+            for layer in self.modules():
+                if isinstance(layer, nn.Conv2d):
+                    nn.init.kaiming_normal_(layer.weight)
+
+    what = ("inception-v3-compat", [features])
+    if path is None:
+        with tempfile.NamedTemporaryFile(suffix=".pth") as empty, files.seeded():  # the class requires a file
+            torch.save({}, empty.name)
+            return Untrained(*what, empty.name, antialias=antialias)
+    (weights,) = files.published("inception")
+    files.tensors(path, weights.title)  # torchmetrics would run code in it
+    try:
+        return NoTrainInceptionV3(*what, str(path), antialias=antialias)
+    except (RuntimeError, KeyError) as error:
+        raise files.wrong_file(path, weights.title, error) from None

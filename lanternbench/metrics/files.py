@@ -1,28 +1,28 @@
-"""The published weights of metrics (``weights.yaml``): where they lie on this machine, and how they are read.
-
-No file is opened in a way that could run code from it.
+"""The published weights of metrics (``weights.yaml``): where they lie on this machine, how they are read, and networks
+with them; random weights without a file.  No file is opened in a way that could run code from it.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from lanternbench.errors import UserError
+from lanternbench.utils.download import digest
 from lanternbench.utils.files import WEIGHTS, cache_dir
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """A published weights file, and the places where it may already lie."""
 
     name: str
@@ -37,31 +37,24 @@ class Weights:
     def find(self) -> Path | None:
         """The file, or None; looks only on this machine."""
         folder = cache_dir() if self.url else WEIGHTS
-        for path in (folder / self.file, *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere)):
-            if path.is_file():
-                return path
-        if self.hub:
-            from huggingface_hub import try_to_load_from_cache
+        places = (folder / self.file, *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere))
+        if (here := next((path for path in places if path.is_file()), None)) or not self.hub:
+            return here
+        from huggingface_hub import try_to_load_from_cache
 
-            stored = try_to_load_from_cache(*self.hub)
-            return Path(stored) if isinstance(stored, str) else None
-        return None
+        stored = try_to_load_from_cache(*self.hub)
+        return Path(stored) if isinstance(stored, str) else None
 
 
 CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
-
-
-@cache
-def _catalogue() -> dict[str, Weights]:
-    rows = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8"))
-    rows = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for name, row in rows.items()}
-    return {name: Weights(name, **row) for name, row in rows.items()}
+_ROWS = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8"))
 
 
 def published(*names: str) -> tuple[Weights, ...]:
     """The rows of ``weights.yaml`` by name."""
-    return tuple(_catalogue()[name] for name in names)
+    rows = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in _ROWS[name].items()} for name in names}
+    return tuple(Weights(name, **row) for name, row in rows.items())
 
 
 def missing(*wanted: Weights) -> str | None:
@@ -75,8 +68,11 @@ def missing(*wanted: Weights) -> str | None:
     return f"the files of {titles} are not here; get them: lanternbench fetch {' '.join(w.name for w in absent)}"
 
 
-def tensors(path: Path, title: str) -> dict[str, Tensor]:
-    """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or code-running one."""
+def tensors(path: Path, title: str, script: str = "") -> dict[str, Tensor]:
+    """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or code-running one.
+
+    ``script``: the SHA-256 of a TorchScript archive, which holds code: only the official one is opened.
+    """
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -85,6 +81,10 @@ def tensors(path: Path, title: str) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        if script and digest(path) != script:
+            raise ValueError("its SHA-256 is another")
+        if script:
+            return torch.jit.load(str(path), map_location="cpu").state_dict()
         state = torch.load(path, map_location="cpu", weights_only=True)  # refuses a pickle that runs code
         state = state.get("state_dict", state)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
@@ -98,9 +98,66 @@ def wrong_file(path: Path, title: str, error: Exception) -> UserError:
     return UserError(f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again.")
 
 
-def stamp(path: Path) -> str:
-    """Name, size and time of a file: differs between files; only the name of a missing file."""
-    if not path.is_file():
-        return path.name
-    about = path.stat()
-    return f"{path.name} {about.st_size} {about.st_mtime_ns}"
+def stamp(path: Path | None) -> str:
+    """Name, size and time of a file: differs between files; the name of a missing one, "random" for random weights."""
+    if path is None or not path.is_file():
+        return path.name if path else "random"
+    return f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """Seeds torch's random numbers with a constant; restores the caller's state."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def filled(model: Any, path: Path | None, title: str, device: str = "cpu", read: Callable[..., Any] = tensors) -> Any:
+    """``model`` in evaluation mode, with a file's tensors by ``read``, as floats.  Raises UserError for another."""
+    if path is not None:
+        state = read(path, title)
+        try:
+            model.load_state_dict({name: state[name].float() for name in model.state_dict()})
+        except (RuntimeError, KeyError) as error:
+            raise wrong_file(path, title, error) from None
+    return model.eval().requires_grad_(False).to(device)
+
+
+def pretrained(
+    kind: Any, config: Any, path: Path | None, title: str, device: str = "cpu", unused: tuple[str, ...] = ()
+) -> Any:
+    """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises UserError for another."""
+    from transformers.utils import logging
+
+    if path is None:
+        with seeded():
+            return filled(kind(config), None, title, device)
+    state = tensors(path, title)
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # else it prints a table of names
+    logging.disable_progress_bar()
+    try:  # names of older versions of transformers are translated
+        model, about = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+    except (RuntimeError, ValueError) as error:
+        raise wrong_file(path, title, error) from None
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+    absent = [str(key) for reason in ("missing_keys", "mismatched_keys") for key in about[reason]]
+    if absent := [key for key in absent if not any(part in key for part in unused)]:
+        raise wrong_file(path, title, ValueError(f"{absent[0]} is missing or has another shape"))
+    return filled(model, None, title, device)
+
+
+def linear_head(width: int) -> nn.Sequential:
+    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities for training's dropout."""
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    for i, (into, out) in enumerate(pairwise((width, 1024, 128, 64, 16, 1))):
+        layers += [nn.Linear(into, out)] + ([nn.Identity()] if i < 3 else [])
+    return nn.Sequential(*layers)

@@ -1,15 +1,28 @@
-"""Reading image files, whatever is in them, as plain 8-bit RGB."""
+"""Image files: read, whatever is in them, as plain 8-bit RGB; folders of real images; the layouts that the official
+scorers of GenEval and DPG-Bench read."""
 
+import hashlib
+import json
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from lanternbench.errors import UserError
+from lanternbench.prompts import load
+from lanternbench.prompts.sources import geneval_metadata
+from lanternbench.registry import component
+from lanternbench.utils.files import OUT, replacing, writing
 
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+MAX_NAME = 240  # bytes of a file name, less its ending
+GRID = 4  # images of a prompt in a DPG-Bench file, two by two
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, TypeError, OverflowError)
 
 
@@ -49,3 +62,121 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _grey(values: np.ndarray) -> Image.Image:
     """[H, W] values on the scale 0…255 -> RGB."""
     return Image.fromarray(np.clip(values + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
+
+
+class ImageFiles:
+    """Image files, read one by one as RGB images; ``read`` counts them.
+
+    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.
+    """
+
+    def __init__(self, paths: Sequence[Path], strict: bool = False):
+        self.paths, self.strict = list(paths), strict
+        self.broken: list[str] = []
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        return self.images(self.paths)
+
+    def images(self, paths: Sequence[Path]) -> Iterator[Image.Image]:
+        """The images of some of the files."""
+        for path in paths:
+            try:
+                image = read_image(path)
+                self.read += 1
+                yield image
+            except UserError as error:
+                if self.strict:
+                    raise
+                self.broken.append(str(error))
+
+
+def images_in(folder: Path | None) -> list[Path]:
+    """The image files of a folder, sorted by name; an empty list without a folder."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder and folder.is_dir() else []
+
+
+def real_images(folder: Path | None) -> dict[str, Any] | None:
+    """The real images as results record them: folder name, count, and SHA-256 over their names and sizes."""
+    if folder is None:
+        return None
+    paths = images_in(folder)
+    digest = sha256([f"{path.name} {path.stat().st_size}" for path in paths])
+    return {"folder": folder.resolve().name, "images": len(paths), "hash": digest}
+
+
+def sha256(lines: list[str]) -> str:
+    """SHA-256 (hex) of lines of text."""
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "replace")).hexdigest()
+
+
+def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> str:
+    """Write image files, by prompt text, into ``folder`` in a layout; returns what was written, as a sentence.
+
+    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts as in ``--prompts``.  Raises UserError for any
+    other layout and as the two functions below do.
+    """
+    name, colon, where = layout.partition(":")
+    if name == "geneval":
+        path = component("prompts", name)().locate(name, where if colon else None)
+        return f"{export_geneval(images, geneval_metadata(path), folder)} images in {folder}"
+    if name == "dpg":
+        ids = {prompt.text: prompt.id for prompt in load(layout)}
+        count, side = export_dpg(images, ids, folder)
+        return f"{count} files in {folder}, for --resolution {side}"
+    raise UserError(f"there is no layout {name}: use geneval or dpg.")
+
+
+def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path) -> int:
+    """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``, NNNNN the line of the metadata; how many images.
+
+    Raises UserError when none belongs to a prompt, one cannot be read, or the disk is full.
+    """
+    count = 0
+    for number, line in enumerate(metadata):
+        place = folder / f"{number:05d}"
+        for sample, path in enumerate(images.get(line["prompt"], ())):
+            _save(read_image(path), place / "samples" / f"{sample:04d}.png")
+            with replacing(place / "metadata.jsonl", OUT) as file:
+                file.write(json.dumps(line).encode())
+            count += 1
+    if not count:
+        raise UserError("no image has a prompt of GenEval: run with --prompts geneval, then export.")
+    return count
+
+
+def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], folder: Path) -> tuple[int, int]:
+    """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first where there are fewer.
+
+    ids: DPG-Bench's id of each prompt text.  Returns how many files were written, and the side of one image in pixels.
+    Raises UserError when none belongs to a prompt, an id is no file name, images differ in size or are not square, or
+    the disk is full.
+    """
+    if wrong := [name for name in ids.values() if Path(name).name != name or len(name.encode()) > MAX_NAME]:
+        raise UserError(f"the id {wrong[0][:60]!r} is no file name: correct it in the prompts of DPG-Bench.")
+    sides, count = set(), 0
+    for text, name in ids.items():
+        parts = [read_image(path) for path in images.get(text, ())[:GRID]]
+        if not parts:
+            continue
+        parts = parts if len(parts) == GRID else parts[:1]
+        sides |= {side for part in parts for side in part.size}
+        if len(sides) > 1:
+            found = sorted(sides)
+            raise UserError(f"DPG-Bench reads square images of one size, and there are sides of {found} pixels.")
+        side = parts[0].width
+        whole = Image.new("RGB", parts[0].size if len(parts) == 1 else (2 * side, 2 * side))
+        for i, part in enumerate(parts):  # row by row
+            whole.paste(part, (i % 2 * side, i // 2 * side))
+        _save(whole, folder / f"{name}.png")
+        count += 1
+    if not count:
+        raise UserError("no image has a prompt of DPG-Bench: run with --prompts dpg, then export.")
+    return count, sides.pop()
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    with writing(path.parent, OUT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, OUT) as file:
+        image.save(file, format="PNG")

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from PIL import Image
 
-from lanternbench.metrics import reference
-from lanternbench.metrics.files import Weights
-from lanternbench.metrics.setup import Setup
+from lanternbench.errors import UserError
+from lanternbench.metrics.files import Weights, missing
+from lanternbench.metrics.images import images_in
 from lanternbench.notes import Note
 from lanternbench.registry import plugin_errors
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 BATCH = 32  # images that go through a network together at most
 ENOUGH = 5000  # images from which on values of whole sets are usually quoted
+RANDOM = "-random"  # ends the name of a metric that a network without trained weights computed
 ScoreFunction = Callable[[list[Image.Image], list[str]], "Tensor"]  # images, captions -> values [B]
 
 
@@ -41,6 +43,24 @@ class Column(NamedTuple):
 
 
 Extra = Column  # an additional column of a metric, with its first four fields set
+
+
+class Setup(NamedTuple):
+    """What all scorers of one scoring share.
+
+    ``random``: networks at full size, without any file; their times are real and their values mean nothing.
+    """
+
+    reference: Path | None = None  # a folder of real images
+    device: str = "cpu"
+    random: bool = False
+
+    def find(self, weights: Weights) -> Path | None:
+        """The file to read; None for random weights.  Raises UserError for a missing file."""
+        path = None if self.random else weights.find()
+        if path is None and not self.random:
+            raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
+        return path
 
 
 @dataclass(frozen=True)
@@ -71,21 +91,24 @@ class Metric:
 
     def __init__(self, name: str, setup: Setup):
         self.setup = setup
-        self.name = f"{self.key or name}{setup.mark}"  # the key of its column
+        self.mark = RANDOM if setup.random else ""
+        self.name = f"{self.key or name}{self.mark}"  # the key of its column
 
     @classmethod
     def columns(cls, name: str, random: bool = False) -> list[Column]:
         """The columns of the metric registered as ``name``, with trained or random weights."""
-        mark = Setup(random=random).mark
+        mark = RANDOM if random else ""
         first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
         about = name, cls.embedded, random, cls.over_categories
         return [Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about) for c in (first, *cls.more)]
 
     def available(self) -> Note | None:
         """None, or a note on what is missing, with the command that fetches it."""
-        reason = self.setup.missing(*self.weights)
-        if reason is None and self.compares:
-            reason = reference.missing(self.title or self.name, self.setup.reference)
+        reason = None if self.setup.random else missing(*self.weights)
+        if reason is None and self.compares and len(images_in(folder := self.setup.reference)) < 2:
+            where = f"{folder} holds fewer than two images" if folder else "no folder of them was given"
+            reason = f"{self.title or self.name} compares with real images and {where}"
+            reason += "; give one: lanternbench score --reference FOLDER"
         return self.note("missing", reason) if reason else None
 
     def note(self, kind: Literal["missing", "warning", "info"], text: str) -> Note:
@@ -109,7 +132,6 @@ class ImageMetric(Metric):
         return self.load()
 
     def prepare(self) -> None:
-        """Load the network in advance, before a clock starts."""
         with plugin_errors(self):
             self.score_batch  # noqa: B018
 
@@ -144,4 +166,4 @@ class SetMetric(Metric):
         missing = self.available()
         with plugin_errors(self):
             score = SetScore(None, 0, missing) if missing else self.compute(images)
-        return replace(score, more={f"{c.key}{self.setup.mark}": score.more.get(c.key) for c in self.more})
+        return replace(score, more={f"{c.key}{self.mark}": score.more.get(c.key) for c in self.more})

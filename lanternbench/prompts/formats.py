@@ -1,28 +1,23 @@
-"""Reading prompt files: lines, tables and JSON, each as rows of fields, and rows as prompts."""
+"""Reading prompt files: lines, tables and JSON, each as rows of fields."""
 
 import csv
 import io
 import json
-import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lanternbench.errors import UserError
-from lanternbench.prompts.prompt_set import Prompt
 
-TEXT_FIELDS = ("prompt", "text", "caption")
-ID_FIELDS = ("id", "prompt_id", "image_id")
-IMAGE_FIELDS = ("image", "file_name")
 Rows = Iterator[tuple[int, Mapping[str, Any]]]  # (line or entry number from 1, lower-case fields)
 
 
 def read_text(path: Path) -> str:
     """The text of a file.  Raises UserError where it is missing, empty, no UTF-8 or no plain file."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would keep us waiting, a device never end
+        if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device never end
             what = "a folder" if path.is_dir() else "a pipe or device"
             raise UserError(f"{path} is {what}, not a file of prompts: save the prompts in a file and give its path.")
         text = path.read_bytes().decode("utf-8-sig")
@@ -36,26 +31,6 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path} is empty: give a file with a caption a line or in a column called prompt.")
     return text
-
-
-def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
-    """The prompts of the rows of a file, without blank ones."""
-    for number, fields in rows:
-        column = next((name for name in TEXT_FIELDS if name in fields), None)
-        if column is None:
-            names = ", ".join(repr(str(name)) for name in list(fields)[:8] if name) or "none"
-            fix = "rename one to prompt"
-            raise UserError(f"{path} has no column called prompt, text or caption (it has {names}): {fix}.")
-        if fields[column] is not None and not isinstance(fields[column], str):
-            raise UserError(f"{path} entry {number} has a {column} that is no text: put it in quotes.")
-        if text := clean(fields[column]):
-            name, image = _first(fields, ID_FIELDS) or str(number), file_name(_first(fields, IMAGE_FIELDS))
-            yield Prompt(name, text, _first(fields, ["category"]), _first(fields, ["challenge"]), image)
-
-
-def _first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of these fields that is not blank."""
-    return next((text for name in names if (text := clean(fields.get(name)))), None)
 
 
 def clean(value: Any) -> str:
@@ -76,11 +51,10 @@ def parsed(text: str, path: Path, line: int | None = None) -> Any:
     """The JSON of a text.  Raises UserError with its line."""
     try:
         return json.loads(text, object_pairs_hook=_without_repeated_keys)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} line {line or error.lineno} is not valid JSON ({error.msg}): correct it.") from None
     except (ValueError, RecursionError) as error:
+        line = line or getattr(error, "lineno", None)
         where = f"{path} line {line}" if line else f"{path}"
-        raise UserError(f"{where} is not valid JSON ({error}): correct it.") from None
+        raise UserError(f"{where} is not valid JSON ({getattr(error, 'msg', error)}): correct it.") from None
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

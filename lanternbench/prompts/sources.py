@@ -1,20 +1,90 @@
-"""The sources of prompts, registered under the name that ``--prompts`` takes, and how their prompts are selected."""
+"""The sources of prompts, registered under the name that ``--prompts`` takes, and how their prompts are selected.
 
-from collections.abc import Iterable, Iterator
+A selection is a pure function of (file, seed, count): the best ``count`` ranks, from SHA-256 of seed and id, in file
+order.  So a larger count keeps every prompt of a smaller one, whatever the versions of libraries.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from lanternbench.errors import UserError
 from lanternbench.prompts import formats
-from lanternbench.prompts.formats import clean, json_lines, prompts_of, read_text
-from lanternbench.prompts.prompt_set import Prompt, PromptSet, rank, select, unique
+from lanternbench.prompts.formats import Rows, clean, json_lines, read_text
 from lanternbench.registry import components, plugin_errors, register
 from lanternbench.utils.files import cache_dir, shipped
 from lanternbench.utils.text import one_line
 
 Caption = Literal["first", "longest", "random"]
+_GITHUB = "https://raw.githubusercontent.com"
 _COCO = "http://images.cocodataset.org/annotations"
-_GENEVAL = "https://raw.githubusercontent.com/djghosh13/geneval/af4902f24d3ca90ebbb446dd9891a59e0f82725f"
+_GENEVAL = f"{_GITHUB}/djghosh13/geneval/af4902f24d3ca90ebbb446dd9891a59e0f82725f"
+
+
+class Prompt(NamedTuple):
+    """One prompt; ``id`` is unique in its set, ``image`` is the file name (no folder) of a reference image."""
+
+    id: str
+    text: str
+    category: str | None = None
+    challenge: str | None = None
+    image: str | None = None
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The selected prompts and where they come from; ``notes`` are for readers of the results."""
+
+    prompts: tuple[Prompt, ...]
+    source: str
+    dataset: str
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        return prompts_hash(self.prompts)
+
+    def record(self) -> dict[str, Any]:
+        """What ``run.json`` keeps of the selection."""
+        facts = {"source": self.source, "dataset": self.dataset, "count": len(self.prompts), "seed": self.seed}
+        return facts | {"hash": self.hash, "notes": list(self.notes)}
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return iter(self.prompts)
+
+
+def prompts_hash(prompts: Iterable[Prompt]) -> str:
+    """SHA-256 (hex) over the ids and texts of prompts, in order."""
+    return hashlib.sha256(json.dumps([[prompt.id, prompt.text] for prompt in prompts]).encode()).hexdigest()
+
+
+def rank(seed: int, *names: str) -> int:
+    """A number below 2⁶⁴, as good as random."""
+    return int.from_bytes(hashlib.sha256("\0".join([str(seed), *names]).encode()).digest()[:8], "big")
+
+
+def unique(prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:
+    """Prompts with distinct ids (a suffix -2, -3, … where needed), and a note of how many were not."""
+    # the key of a sample is id|method|seed
+    prompts = [prompt._replace(id=prompt.id.replace("|", "_")) for prompt in prompts]
+    ids, repeated = {prompt.id for prompt in prompts}, 0
+    result: dict[str, Prompt] = {}
+    for prompt in prompts:
+        name, number = prompt.id, 1
+        while name in result or (number > 1 and name in ids):
+            number += 1
+            name = f"{prompt.id}-{number}"
+        repeated += number > 1
+        result[name] = prompt._replace(id=name)
+    notes = [f"{repeated} prompts with a repeated id got a suffix (-2, -3, …)."] if repeated else []
+    return list(result.values()), notes
 
 
 def captions_for(labels: bool, count: int) -> list[str]:
@@ -41,23 +111,23 @@ def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = 
         source = known[name]()
         path, in_order = source.locate(name, where if colon else None), source.in_order
         with plugin_errors(source):
-            every = list(source.read(path, seed, caption))
+            read = list(source.read(path, seed, caption))
         title = f"{name}:{path.name}" if path else name  # no folder: it may name a person
     else:
         path = Path(spec.strip()).expanduser()
         if path.suffix.lower() not in formats.READERS:
-            endings = ", ".join(formats.READERS)
-            text = f"use {', '.join(known)}, or the path of a {endings} file."
+            text = f"use {', '.join(known)}, or the path of a {', '.join(formats.READERS)} file."
             raise UserError(f"there are no prompts {spec.strip()!r}: {text}")
-        every, title, name = list(_of_file(path, seed, caption)), path.name, path.name
-    prompts, notes = unique(every)
+        read, title, name = list(_of_file(path, seed, caption)), path.name, path.name
+    prompts, notes = unique(read)
     if not prompts:
         raise UserError(f"{title} has no prompts: give a file with a caption a line or in a column called prompt.")
     if count is not None and count > len(prompts):
         asked = one_line(str(count), 20)
         raise UserError(f"{title} has {len(prompts)} prompts but {asked} were asked for: lower --num-prompts.")
-    chosen = prompts[:count] if in_order else select(prompts, count, seed)
-    return PromptSet(tuple(chosen), title, name, seed, tuple(notes))
+    every = range(len(prompts))
+    best = every if in_order else sorted(every, key=lambda i: (rank(seed, "prompt", prompts[i].id), i))
+    return PromptSet(tuple(prompts[i] for i in sorted(best[:count])), title, name, seed, tuple(notes))
 
 
 def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
@@ -66,6 +136,27 @@ def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
     if suffix == ".json" and isinstance(value := formats.parsed(text, path), dict) and "annotations" in value:
         return _coco_prompts(value, path, seed, caption)
     return prompts_of(formats.READERS[suffix](text, path), path)
+
+
+def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
+    """The prompts of the rows of a file, without blank ones."""
+    for number, fields in rows:
+        column = next((name for name in ("prompt", "text", "caption") if name in fields), None)
+        if column is None:
+            names = ", ".join(repr(str(name)) for name in list(fields)[:8] if name) or "none"
+            fix = "rename one to prompt"
+            raise UserError(f"{path} has no column called prompt, text or caption (it has {names}): {fix}.")
+        if fields[column] is not None and not isinstance(fields[column], str):
+            raise UserError(f"{path} entry {number} has a {column} that is no text: put it in quotes.")
+        if text := clean(fields[column]):
+            name = _first(fields, "id", "prompt_id", "image_id") or str(number)
+            image = formats.file_name(_first(fields, "image", "file_name"))
+            yield Prompt(name, text, _first(fields, "category"), _first(fields, "challenge"), image)
+
+
+def _first(fields: Mapping[str, Any], *names: str) -> str | None:
+    """The first of these fields that is not blank."""
+    return next((text for name in names if (text := clean(fields.get(name)))), None)
 
 
 class Official(NamedTuple):
@@ -102,10 +193,8 @@ class PromptSource:
         if where is None:
             path = cache_dir() / "prompts" / file
             if not path.is_file():
-                raise UserError(
-                    f"the prompts of {name} are not at {path}: get them with `lanternbench fetch {name}`, "
-                    f"or give their official file, {example}."
-                )
+                text = f"the prompts of {name} are not at {path}: get them with `lanternbench fetch {name}`"
+                raise UserError(f"{text}, or give their official file, {example}.")
             return path
         folder = Path(where).expanduser()
         path = next((p for p in (folder / file, folder / "annotations" / file) if p.is_file()), folder)
@@ -169,9 +258,7 @@ class Demo(PromptSource):
 class Dpg(PromptSource):
     """DPG-Bench's 1,065 dense prompts (arXiv 2403.05135): its table, folder of texts, or .jsonl; ids are its own."""
 
-    official = Official(
-        "dpg_bench.csv", "https://raw.githubusercontent.com/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv"
-    )
+    official = Official("dpg_bench.csv", f"{_GITHUB}/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv")
 
     def locate(self, name: str, where: str | None) -> Path | None:
         """As for every source; also a folder of text files."""
@@ -231,7 +318,7 @@ class Parti(PromptSource):
 
     official = Official(
         "PartiPrompts.tsv",
-        "https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
+        f"{_GITHUB}/google-research/parti/main/PartiPrompts.tsv",
         "fab29e41bb512a169b56acab4cf2a41dcb675e285df2efcde6640c7dd3c440eb",
     )
 

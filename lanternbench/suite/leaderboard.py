@@ -9,14 +9,12 @@ from jinja2 import ChoiceLoader, PackageLoader
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row
 from lanternbench.report.columns import BASE, MISSING, Column, columns
 from lanternbench.report.load import Run
 from lanternbench.report.tables import Cell, Table, figure_cell, markdown
 from lanternbench.report.write import templates
-from lanternbench.suite.protocol import of_stamp
-from lanternbench.suite.submission import Submission, judged, ms_per_token, read
+from lanternbench.suite.protocol import Submission, judged, ms_per_token, of_stamp, read
 from lanternbench.utils.text import shortened
 
 NAMES = ("LEADERBOARD.md", "leaderboard.html")
@@ -27,13 +25,10 @@ BRIEF = (AR, _ONE["accept_len"], _ONE["fidelity_loss"])
 
 
 class Entry(NamedTuple):
-    """A submission that fits, and its rows as its samples give them."""
+    """A submission that fits, and its run, named after the file, with the rows that its samples give."""
 
-    file: str
     submission: Submission
     run: Run
-    rows: list[Row]
-    ar: Estimate  # ms per autoregressive token
 
     @property
     def about(self) -> list[str]:
@@ -67,8 +62,9 @@ class Board(NamedTuple):
     @property
     def lines(self) -> list[tuple[int, Row]]:
         """(number of its entry, row) of every method but the baseline, the fastest first."""
-        rows = [(i, e.ar, row) for i, e in enumerate(self.entries, 1) for row in e.rows if row.label != BASELINE]
-        lines = [(i, replace(row, figures=row.figures | {AR.key: ar})) for i, ar, row in rows]
+        runs = [(i, e.run.rows, ms_per_token(e.run.rows)) for i, e in enumerate(self.entries, 1)]
+        rows = [(i, row, ar) for i, rows, ar in runs for row in rows if row.label != BASELINE]
+        lines = [(i, replace(row, figures=row.figures | {AR.key: ar})) for i, row, ar in rows]
         return sorted(lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
 
 
@@ -84,8 +80,7 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
-            run = Run(Path(path.name), submission.about, [], [])
-            entries.append(Entry(path.name, submission, run, summary.rows, ms_per_token(summary.rows)))
+            entries.append(Entry(submission, Run(Path(path.name), submission.about, summary.rows, [])))
     return entries, refused
 
 
@@ -117,7 +112,7 @@ def html_page(boards: Sequence[Board]) -> str:
 
 def _table(board: Board) -> Table:
     """Every column of a report; those that were not chosen for Markdown are folded."""
-    first, *others = columns([row for entry in board.entries for row in entry.rows])
+    first, *others = columns([row for entry in board.entries for row in entry.run.rows])
     chosen = [first, _ONE["speedup"], AR, *(c for c in others if c.key != "speedup")]
     folded = frozenset(i for i, c in enumerate(chosen) if i > 1 and c not in BRIEF)
     lines = [[figure_cell(c, row) for c in chosen] + [Cell(str(i), i)] for i, row in board.lines]

@@ -17,8 +17,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.experiment import worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.metrics import ImageMetric, scorers_for
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import ImageMetric, Setup, scorers_for
 from lanternbench.models.target import Target
 from lanternbench.registry import components
 from lanternbench.utils.graph_capture import Graphs

@@ -21,8 +21,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import RANDOM_NOTE, Row, Summary, read_summary, summarise
-from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, files
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, Setup, files
 from lanternbench.notes import Note
 
 EXIF = Image.Exif()

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.nets import plain_image
+from lanternbench.metrics.features import Net, features, plain_image
+from lanternbench.metrics.images import ImageFiles
 from lanternbench.models.llamagen.t5 import SECONDS, T5Features
 from lanternbench.utils.files import HOME, replacing
 

@@ -16,7 +16,7 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.metrics.export import export_dpg, export_geneval
+from lanternbench.metrics.images import export_dpg, export_geneval
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.profile.step_profile import chrome_trace
 from lanternbench.report.pictures import speed_pictures, write_pictures

@@ -16,8 +16,7 @@ from lanternbench.lossless import verify_method
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.presets import preset
-from lanternbench.metrics import ImageMetric
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import ImageMetric, Setup
 from lanternbench.models import entries
 from lanternbench.prompts import Prompt, PromptSource, load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from golden_checks.common import Found, close, read
-from lanternbench.metrics.preference import letterbox
+from lanternbench.metrics.clip import letterbox
 
 
 def check(folder: Path) -> list[Found]:

@@ -28,8 +28,10 @@ def check(folder: Path) -> list[Found]:
     pixels = torch.stack([openai_pixels()(image) for image in images])
     ids, mask = ours.tokenize(ours.tokenizer(vectors.meta["tokenizer_vocab"]), prompts)
     seen = model.vision(pixels).last_hidden_state
-    states = torch.stack([model.read(seen, i.expand(2, -1), m.expand(2, -1)) for i, m in zip(ids, mask, strict=True)])
-    reward = torch.stack([model(pixels, i.expand(2, -1), m.expand(2, -1)) for i, m in zip(ids, mask, strict=True)])
+    captions = [(i.expand(2, -1), m.expand(2, -1)) for i, m in zip(ids, mask, strict=True)]
+    read_captions = [model.text(i, attention_mask=m, encoder_hidden_states=seen) for i, m in captions]
+    states = torch.stack([out.last_hidden_state for out in read_captions])
+    reward = torch.stack([model(pixels, i, m) for i, m in captions])
     return [
         close("prepared images", pixels, vectors["preprocessed"]),
         same("caption ids", ids, vectors["prompt_ids"]),

@@ -16,7 +16,7 @@ from lanternbench import prompts
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
-from lanternbench.metrics.export import export_dpg, export_geneval
+from lanternbench.metrics.images import export_dpg, export_geneval
 
 LINES = [{"tag": "single_object", "include": [{"class": c, "count": 1}], "prompt": f"a photo of a {c}"} for c in "abc"]
 

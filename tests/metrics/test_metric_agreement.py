@@ -13,9 +13,9 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from lanternbench import prompts
-from lanternbench.metrics import distances, nets, read_image, scorers_for
-from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics import Setup, feature_metric, read_image, scorers_for
+from lanternbench.metrics.features import RESIZES, Net, features, inception, inception_net, plain_image
+from lanternbench.metrics.images import ImageFiles
 
 
 class Looked(torch.nn.Module):
@@ -30,7 +30,7 @@ class Looked(torch.nn.Module):
 
 
 def distance(net: Net, real, made) -> float:
-    return distances.fid(features(net, made), distances.Statistics.of(features(net, real)))
+    return feature_metric.fid(features(net, made), feature_metric.Statistics.of(features(net, real)))
 
 
 def drawn(count: int, mean: torch.Tensor, root: torch.Tensor, seed: int) -> torch.Tensor:
@@ -48,7 +48,7 @@ def test_fid_of_two_gaussians_is_the_closed_form():
     roots = [turn @ torch.diag(v.sqrt()) @ turn.T for v in (a, b)]
     table = torch.cat([drawn(count, shift, roots[0], 2), drawn(count, 0 * shift, roots[1], 3)])
     images = [Image.new("RGB", (2, 2), (n // 256, n % 256, 0)) for n in range(2 * count)]
-    found = distance(Net(Looked(table), nets.plain_image), images[count:], images[:count])
+    found = distance(Net(Looked(table), plain_image), images[count:], images[:count])
     # covariances with the same eigenvectors: |μ₁ − μ₂|² + Σ (√a − √b)²
     assert found == pytest.approx(float(shift.square().sum() + (a.sqrt() - b.sqrt()).square().sum()), rel=1e-9)
 
@@ -57,25 +57,25 @@ def test_fid_of_two_gaussians_is_the_closed_form():
 def inception_file(tmp_path_factory):
     """FID's Inception-V3 with random weights, as a file that torchmetrics reads."""
     path = tmp_path_factory.mktemp("weights") / "inception.pth"
-    torch.save(nets.inception(None).state_dict(), path)
+    torch.save(inception(None).state_dict(), path)
     return path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resize", nets.RESIZES)
+@pytest.mark.parametrize("resize", RESIZES)
 def test_fid_of_photographs_is_that_of_torchmetrics_own_class(shared, no_caches, put_weights, inception_file, resize):
     paths = sorted((shared / "coco" / "val2017").glob("*.jpg"))
     assert len(paths) == 159
     real, made = paths[:80], paths[80:]
     put_weights({"inception": inception_file})
-    net = nets.inception_net(Setup(), resize, features="64")
+    net = inception_net(Setup(), resize, features="64")
     found = distance(net, ImageFiles(real), ImageFiles(made))
     theirs = FrechetInceptionDistance(
         64, feature_extractor_weights_path=str(inception_file), antialias=resize != "-legacy"
     ).set_dtype(torch.float64)
     theirs.inception.float()
     theirs.inception._dtype = torch.float32
-    prepare = nets.RESIZES[resize][0]
+    prepare = RESIZES[resize][0]
     for path in paths:
         theirs.update(prepare(read_image(path))[None], real=path in real)
     assert found == pytest.approx(float(theirs.compute()), rel=1e-4)

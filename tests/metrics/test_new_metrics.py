@@ -17,11 +17,10 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import summarise
-from lanternbench.metrics import distances, geneval, geneval_detector, preference, read_image, scorers_for
+from lanternbench.metrics import Setup, clip, feature_metric, geneval, read_image, scorers_for
 from lanternbench.metrics.clip import Encoder, openai_pixels
-from lanternbench.metrics.geneval_rules import COLOURS, Detection, confident, correct, relations
-from lanternbench.metrics.pretrained import pretrained
-from lanternbench.metrics.setup import Setup
+from lanternbench.metrics.files import pretrained
+from lanternbench.metrics.geneval import COLOURS, Detection, confident, correct, relations
 
 GREY = Image.new("RGB", (40, 30), "gray")
 STD = [0.26862954, 0.26130258, 0.27577711]  # of CLIP's pixels
@@ -42,7 +41,7 @@ def small_pickscore(monkeypatch, put_weights, tmp_path):
     """PickScore at a small size, its weights in a file; the scorer, and the same weights in open_clip's own class."""
     from transformers import CLIPModel
 
-    config = partial(preference.pickscore_config, TOWER, TOWER, 24)
+    config = partial(clip.pickscore_config, TOWER, TOWER, 24)
     torch.manual_seed(0)
     model = CLIPModel(config())
     for weights in model.parameters():
@@ -50,9 +49,9 @@ def small_pickscore(monkeypatch, put_weights, tmp_path):
             torch.nn.init.normal_(weights, std=0.15)
     state = model.state_dict()
     save_file(state, tmp_path / "pick.safetensors")
-    monkeypatch.setattr(preference, "pickscore_config", config)
+    monkeypatch.setattr(clip, "pickscore_config", config)
     put_weights({"pickscore": tmp_path / "pick.safetensors"})
-    scorer = preference.PickScore("pickscore", Setup())
+    scorer = clip.PickScore("pickscore", Setup())
     tower = {"layers": 2, "width": 32}
     text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
     theirs = open_clip.CLIP(24, tower | {"patch_size": 14, "head_width": 16, "image_size": 224}, text).eval()
@@ -116,7 +115,7 @@ def test_a_pickscore_file_that_is_another_is_a_users_mistake(small_pickscore, pu
     save_file({"logit_scale": torch.zeros(())}, wrong)
     put_weights({"pickscore": wrong})
     with pytest.raises(UserError, match="is not the PickScore v1 file") as error:
-        preference.PickScore("pickscore", Setup()).score([GREY], ["a"])
+        clip.PickScore("pickscore", Setup()).score([GREY], ["a"])
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -124,7 +123,7 @@ def test_the_full_pickscore_has_the_shapes_of_vit_h_14():
     from transformers import CLIPModel
 
     with torch.device("meta"):
-        model = CLIPModel(preference.pickscore_config())
+        model = CLIPModel(clip.pickscore_config())
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(986e6, rel=2e-3)  # 3.94 GB in float32
 
 
@@ -136,7 +135,7 @@ def gaussian(count: int, width: int, mean: float, seed: int) -> torch.Tensor:
 
 
 def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
-    monkeypatch.setattr(distances, "CHUNK", 5)
+    monkeypatch.setattr(feature_metric, "CHUNK", 5)
     x, y = gaussian(13, 4, 0, 1), gaussian(9, 4, 0.5, 2)
 
     def k(a, b):
@@ -146,18 +145,18 @@ def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
     biased = sum(k(a, b) for a in x for b in x) / 13**2 + sum(k(a, b) for a in y for b in y) / 9**2 - 2 * across
     unbiased = sum(k(x[i], x[j]) for i in range(13) for j in range(13) if i != j) / (13 * 12)
     unbiased += sum(k(y[i], y[j]) for i in range(9) for j in range(9) if i != j) / (9 * 8) - 2 * across
-    assert distances.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
-    assert distances.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
+    assert feature_metric.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
+    assert feature_metric.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
 
 
 def test_cmmd_of_two_samples_of_one_distribution_is_zero_in_the_mean_and_the_biased_one_is_not():
     # 40 pairs of samples; the mean of the unbiased estimates has a standard error of 0.4, the bias is 41
     pairs = [(gaussian(60, 8, 0, 2 * s), gaussian(40, 8, 0, 2 * s + 1)) for s in range(40)]
-    unbiased = [distances.mmd2(x, y) for x, y in pairs]
+    unbiased = [feature_metric.mmd2(x, y) for x, y in pairs]
     error = np.std(unbiased) / math.sqrt(len(pairs))
     assert abs(np.mean(unbiased)) < 4 * error < 5
     bias = 1000 * (1 - (1 + 2 / 100) ** -4) * (1 / 60 + 1 / 40)  # 1 − E k(x, x') of two draws, over each count
-    assert np.mean([distances.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(bias, abs=4 * error)
+    assert np.mean([feature_metric.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(bias, abs=4 * error)
 
 
 @pytest.fixture
@@ -195,7 +194,7 @@ def test_cmmd_of_photographs_is_that_of_their_embeddings(small_cmmd, photographs
     for name, unbiased in (("cmmd", True), ("cmmd-biased", False)):
         (scorer,) = scorers_for([name], "full", setup)
         found = scorer.score_set(photographs[2:])
-        assert found.value == pytest.approx(distances.mmd2(real, made, unbiased), abs=1e-4)
+        assert found.value == pytest.approx(feature_metric.mmd2(real, made, unbiased), abs=1e-4)
         assert abs(found.value) > 1e-2
         assert found.count == 3
 
@@ -248,7 +247,7 @@ def test_an_instance_is_the_box_of_its_mask_with_class_times_mask_confidence():
     masks[0, 1:4, 2:7] = 3.0
     masks[1, 5, 0] = 1.0
     classes = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])  # the last column: nothing
-    found = geneval_detector.instances(classes, masks, most=2)
+    found = geneval.instances(classes, masks, most=2)
     (label, best), *_ = found
     assert label == 0
     assert best.box == [2, 1, 7, 4]
@@ -282,7 +281,7 @@ def test_confidences_are_those_of_transformers_own_instance_segmentation(small_d
     out = Mask2FormerForUniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
     (theirs,) = Mask2FormerImageProcessor().post_process_instance_segmentation(out, threshold=0.0)
     expected = {(s["label_id"], round(s["score"], 4)) for s in theirs["segments_info"]}
-    ours = geneval_detector.instances(classes[0], masks[0], most=8)
+    ours = geneval.instances(classes[0], masks[0], most=8)
     assert len(expected) >= 5
     assert expected <= {(label, round(one.confidence, 4)) for label, one in ours}
 
@@ -319,7 +318,7 @@ def test_the_detector_reads_published_files_of_older_names_and_refuses_others(sm
     ("size", "seen"), [((512, 512), (800, 800)), ((1000, 500), (667, 1333)), ((64, 640), (1333, 133))]
 )
 def test_the_detector_sees_images_scaled_and_padded(size, seen):
-    pixels, inside = geneval_detector.pixels(Image.new("RGB", size, (255, 0, 0)))
+    pixels, inside = geneval.pixels(Image.new("RGB", size, (255, 0, 0)))
     assert inside == seen
     assert pixels.shape[1] % 32 == pixels.shape[2] % 32 == 0
     assert pixels[0, 0, 0] == pytest.approx((255 - 123.675) / 58.395, abs=1e-4)
@@ -328,9 +327,9 @@ def test_the_detector_sees_images_scaled_and_padded(size, seen):
 
 def test_objects_are_found_in_the_images_own_pixels(small_detector, monkeypatch, photographs):
     model, _ = small_detector
-    monkeypatch.setattr(geneval_detector, "SHORT", 64)
+    monkeypatch.setattr(geneval, "SHORT", 64)
     image = photographs[0].resize((100, 70))
-    found = geneval_detector.detect(model, image, ["a", "b", "c", "d", "e"])
+    found = geneval.detect(model, image, ["a", "b", "c", "d", "e"])
     assert found
     for group in found.values():
         for one in group:
@@ -368,7 +367,7 @@ def test_colours_are_those_of_the_objects_without_their_surroundings():
         return torch.stack(means)[:, :, None, None]
 
     model = Mean()
-    namer = geneval_detector.ColourNames(Encoder(model, prepared, Texts))
+    namer = geneval.ColourNames(Encoder(model, prepared, Texts))
     image = Image.new("RGB", (30, 20), "blue")
     image.paste("red", (5, 5, 15, 15))
     mask = np.zeros((20, 30), bool)
@@ -377,7 +376,7 @@ def test_colours_are_those_of_the_objects_without_their_surroundings():
     assert namer.of(image)(boxes, "car") == ["red", "blue"]
     assert model.read[:3] == ["a photo of a red car", "a photo of a red-colored car", "a photo of a red object"]
     assert len(model.read) == 30
-    cut = geneval_detector.crop(image, Detection((0, 0, 15, 15), 1.0, mask))
+    cut = geneval.crop(image, Detection((0, 0, 15, 15), 1.0, mask))
     assert (cut.size, cut.getpixel((0, 0)), cut.getpixel((7, 7))) == ((15, 15), (0x99, 0x99, 0x99), (255, 0, 0))
 
 
@@ -405,12 +404,12 @@ def small_geneval(monkeypatch, tmp_path):
     ]
     (tmp_path / "geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "geneval_object_names.txt").write_text("car\ndog\n")
-    monkeypatch.setattr(geneval_detector, "detector", lambda path, classes, device: classes)
+    monkeypatch.setattr(geneval, "detector", lambda path, classes, device: classes)
     seen = {"car": [Detection((0, 0, 9, 9), 0.8)], "dog": [Detection((20, 0, 29, 9), 0.85)]}
-    monkeypatch.setattr(geneval_detector, "detect", lambda model, image, names: seen)
+    monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
     monkeypatch.setattr(geneval, "clip_encoder", lambda *a: None)
     named = lambda self, image: lambda found, name: ["red"] * len(found)  # noqa: E731
-    monkeypatch.setattr(geneval_detector.ColourNames, "of", named)
+    monkeypatch.setattr(geneval.ColourNames, "of", named)
     return tmp_path / "geneval_metadata.jsonl"
 
 

@@ -16,23 +16,21 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.fetching import plain_files
 from lanternbench.metrics import (
     ImageMetric,
+    Setup,
     blip_reward,
+    clip,
     columns,
-    distances,
+    feature_metric,
     files,
     metric,
-    nets,
-    preference,
     read_image,
     scorers_for,
 )
 from lanternbench.metrics.clip import MEAN, STD, Encoder, clip_encoder, openai_pixels
-from lanternbench.metrics.distances import Statistics
-from lanternbench.metrics.feature_metric import InceptionScore
-from lanternbench.metrics.features import ImageFiles, Net, features
-from lanternbench.metrics.nets import plain_image
-from lanternbench.metrics.pretrained import linear_head
-from lanternbench.metrics.setup import Setup, seeded
+from lanternbench.metrics.feature_metric import InceptionScore, Statistics
+from lanternbench.metrics.features import Net, clean_image, features, inception_net, plain_image
+from lanternbench.metrics.files import linear_head, seeded
+from lanternbench.metrics.images import ImageFiles
 from lanternbench.utils.files import cache_dir, replacing
 
 GREY = Image.new("RGB", (8, 8), "gray")
@@ -85,9 +83,9 @@ def test_the_distance_of_two_gaussians_is_the_closed_form():
     # covariances with the same eigenvectors: |shift|² + Σ (√a − √b)²
     a, b = (turned @ torch.diag(values) @ turned.T for values in (first, second))
     expected = float(shift.square().sum() + (first.sqrt() - second.sqrt()).square().sum())
-    assert distances.frechet(shift, a, torch.zeros(width, dtype=torch.float64), distances.root(b)) == pytest.approx(
-        expected, rel=1e-9
-    )
+    assert feature_metric.frechet(
+        shift, a, torch.zeros(width, dtype=torch.float64), feature_metric.root(b)
+    ) == pytest.approx(expected, rel=1e-9)
 
 
 def test_fid_infinity_removes_the_bias_of_few_images():
@@ -95,11 +93,11 @@ def test_fid_infinity_removes_the_bias_of_few_images():
     reference_set = Statistics.of(gaussian(10_000, width))
     truth = width * (0.3**2 + (1.1 - 1) ** 2)
     found = [gaussian(20 * width, width, 0.3, 1.1, seed) for seed in range(1, 6)]
-    extrapolations = [distances.fid_infinity(f, reference_set) for f in found]
-    plain = np.mean([distances.fid(f, reference_set) for f in found])
+    extrapolations = [feature_metric.fid_infinity(f, reference_set) for f in found]
+    plain = np.mean([feature_metric.fid(f, reference_set) for f in found])
     assert plain > truth * 1.15
     assert abs(np.mean(extrapolations) - truth) < 0.3 * (plain - truth)
-    assert distances.fid_infinity(found[0], reference_set) == extrapolations[0]
+    assert feature_metric.fid_infinity(found[0], reference_set) == extrapolations[0]
 
 
 def test_fid_infinity_needs_enough_images_and_says_how_many():
@@ -230,11 +228,11 @@ def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
     rng = np.random.default_rng(0)
     noise = Image.fromarray(rng.integers(100, 156, (90, 700, 3), dtype=np.uint8))  # no overshoot to clip
-    clean = nets.clean_image(noise)
+    clean = clean_image(noise)
     assert (clean.shape, clean.dtype) == ((3, 299, 299), torch.uint8)
-    eight_bit = nets.plain_image(noise.resize((299, 299), Image.Resampling.BICUBIC))
+    eight_bit = plain_image(noise.resize((299, 299), Image.Resampling.BICUBIC))
     assert int((clean.int() - eight_bit.int()).abs().max()) <= 1
-    assert nets.clean_image(Image.new("RGB", (1, 1), "white")).min() == 255
+    assert clean_image(Image.new("RGB", (1, 1), "white")).min() == 255
 
 
 # precision and recall
@@ -242,16 +240,16 @@ def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
 
 def test_precision_and_recall_of_a_set_with_itself_are_one_and_of_far_sets_zero():
     found = gaussian(50, 4)
-    assert distances.precision_recall(found, found) == (1.0, 1.0)
-    assert distances.precision_recall(found, found + 100) == (0.0, 0.0)
+    assert feature_metric.precision_recall(found, found) == (1.0, 1.0)
+    assert feature_metric.precision_recall(found, found + 100) == (0.0, 0.0)
 
 
 def test_a_set_that_shows_one_kind_only_is_precise_and_recalls_little():
     two_kinds = torch.cat([gaussian(100, 4), gaussian(100, 4, mean=50.0)])
-    precise, recalled = distances.precision_recall(two_kinds, gaussian(100, 4, seed=1))
+    precise, recalled = feature_metric.precision_recall(two_kinds, gaussian(100, 4, seed=1))
     assert precise > 0.7
     assert 0.3 < recalled <= 0.5
-    assert distances.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
+    assert feature_metric.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
 
 
 def test_precision_is_what_the_definition_says(monkeypatch):
@@ -263,8 +261,8 @@ def test_precision_is_what_the_definition_says(monkeypatch):
             if float((point - centre).norm()) <= radius:
                 expected += 1
                 break
-    monkeypatch.setattr(distances, "CHUNK", 5)
-    assert distances.precision_recall(real, made)[0] == pytest.approx(expected / 17)
+    monkeypatch.setattr(feature_metric, "CHUNK", 5)
+    assert feature_metric.precision_recall(real, made)[0] == pytest.approx(expected / 17)
 
 
 # Inception Score
@@ -340,7 +338,7 @@ def small_reward(tmp_path, monkeypatch):
 def image_reward_of(put_weights, weights, words):
     """The scorer that reads these two files."""
     put_weights({"image-reward": weights, "bert-vocabulary": words})
-    return preference.ImageReward("image-reward", Setup())
+    return clip.ImageReward("image-reward", Setup())
 
 
 def _official_names(state) -> dict[str, str]:
@@ -413,7 +411,7 @@ def test_a_weights_file_that_is_torn_or_would_run_code_is_refused(tmp_path, cont
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (224, 100), (100, 224), (224, 224), (7, 500)])
 def test_any_size_fits_the_letterbox_and_its_margin_is_black(size):
-    pixels = preference.letterbox(Image.new("RGB", size, "white"))
+    pixels = clip.letterbox(Image.new("RGB", size, "white"))
     assert pixels.shape == (3, 224, 224)
     black, white = ((v - torch.tensor(MEAN)) / torch.tensor(STD) for v in (0, 1))
     assert torch.allclose(pixels[:, 111:113, 111:113].amax((1, 2)), white, atol=1e-4)
@@ -435,7 +433,7 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path, monkeypatch, put_weight
     (scorer,) = scorers_for(["hpsv2"], "full")
     (value,) = scorer.score([GREY], ["a grey square"])
     with torch.inference_mode():
-        image = model.encode_image(preference.letterbox(GREY)[None], normalize=True)
+        image = model.encode_image(clip.letterbox(GREY)[None], normalize=True)
         caption = model.encode_text(open_clip.get_tokenizer("ViT-H-14")(["a grey square"]), normalize=True)
     assert value == pytest.approx(float((image * caption).sum()), abs=1e-5)
     monkeypatch.setattr("open_clip.get_model_config", lambda name: config | {"embed_dim": 4})
@@ -456,13 +454,13 @@ def test_the_aesthetic_score_is_the_published_head_on_the_image_embedding(tmp_pa
             return pixels.mean((2, 3)).repeat(1, 3)[:, :8]
 
     encoder = Encoder(Model(), lambda images: torch.stack([openai_pixels()(i) for i in images]), None)  # type: ignore
-    scorer = scorer_by(preference.aesthetic_score(encoder, tmp_path / "head.pth", 8))
+    scorer = scorer_by(clip.aesthetic_score(encoder, tmp_path / "head.pth", 8))
     red = Image.new("RGB", (8, 8), "red")
     values = scorer.score([red, GREY, red], ["a", "b", "c"])
     assert values[0] == values[2] != values[1]
     assert values[0] == pytest.approx(float(head(encoder.images([red]).clone()).squeeze()), abs=1e-5)
     with pytest.raises(UserError, match="is not the LAION's aesthetic predictor file"):
-        preference.aesthetic_score(encoder, tmp_path / "head.pth", 9)
+        clip.aesthetic_score(encoder, tmp_path / "head.pth", 9)
 
 
 def test_the_published_heads_have_the_layers_that_their_files_name():
@@ -534,7 +532,7 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
     assert scorers_for(None, "tiny", Setup(random=True))[0].name == "clip-random"
     with pytest.raises(UserError, match="leave out --random-weights"):
         scorers_for(["fid-tiny"], "tiny", Setup(random=True))
-    one, two = (nets.inception_net(Setup(random=True), features="64") for _ in range(2))
+    one, two = (inception_net(Setup(random=True), features="64") for _ in range(2))
     images = coloured(3, 0)
     assert torch.equal(features(one, images), features(two, images))
     assert features(one, images).std(0).max() > 0

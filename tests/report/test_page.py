@@ -20,7 +20,7 @@ from lanternbench import experiment as results
 from lanternbench.report.pareto import overlap
 from lanternbench.report.write import report
 from lanternbench.suite import leaderboard
-from lanternbench.suite.submission import submission, write
+from lanternbench.suite.protocol import submission, write
 
 BROWSER = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
 QUIET = [

@@ -8,10 +8,10 @@ from PIL import Image
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.result import Result
+from lanternbench.metrics import Setup
 from lanternbench.metrics.clip import clip_encoder
+from lanternbench.metrics.features import inception
 from lanternbench.metrics.files import published
-from lanternbench.metrics.nets import inception
-from lanternbench.metrics.setup import Setup
 
 TABLE = "images a second, float32"
 
