@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a process per core runs tests: more threads would wait for each other
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the package anew
+sys.dont_write_bytecode = False
 
 import pytest
 import torch
@@ -23,6 +26,15 @@ from lanternbench.models.tiny import checkpoint as tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, SHARED = ROOT / "tests" / "data", ROOT.parent / "shared"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What the tests import stays to the end: the garbage collector looks at it neither meanwhile nor later."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -93,9 +105,21 @@ def two_layers(device: str = "cpu", side: int = 16, dtype: torch.dtype = torch.f
     """
     target = tiny.load(device=device, dtype=dtype)
     target.model.layers = target.model.layers[:2]
-    target.model.config = replace(target.model.config, n_layer=2, grid=side)
-    target.drafters["model"].config = replace(target.drafters["model"].config, grid=side)
+    target.model.config = replace(target.model.config, n_layer=2)
+    return of_side(target, side)
+
+
+def of_side(target: Target, side: int) -> Target:
+    """The same target, changed in place: its images have ``side`` × ``side`` tokens."""
+    for model in (target.model, target.drafters["model"]):
+        model.config = replace(model.config, grid=side)
     return target
+
+
+@pytest.fixture(scope="session")
+def target_8x8() -> Target:
+    """As ``target``, all its layers, with images of 8 × 8 tokens."""
+    return of_side(tiny.load(), 8)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -46,19 +47,34 @@ def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
+def in_python(env: dict[str, str], code: str, cwd: Path) -> Any:
+    """The JSON document that ``code`` prints in the environment of ours."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_an_example_is_at_most_forty_lines(section):
     assert len(example(section).splitlines()) <= 40
 
 
 def test_all_are_listed_with_their_options(installed, tmp_path):
-    methods = {m["method"]: m for m in json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)}
+    """Three commands in one process, most of whose time is its start."""
+    code = (
+        "import json\n"
+        "from lanternbench.cli.main import app\n"
+        "from typer.testing import CliRunner\n"
+        "commands = ['methods', '--json'], ['targets'], ['run', '--help']\n"
+        "print(json.dumps([CliRunner().invoke(app, command, catch_exceptions=False).stdout for command in commands]))\n"
+    )
+    listed, targets, shown = in_python(installed | {"COLUMNS": "120"}, code, tmp_path)
+    methods = {m["method"]: m for m in json.loads(listed)}
     assert methods["eagle-peak"]["options"]["share"] == 0.3
     assert (methods["lookup"]["proposal"], methods["eagle-fan"]["tree"]) == ("lookup", "fan")
     assert methods["eagle-fan"]["lossless"]
     assert not methods["eagle-peak"]["lossless"]
-    assert "tiny-16" in cli(installed, "targets", cwd=tmp_path).stdout
-    shown = cli(installed | {"COLUMNS": "120"}, "run", "--help", cwd=tmp_path).stdout
+    assert "tiny-16" in targets
     assert all(word in shown for word in ("--share", "--blades", "--copied", "peak", "fan", "lookup", "flat"))
 
 
@@ -97,11 +113,7 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
         "rows = lossless.verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
         "print(json.dumps([row._asdict() for row in rows]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    rows = in_python(installed, code, tmp_path)
     assert {row["method"] for row in rows} == {"lookup", "eagle-fan", "eagle-peak s=0.3"}
     assert all(row["passed"] for row in rows)
     assert "tables: plain definition" in {row["check"] for row in rows if row["method"] == "eagle-peak s=0.3"}
@@ -113,13 +125,6 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
 
 
 RELAXED = {"annealed": {"lam": 2.0}, "lantern++": {"lam": 3.0}, "lantern": {"delta": 0.2}, "exact": {}}
-
-
-def in_python(env: dict[str, str], code: str, cwd: Path) -> dict:
-    """The JSON document that ``code`` prints in the environment of ours."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

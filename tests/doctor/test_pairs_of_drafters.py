@@ -90,7 +90,8 @@ def by_item(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {row["item"]: row["ok"] for row in rows}
 
 
-def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(target):
+def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(target_8x8):
+    target = target_8x8
     good = by_item(check_pair(target, "eagle", CAPTIONS, ROW))
     assert good["fits the target"] is True
     assert good["greedy tokens"] is True
