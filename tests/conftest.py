@@ -13,7 +13,6 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a process per core runs tests: more threads would wait for each other
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the package anew
-sys.dont_write_bytecode = False
 
 import pytest
 import torch
@@ -24,17 +23,19 @@ from lanternbench.metrics.files import Weights
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 
+sys.dont_write_bytecode = False  # nor every run the tests
 ROOT = Path(__file__).resolve().parents[1]
 DATA, SHARED = ROOT / "tests" / "data", ROOT.parent / "shared"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection() -> Iterator[Any]:
     """What the tests import stays to the end: the garbage collector looks at it neither meanwhile nor later."""
     gc.disable()
-    yield
+    found = yield
     gc.freeze()
     gc.enable()
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers

@@ -372,10 +372,13 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
 # ---------------------------------------------------------------- statistics on large tables
 
 
-@pytest.mark.parametrize("name", slow_but(["eagle-2"], ["eagle-2", "sjd-pac"]))
-def test_published_sizes_on_large_tables_pass(name, monkeypatch):
-    monkeypatch.setattr(statistical, "LENGTH", LENGTH)
-    found = sampled_tables(method(name), 0, 200)
+@pytest.mark.parametrize(
+    ("name", "length"), slow_but([("eagle-2", 5)], [("eagle-2", 5), ("eagle-2", LENGTH), ("sjd-pac", LENGTH)])
+)
+def test_published_sizes_on_large_tables_pass(name, length, monkeypatch):
+    """Every token more takes twelve times as long."""
+    monkeypatch.setattr(statistical, "LENGTH", length)
+    found = sampled_tables(method(name), 0, 1000 // (length - 1))
     assert found.tokens == 1000
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[2]
