@@ -157,6 +157,20 @@ def shared() -> Path:
 
 
 @pytest.fixture
+def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn coarsely, as .png alone: the other files of them stay empty."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def coarse(figure: Figure, file: Any, **options: Any) -> None:
+        if options["format"] == "png":
+            savefig(figure, file, **options | {"dpi": 20})
+
+    monkeypatch.setattr(Figure, "savefig", coarse)
+
+
+@pytest.fixture
 def no_caches(tmp_path, monkeypatch):
     """A machine without any published weights."""
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -59,16 +59,28 @@ def test_an_example_is_at_most_forty_lines(section):
     assert len(example(section).splitlines()) <= 40
 
 
-def test_all_are_listed_with_their_options(installed, tmp_path):
-    """Three commands in one process, most of whose time is its start."""
+@pytest.fixture(scope="module")
+def ended(installed, tmp_path_factory) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of four commands in one process, most of whose time is its start."""
+    wrong = ["run", "-m", "eagle-peak", "--share", "2", "-n", "1"]
     code = (
-        "import json\n"
-        "from lanternbench.cli.main import app\n"
-        "from typer.testing import CliRunner\n"
-        "commands = ['methods', '--json'], ['targets'], ['run', '--help']\n"
-        "print(json.dumps([CliRunner().invoke(app, command, catch_exceptions=False).stdout for command in commands]))\n"
+        "import json, sys\n"
+        "from contextlib import redirect_stderr, redirect_stdout\n"
+        "from io import StringIO\n"
+        "from lanternbench.cli.main import main\n"
+        "ended = []\n"
+        f"for command in (['methods', '--json'], ['targets'], ['run', '--help'], {wrong}):\n"
+        "    sys.argv = ['lanternbench', *command]\n"
+        "    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:\n"
+        "        try:\n            main()\n"
+        "        except SystemExit as left:\n            ended.append((left.code, out.getvalue(), err.getvalue()))\n"
+        "print(json.dumps(ended))\n"
     )
-    listed, targets, shown = in_python(installed | {"COLUMNS": "120"}, code, tmp_path)
+    return in_python(installed | {"COLUMNS": "120"}, code, tmp_path_factory.mktemp("listed"))
+
+
+def test_all_are_listed_with_their_options(ended):
+    listed, targets, shown = (out for _, out, _ in ended[:3])
     methods = {m["method"]: m for m in json.loads(listed)}
     assert methods["eagle-peak"]["options"]["share"] == 0.3
     assert (methods["lookup"]["proposal"], methods["eagle-fan"]["tree"]) == ("lookup", "fan")
@@ -96,11 +108,11 @@ def test_all_run_in_one_sweep_on_the_target_of_ours(installed, tmp_path):
     assert rows["lookup copied=2"]["lossless"]
 
 
-def test_a_mistake_in_an_option_of_ours_is_one_sentence(installed, tmp_path):
-    done = cli(installed, "run", "-m", "eagle-peak", "--share", "2", "-n", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "option 'share' = 2.0 is wrong" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_mistake_in_an_option_of_ours_is_one_sentence(ended):
+    code, _, said = ended[3]
+    assert code == 2
+    assert "option 'share' = 2.0 is wrong" in said
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_verify_judges_ours_by_enumeration(installed, tmp_path):

@@ -42,9 +42,10 @@ def test_a_time_budget_completes_a_whole_batch(small_images, tmp_path):
     assert len(results.read_samples(path)) == 2
 
 
-def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(small_images, tmp_path, monkeypatch):
+def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(
+    small_images, quick_pictures, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lanternbench.report.write.write_pictures", lambda *_: [])
     (tmp_path / "small.yaml").write_text("methods: [eagle-1]\nnum_prompts: 2\nmetrics: []\n")
     for budget, finished in ((["--time-budget", "0.001"], False), ([], True)):
         done = CliRunner().invoke(app, ["sweep", "small.yaml", *budget], catch_exceptions=False)

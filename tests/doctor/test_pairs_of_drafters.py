@@ -18,7 +18,7 @@ from lanternbench.experiment.config import sweep
 from lanternbench.models import catalogue, entries
 from lanternbench.models.entries import Entry, Expected, entry, expectation, shortfall, upper_limit
 
-CAPTIONS = ["a red circle", "a large blue square"]
+CAPTIONS = ["a red circle"]
 ROW = Entry(
     name="tiny", family="tiny", about="", expects=(
         Expected(drafter="eagle", tree="dynamic", temperature=0, first_token_acceptance=0.3, source="a paper, table 1"),

@@ -445,7 +445,7 @@ def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, mon
     assert "per 1,000 images" in said
 
 
-def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, monkeypatch, capfd):
+def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, quick_pictures, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]
     said = command(monkeypatch, capfd, "score", "r", *options)
@@ -460,7 +460,7 @@ def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, 
 
 
 def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_and_its_command(
-    small_images, no_caches, tmp_path, monkeypatch, capfd
+    small_images, quick_pictures, no_caches, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "WEIGHTS", tmp_path)

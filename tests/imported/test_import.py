@@ -147,7 +147,7 @@ def test_tokens_outside_the_target_s_top_k_are_noted(imported):
     assert "tokens of noise (imported) are outside the target's top-k" in notes[0].text
 
 
-def test_every_table_says_imported(imported, tmp_path):
+def test_every_table_says_imported(imported, quick_pictures, tmp_path):
     files = report([imported], tmp_path)
     for name in ("table.md", "table.csv", "table.tex", "table.json", "report.html", "pairs.md"):
         text = next(file for file in files if file.name == name).read_text()
