@@ -313,7 +313,7 @@ def test_probing_this_machine_predicts_the_run_that_was_measured_on_it(tmp_path,
     """Every operation takes as long as any other: what is promised of seconds is measured elsewhere."""
     for name, less in (("REPEATS", 3), ("STEPS", 3)):
         monkeypatch.setattr(this_machine, name, less)
-    shallow = packed(two_layers(side=8, dtype=torch.float32))
+    shallow = packed(two_layers(dtype=torch.float32))
     monkeypatch.setattr(this_machine, "load_with_drafter", lambda *_: shallow)
     monkeypatch.setattr(this_machine, "bandwidth", partial(this_machine.bandwidth, seconds=0.0))
     clock = CountedClock(monkeypatch)
