@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from families import SMALL_VQ, small_row
+from test_emu3 import VQ as EMU3_VQ
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -25,7 +26,7 @@ SHAPES = {
     "chameleon": IDS | TOKENISER | {"prompt_ids": 65536},
     "lumina": IDS | TOKENISER | {"prompt_ids": 65536, "dialect": "lumina"},
     "janus": IDS | TOKENISER,
-    "emu3": IDS | {"n_kv_head": 1, "first_image_id": 100},
+    "emu3": IDS | {"n_kv_head": 1, "first_image_id": 100, "vq": EMU3_VQ},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from conftest import of_side
 from torch.nn.attention.bias import causal_upper_left
 
+from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.training import eagle, loop
@@ -146,12 +148,17 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
         assert torch.equal(a, b)
 
 
+def sampled(folder: Path, target: Target) -> rollouts.Rollouts:
+    """Four samples of the target, kept in ``folder``."""
+    aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
+    return rollouts.sample(folder, target, 4, log=lambda line: None, aux_layers=aux_layers)
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """Four samples of the embedded target, of 8 × 8 tokens, and the folder that holds them."""
-    target, folder = of_side(tiny.load(), 8), tmp_path_factory.mktemp("rollouts")
-    aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
-    return folder, rollouts.sample(folder, target, 4, log=lambda line: None, aux_layers=aux_layers)
+    folder = tmp_path_factory.mktemp("rollouts")
+    return folder, sampled(folder, of_side(tiny.load(), 8))
 
 
 @pytest.fixture
@@ -196,8 +203,10 @@ def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
 
 
 @pytest.mark.slow
-def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
-    _batches, target, samples = teacher
+def test_each_drafter_learns_the_rollouts(tmp_path):
+    """Of whole images."""
+    target = tiny.load()
+    samples = sampled(tmp_path, target)
     figures: dict[str, list[float]] = {}
 
     def log(line: str) -> None:  # "eagle 6/12  loss 9.1  accept-1 0.3  2 steps/s"
