@@ -157,7 +157,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
 def test_an_address_where_no_cluster_answers_is_one_sentence(address, tmp_path, monkeypatch, capfd):
     """Not what Ray prints about it either, though something else may listen there."""
     pytest.importorskip("ray")
-    monkeypatch.setattr(cluster, "PATIENCE", 0.3)
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
     monkeypatch.setattr(cluster.ray(), "is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = address.format(port=silent.getsockname()[1])

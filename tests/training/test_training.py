@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from conftest import of_side
 from torch.nn.attention.bias import causal_upper_left
 
-from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.tiny import text_encoder as text
 from lanternbench.training import eagle, loop
@@ -148,7 +146,7 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
         assert torch.equal(a, b)
 
 
-def sampled(folder: Path, target: Target) -> rollouts.Rollouts:
+def sampled(folder, target) -> rollouts.Rollouts:
     """Four samples of the target, kept in ``folder``."""
     aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
     return rollouts.sample(folder, target, 4, log=lambda line: None, aux_layers=aux_layers)
