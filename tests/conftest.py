@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a process per core runs tests: more threads would wait for each other
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the package anew
 
 import pytest
 import torch
@@ -21,8 +23,19 @@ from lanternbench.metrics.files import Weights
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 
+sys.dont_write_bytecode = False  # nor every run the tests
 ROOT = Path(__file__).resolve().parents[1]
 DATA, SHARED = ROOT / "tests" / "data", ROOT.parent / "shared"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """What the tests import stays to the end: the garbage collector looks at it neither meanwhile nor later."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -93,9 +106,21 @@ def two_layers(device: str = "cpu", side: int = 16, dtype: torch.dtype = torch.f
     """
     target = tiny.load(device=device, dtype=dtype)
     target.model.layers = target.model.layers[:2]
-    target.model.config = replace(target.model.config, n_layer=2, grid=side)
-    target.drafters["model"].config = replace(target.drafters["model"].config, grid=side)
+    target.model.config = replace(target.model.config, n_layer=2)
+    return of_side(target, side)
+
+
+def of_side(target: Target, side: int) -> Target:
+    """The same target, changed in place: its images have ``side`` × ``side`` tokens."""
+    for model in (target.model, target.drafters["model"]):
+        model.config = replace(model.config, grid=side)
     return target
+
+
+@pytest.fixture(scope="session")
+def target_8x8() -> Target:
+    """As ``target``, all its layers, with images of 8 × 8 tokens."""
+    return of_side(tiny.load(), 8)
 
 
 @pytest.fixture(scope="session")
@@ -129,6 +154,20 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"OFFICIAL DATA ABSENT: {SHARED} is not there, so this promise was not checked")
     return SHARED
+
+
+@pytest.fixture
+def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn coarsely, as .png alone: the other files of them stay empty."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def coarse(figure: Figure, file: Any, **options: Any) -> None:
+        if options["format"] == "png":
+            savefig(figure, file, **options | {"dpi": 20})
+
+    monkeypatch.setattr(Figure, "savefig", coarse)
 
 
 @pytest.fixture

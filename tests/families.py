@@ -11,6 +11,9 @@ from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig
 
+# an image tokeniser that costs nothing; without it a small target gets one of the published size
+SMALL_VQ = asdict(VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=64, codebook_dim=8, attention=False))
+
 
 def small_row(
     shape: dict[str, Any], guidance: float = 3.0, top_k: int = 0, name: str = "small", family: str = ""

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from contextlib import nullcontext, suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ LAYERS |= {"suite": 8, "tune": 8, "predict": 8, "doctor": 8, "cli": 9}
 LONG_FILES: set[str] = set()  # over 400 lines, with a reason beside each
 
 
+@cache
 def files() -> dict[str, ast.Module]:
     """Module name -> its syntax tree."""
     found = {}
@@ -36,9 +38,6 @@ def files() -> dict[str, ast.Module]:
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text(encoding="utf-8"))
     return found
-
-
-FILES = files()
 
 
 def outer(tree: ast.AST) -> list[ast.AST]:
@@ -58,11 +57,11 @@ def imports(name: str, nodes: list[ast.AST]) -> set[str]:
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names if a.name in FILES}
+            found |= {a.name for a in node.names if a.name in files()}
         if isinstance(node, ast.ImportFrom) and node.module:
             whole = {f"{node.module}.{a.name}" for a in node.names}
-            found |= whole & FILES.keys()
-            if node.module in FILES and not whole <= FILES.keys():
+            found |= whole & files().keys()
+            if node.module in files() and not whole <= files().keys():
                 found.add(node.module)
     return found - {name}
 
@@ -78,7 +77,7 @@ def test_every_package_has_a_layer():
 
 def test_imports_point_one_way():
     wrong = []
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         for other in imports(name, list(ast.walk(tree))):
             here, there = layer(name), layer(other)
             if here is None or there is None or name.split(".")[1] == other.split(".")[1]:
@@ -89,7 +88,7 @@ def test_imports_point_one_way():
 
 
 def test_no_files_import_each_other():
-    graph = {name: imports(name, outer(tree)) for name, tree in FILES.items()}
+    graph = {name: imports(name, outer(tree)) for name, tree in files().items()}
     done: set[str] = set()
     circles: list[list[str]] = []
 
@@ -113,7 +112,7 @@ def test_files_are_short():
 
 def test_functions_have_few_parameters():
     wide = set()
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         if name.startswith("lanternbench.cli"):
             continue
         for node in ast.walk(tree):
@@ -128,7 +127,7 @@ def test_engine_and_methods_ask_no_component_for_its_type():
     """What remains asks about tensors, numbers and nestings of them, never about a component."""
     allowed = {"Tensor", "PerPrompt", "DecoderCache", "slice", "Tensor | int", "str", "float", "list", "tuple", "dict"}
     asked = []
-    for name, tree in FILES.items():
+    for name, tree in files().items():
         if name.startswith(("lanternbench.engine", "lanternbench.methods")):
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "hasattr"):

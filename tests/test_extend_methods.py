@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -46,19 +47,46 @@ def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
 
 
+def in_python(env: dict[str, str], code: str, cwd: Path) -> Any:
+    """The JSON document that ``code`` prints in the environment of ours."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_an_example_is_at_most_forty_lines(section):
     assert len(example(section).splitlines()) <= 40
 
 
-def test_all_are_listed_with_their_options(installed, tmp_path):
-    methods = {m["method"]: m for m in json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)}
+@pytest.fixture(scope="module")
+def ended(installed, tmp_path_factory) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of four commands in one process, most of whose time is its start."""
+    wrong = ["run", "-m", "eagle-peak", "--share", "2", "-n", "1"]
+    code = (
+        "import json, sys\n"
+        "from contextlib import redirect_stderr, redirect_stdout\n"
+        "from io import StringIO\n"
+        "from lanternbench.cli.main import main\n"
+        "ended = []\n"
+        f"for command in (['methods', '--json'], ['targets'], ['run', '--help'], {wrong}):\n"
+        "    sys.argv = ['lanternbench', *command]\n"
+        "    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:\n"
+        "        try:\n            main()\n"
+        "        except SystemExit as left:\n            ended.append((left.code, out.getvalue(), err.getvalue()))\n"
+        "print(json.dumps(ended))\n"
+    )
+    return in_python(installed | {"COLUMNS": "120"}, code, tmp_path_factory.mktemp("listed"))
+
+
+def test_all_are_listed_with_their_options(ended):
+    listed, targets, shown = (out for _, out, _ in ended[:3])
+    methods = {m["method"]: m for m in json.loads(listed)}
     assert methods["eagle-peak"]["options"]["share"] == 0.3
     assert (methods["lookup"]["proposal"], methods["eagle-fan"]["tree"]) == ("lookup", "fan")
     assert methods["eagle-fan"]["lossless"]
     assert not methods["eagle-peak"]["lossless"]
-    assert "tiny-16" in cli(installed, "targets", cwd=tmp_path).stdout
-    shown = cli(installed | {"COLUMNS": "120"}, "run", "--help", cwd=tmp_path).stdout
+    assert "tiny-16" in targets
     assert all(word in shown for word in ("--share", "--blades", "--copied", "peak", "fan", "lookup", "flat"))
 
 
@@ -80,11 +108,11 @@ def test_all_run_in_one_sweep_on_the_target_of_ours(installed, tmp_path):
     assert rows["lookup copied=2"]["lossless"]
 
 
-def test_a_mistake_in_an_option_of_ours_is_one_sentence(installed, tmp_path):
-    done = cli(installed, "run", "-m", "eagle-peak", "--share", "2", "-n", "1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "option 'share' = 2.0 is wrong" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_mistake_in_an_option_of_ours_is_one_sentence(ended):
+    code, _, said = ended[3]
+    assert code == 2
+    assert "option 'share' = 2.0 is wrong" in said
+    assert len(said.strip().splitlines()) == 1
 
 
 def test_verify_judges_ours_by_enumeration(installed, tmp_path):
@@ -97,11 +125,7 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
         "rows = lossless.verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
         "print(json.dumps([row._asdict() for row in rows]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=installed, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    rows = in_python(installed, code, tmp_path)
     assert {row["method"] for row in rows} == {"lookup", "eagle-fan", "eagle-peak s=0.3"}
     assert all(row["passed"] for row in rows)
     assert "tables: plain definition" in {row["check"] for row in rows if row["method"] == "eagle-peak s=0.3"}
@@ -113,13 +137,6 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
 
 
 RELAXED = {"annealed": {"lam": 2.0}, "lantern++": {"lam": 3.0}, "lantern": {"delta": 0.2}, "exact": {}}
-
-
-def in_python(env: dict[str, str], code: str, cwd: Path) -> dict:
-    """The JSON document that ``code`` prints in the environment of ours."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow

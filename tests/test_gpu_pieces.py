@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, mistake
 from fake_device import THERE, Apart
+from families import SMALL_VQ
 
 from benchmarks.gpu import bars, report, shapes
 from benchmarks.gpu.machine import Rehearsal, again, rehearsal
@@ -78,7 +79,7 @@ def test_pieces_that_record_no_step_run_on_the_host(name, tmp_path):
 
 def test_xl_gets_a_drafter_of_every_kind():
     shape = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "caption_dim": 8, "cls_token_num": 4}
-    row = Entry(name="small", family="llamagen", about="", shape=shape, guidance=3.0)
+    row = Entry(name="small", family="llamagen", about="", shape=shape | {"vq": SMALL_VQ}, guidance=3.0)
     target = shapes.with_all_drafters(LlamaGenFamily().random_target(row, "cpu", torch.float32))
     assert set(target.drafters) == {"eagle", "eagle-3", "dflash", "model", "medusa"}
     assert [net.misfit(target) for net in (target.drafters["model"], target.drafters["medusa"])] == [None, None]

@@ -122,18 +122,18 @@ def test_run_takes_several_methods_and_each_reads_its_own_options(here, monkeypa
 
 def test_a_plan_makes_nothing_and_its_estimate_is_near(here, tmp_path, monkeypatch):
     """On a clock that counts operations, whatever else the machine does."""
-    (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 3\nmetrics: []\n")
+    (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 2\nmetrics: []\n")
     with CountedClock(monkeypatch):
         plan = here("sweep", "small.yaml", "--dry-run")
         assert not (tmp_path / "results").exists()
         done = here("sweep", "small.yaml")
-    assert plan["images"] == 3 * 2
+    assert plan["images"] == 2 * 2
     assert [row["method"] for row in plan["plan"]] == ["ar", "cool-sd λ=2"]
     samples = (tmp_path / done["run"] / "samples.jsonl").read_text().splitlines()
     spent = sum(s["decode_s"] + s["encode_s"] + s["render_s"] for s in map(json.loads, samples))
     assert spent / 1.5 < plan["minutes"] * 60 < spent * 1.5, (spent, plan)
     shown = CliRunner().invoke(app, ["sweep", "small.yaml", "--dry-run"]).stdout
-    assert "6 images, about" in shown
+    assert "4 images, about" in shown
 
 
 def test_verify_takes_the_options_of_methods(monkeypatch):

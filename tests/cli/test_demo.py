@@ -8,19 +8,31 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, two_layers
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
 from lanternbench.cli.main import app
 from lanternbench.cli.output import program as program_name
-from lanternbench.experiment import config
+from lanternbench.experiment import config, worker
 from lanternbench.experiment import runner as sweeps
+from lanternbench.models.target import Target
 
 SWEEP = {"methods": ["cool-sd"], "num_prompts": 3, "metrics": [], "baseline": False, "target": "tiny"}
 
 
-def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_goes_on(small_images, tmp_path):
+@pytest.fixture(scope="module")
+def shallow_4x4() -> Target:
+    return two_layers(side=4)
+
+
+@pytest.fixture
+def smaller_images(shallow_4x4, monkeypatch):
+    """Runs in this process load ``shallow_4x4``: many images are drawn here, and none is looked at."""
+    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_4x4)
+
+
+def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_goes_on(smaller_images, tmp_path):
     asked = config.sweep(SWEEP | {"methods": ["eagle-1", "cool-sd"], "num_prompts": 2})
     stored = []
     for _ in range(4):
@@ -35,14 +47,16 @@ def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_g
     assert tokens[0] == tokens[1]
 
 
-def test_a_time_budget_completes_a_whole_batch(small_images, tmp_path):
+def test_a_time_budget_completes_a_whole_batch(smaller_images, tmp_path):
     path, _ = sweeps.run(
         config.sweep(SWEEP | {"num_prompts": 4, "batch": 2}), tmp_path, watch=sweeps.Callbacks(budget_s=0.0)
     )
     assert len(results.read_samples(path)) == 2
 
 
-def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(small_images, tmp_path, monkeypatch):
+def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(
+    smaller_images, quick_pictures, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.yaml").write_text("methods: [eagle-1]\nnum_prompts: 2\nmetrics: []\n")
     for budget, finished in ((["--time-budget", "0.001"], False), ([], True)):

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import DATA
@@ -20,64 +21,85 @@ from lanternbench.models.grids import size
 HEAVY = ("torch", "scipy", "transformers", "ray", "matplotlib", "pandas")
 REPORTED = f"""
 import json, sys
-sys.argv = json.loads(sys.argv[1])
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from lanternbench.cli import interrupts
-interrupts.finish = lambda code: print(json.dumps([m for m in {HEAVY} if m in sys.modules]), file=sys.stderr)
+interrupts.finish = lambda code: None
 from lanternbench.__main__ import main
-main()
+before, found = set(), []
+for args in json.loads(sys.argv[1]):
+    sys.argv = ["lanternbench", *args]
+    with StringIO() as text, redirect_stdout(text), redirect_stderr(text):
+        main()
+        said = text.getvalue()
+    heavy = {{m for m in {HEAVY} if m in sys.modules}}
+    found.append((said, sorted(heavy - before)))
+    before |= heavy
+print(json.dumps(found))
 """
+Imported = dict[tuple[str, ...], tuple[str, list[str]]]
 
 
-def imported(*args: str, cwd: object = None) -> tuple[str, list[str]]:
-    """What a command wrote to both streams, and which heavy packages it imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", REPORTED, json.dumps(["lanternbench", *args])], capture_output=True, text=True, cwd=cwd
-    )
-    text, _, last = done.stderr.rstrip().rpartition("\n")
-    return done.stdout + text, json.loads(last)
+def imported(commands: list[tuple[str, ...]], folder: Path) -> Imported:
+    """What each command wrote to both streams, and which heavy packages it was the first to import.
+
+    One process runs them one after the other, as half a second passes before it runs the first.
+    """
+    for name in ("first", "second"):
+        shutil.copytree(DATA / "run_of_flat_figures", folder / "results" / name)
+    (folder / "wrong.yaml").write_text("methods: [egle-1]\n")
+    (folder / "elsewhere.yaml").write_text("methods: [ar]\ntarget: tiiny\n")
+    command = [sys.executable, "-c", REPORTED, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(commands, map(tuple, json.loads(done.stdout)), strict=True))
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--help",),
-        ("methods",),
-        ("targets",),
-        ("targets", "anole-7b"),
-        ("metrics",),
-        ("metrics", "fid"),
-        ("prompts", "demo"),
-        ("runs",),
-        ("compare", "first", "second"),
-    ],
-    ids=" ".join,
-)
-def test_a_command_that_computes_nothing_imports_nothing_that_computes(args, tmp_path):
-    for name in ("first", "second") if args[0] in ("runs", "compare") else ():
-        shutil.copytree(DATA / "run_of_flat_figures", tmp_path / "results" / name)
-    text, heavy = imported(*args, cwd=tmp_path)
+COMPUTE_NOTHING = [
+    ("--help",),
+    ("methods",),
+    ("targets",),
+    ("targets", "anole-7b"),
+    ("metrics",),
+    ("metrics", "fid"),
+    ("prompts", "demo"),
+    ("runs",),
+    ("compare", "first", "second"),
+]
+
+
+@pytest.fixture(scope="module")
+def of_nothing(tmp_path_factory) -> Imported:
+    return imported(COMPUTE_NOTHING, tmp_path_factory.mktemp("nothing"))
+
+
+@pytest.mark.parametrize("args", COMPUTE_NOTHING, ids=" ".join)
+def test_a_command_that_computes_nothing_imports_nothing_that_computes(args, of_nothing):
+    text, heavy = of_nothing[args]
     assert "lanternbench: " not in text  # what an error begins with
     assert text
     assert heavy == []
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("run", "-m", "egle-1"), "did you mean 'eagle-1'?"),
-        (("run", "--method=block"), "'block' is an acceptance rule"),
-        (("run", "-m", "ar", "--target", "tiiny"), "did you mean 'tiny'?"),
-        (("tune", "-m", "egle-1"), "did you mean 'eagle-1'?"),
-        (("verify", "egle-1"), "did you mean 'eagle-1'?"),
-        (("sweep", "wrong.yaml"), "did you mean 'eagle-1'?"),
-        (("sweep", "elsewhere.yaml"), "did you mean 'tiny'?"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+WRONG = (
+    (("run", "-m", "egle-1"), "did you mean 'eagle-1'?"),
+    (("run", "--method=block"), "'block' is an acceptance rule"),
+    (("run", "-m", "ar", "--target", "tiiny"), "did you mean 'tiny'?"),
+    (("tune", "-m", "egle-1"), "did you mean 'eagle-1'?"),
+    (("verify", "egle-1"), "did you mean 'eagle-1'?"),
+    (("sweep", "wrong.yaml"), "did you mean 'eagle-1'?"),
+    (("sweep", "elsewhere.yaml"), "did you mean 'tiny'?"),
 )
-def test_names_are_checked_before_torch_is_imported(args, said, tmp_path):
-    (tmp_path / "wrong.yaml").write_text("methods: [egle-1]\n")
-    (tmp_path / "elsewhere.yaml").write_text("methods: [ar]\ntarget: tiiny\n")
-    text, heavy = imported(*args, cwd=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def of_wrong(tmp_path_factory) -> Imported:
+    return imported([args for args, _ in WRONG], tmp_path_factory.mktemp("wrong"))
+
+
+@pytest.mark.parametrize(("args", "said"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+def test_names_are_checked_before_torch_is_imported(args, said, of_wrong):
+    text, heavy = of_wrong[args]
     assert said in text
     assert "torch" not in heavy
 

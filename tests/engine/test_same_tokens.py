@@ -29,7 +29,7 @@ SEED = 7
 SIZES = {"depth": 3, "draft_top_k": 3, "total_nodes": 8, "depth_range": (0, 10), "width_range": (1, 9), "l_k": 1}
 CASES: list[dict[str, Any]] = json.loads(FILE.read_text())
 BATCHES = ("eagle-2", "sjd")
-EVERY_TIME = ("ar", "medusa", "eagle-1", "sjd", "adt-tree", "cool-sd")
+EVERY_TIME = ("ar", "medusa", "sjd", "adt-tree", "cool-sd")
 ALL = os.environ.get("LANTERNBENCH_ALL_TOKENS", "")
 QUICK = [
     case

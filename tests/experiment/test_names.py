@@ -60,7 +60,7 @@ def test_a_sweep_s_drafter_is_that_of_the_methods_that_can_use_it():
         Sweep(drafter="some/file", methods=["eagle-1", "eagle-3"]).methods()
 
 
-def test_two_drafters_meet_in_one_interleaved_sweep(few_layers, tmp_path):
+def test_two_drafters_meet_in_one_interleaved_sweep(small_images, tmp_path):
     places = [tmp_path / name for name in ("first", "second")]
     for place in places:
         place.mkdir()

@@ -368,7 +368,7 @@ def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
     assert texts(again).count(note) == 1
 
 
-def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(few_layers, tmp_path, monkeypatch, capfd):
+def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(small_images, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu", "--metrics", "fid"]
     command(monkeypatch, capfd, "run", *options)
@@ -443,7 +443,7 @@ def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, mon
     assert "per 1,000 images" in said
 
 
-def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, monkeypatch, capfd):
+def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, quick_pictures, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]
     said = command(monkeypatch, capfd, "score", "r", *options)
@@ -458,7 +458,7 @@ def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, tmp_path, 
 
 
 def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_and_its_command(
-    few_layers, no_caches, tmp_path, monkeypatch, capfd
+    small_images, quick_pictures, no_caches, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "WEIGHTS", tmp_path)
@@ -483,7 +483,9 @@ def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_an
             assert f"get them: lanternbench fetch {name}" in text
 
 
-def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(few_layers, no_caches, tmp_path, monkeypatch, capfd):
+def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(
+    small_images, no_caches, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu"]
     options += ["--metrics", "clip,fid,precision-recall"]  # the last lacks its folder of real images

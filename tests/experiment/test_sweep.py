@@ -48,12 +48,12 @@ def cli(*args: str, cwd: Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def swept(shallow, tmp_path_factory) -> Path:
-    """A folder in which one small sweep has been run, undisturbed, on two layers of the target."""
+def swept(shallow_8x8, tmp_path_factory) -> Path:
+    """A folder in which one small sweep has been run, undisturbed, on small images of two layers of the target."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "small.yaml").write_text(SWEEP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "load_with_drafter", lambda *_: shallow)
+        patch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
         cli("sweep", "small.yaml", cwd=folder)
     return folder
 
@@ -106,7 +106,7 @@ def test_report_writes_every_format(swept):
     assert {".md", ".csv", ".tex", ".png", ".svg", ".pdf", ".html"} <= written
 
 
-def test_run_measures_ar_alongside_and_resumes(swept, few_layers):
+def test_run_measures_ar_alongside_and_resumes(swept, small_images):
     first = cli("run", "--method", "cool-sd", "--lambda", "2", "-n", "1", "--json", cwd=swept)
     rows = json.loads(first.stdout)["rows"]
     assert [r["label"] for r in rows] == ["ar", "cool-sd λ=2"]
@@ -117,7 +117,7 @@ def test_run_measures_ar_alongside_and_resumes(swept, few_layers):
 @pytest.mark.parametrize(
     "name", ["coco2017:{shared}/coco/captions_val2017.json", "parti:{shared}/prompts/PartiPrompts.tsv"]
 )
-def test_official_prompts_run(shared, few_layers, tmp_path, name):
+def test_official_prompts_run(shared, small_images, tmp_path, name):
     done = cli(
         "run", "-m", "cool-sd", "--prompts", name.format(shared=shared), "-n", "2", "--no-baseline", "--json",
         cwd=tmp_path,

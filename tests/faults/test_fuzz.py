@@ -80,8 +80,7 @@ def test_any_text_as_a_sweep_file_is_one_sentence_or_runs(text, tmp_path):
 
 @FUZZ
 @given(config=CONFIGS)
-def test_any_settings_are_one_sentence_or_decode(config, target, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: target)
+def test_any_settings_are_one_sentence_or_decode(config, small_images, tmp_path):
     path: Path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8", errors="surrogatepass")
     try:
@@ -99,7 +98,6 @@ def test_any_settings_are_one_sentence_or_decode(config, target, tmp_path, monke
 
 
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
-def test_extreme_seeds_decode(seed, target, monkeypatch):
-    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: target)
+def test_extreme_seeds_decode(seed, small_images):
     run = Sweep(methods=["cool-sd"], seed=seed)
     worker.Worker(run, "cpu").warm_up(run.methods()[-1].label, "a red circle")

@@ -7,11 +7,12 @@ import json
 import shutil
 import subprocess
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import mistake
+from conftest import mistake, slow_but
 from test_run_folder_faults import sample
 
 from lanternbench import load as load_api
@@ -157,8 +158,12 @@ def test_a_disk_that_is_full_during_a_checkpoint_is_one_sentence(written, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", [["prompts", "demo", "-n", "2"], ["prompts", "demo", "--json"], ["--version"]])
+PRINTING = (["prompts", "demo", "-n", "2"], ["prompts", "demo", "--json"], ["--version"])
+
+
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), slow_but([*zip(PRINTING, ["", "1", ""], strict=True)], product(PRINTING, ["", "1"]))
+)
 def test_an_output_that_is_lost_is_an_error(command, unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:

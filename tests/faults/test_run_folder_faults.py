@@ -233,7 +233,7 @@ SUMMARIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", SUMMARIES)
-def test_an_edited_summary_is_a_sentence_or_a_report(fault, tmp_path, monkeypatch, capfd):
+def test_an_edited_summary_is_a_sentence_or_a_report(fault, quick_pictures, tmp_path, monkeypatch, capfd):
     path = made(tmp_path / "results")
     summary = json.loads((path / "summary.json").read_text())
     for row in summary["rows"]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_anole import PUBLISHED, files, load  # noqa: F401 (files is a fixture)
+from test_anole import PUBLISHED, files, load, written  # noqa: F401 (files and written are fixtures)
 from torch import Tensor
 
 from lanternbench.errors import UserError

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import mistake, slow_but
+from conftest import mistake, slow_but, two_layers
 from PIL import Image
 from safetensors.numpy import save_file
 
 from lanternbench import prompts
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.experiment import read_run, read_samples
+from lanternbench.experiment import read_run, read_samples, worker
 from lanternbench.experiment.config import sweep
 from lanternbench.imported import layouts
 from lanternbench.imported.run import LOG_PROB, import_run, log_probs, matched
 from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.models.target import Target
 from lanternbench.report.write import report
 
 CAPTIONS = [p.text for p in prompts.load("demo", 2)]
-LENGTH = 256
+LENGTH = 64
 
 
 def settings(**given):
@@ -35,14 +36,23 @@ def settings(**given):
 
 
 @pytest.fixture(scope="module")
-def ar(target):
-    """``ar``'s images of two captions, as a run with seed 0 draws them."""
-    return generate(build(target, method("ar")), CAPTIONS, ["1", "2"], seed=0, trace=True)
+def target() -> Target:
+    """The weights of ``shallow_8x8`` as runs have them, in float32."""
+    return two_layers(side=8, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded(target) -> Iterator[None]:
+    """Runs in this process load ``target``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "load_with_drafter", lambda *_: target)
+        yield
 
 
 @pytest.fixture(scope="module")
-def precise():
-    return tiny.load(dtype=torch.float64)
+def ar(target):
+    """``ar``'s images of two captions, as a run with seed 0 draws them."""
+    return generate(build(target, method("ar")), CAPTIONS, ["1", "2"], seed=0, trace=True)
 
 
 def jsonl(path: Path, rows: list[dict]) -> Path:
@@ -74,13 +84,13 @@ def plainly(target, caption: str, tokens, temperature: float, top_k: int, scale:
 @pytest.mark.parametrize(
     ("temperature", "top_k", "scale"), slow_but([(0.7, 200, 1.5)], [(1.0, 64, 3.0), (0.7, 200, 1.5)])
 )
-def test_log_probabilities_are_those_of_an_independent_computation(target, precise, ar, temperature, top_k, scale):
+def test_log_probabilities_are_those_of_an_independent_computation(target, shallow_8x8, ar, temperature, top_k, scale):
     """Token by token in float64; their mean in float32, whose rounding moves single tokens by up to 1e-5."""
     tokens = torch.stack([made.tokens for made in ar])
     for i, caption in enumerate(CAPTIONS):
-        want = torch.tensor(plainly(precise, caption, tokens[i], temperature, top_k, scale))
+        want = torch.tensor(plainly(shallow_8x8, caption, tokens[i], temperature, top_k, scale))
         assert want.std() > 0.5  # they are not all alike
-        for model, within in ((precise, 1e-5), (target, None)):
+        for model, within in ((shallow_8x8, 1e-5), (target, None)):
             got = log_probs(build(model, method("ar"), temperature, top_k, guidance=scale), [caption], tokens[i, None])
             assert (got[0] - want).abs().max() < (within or 1e-3)
             assert abs(float(got.mean() - want.mean())) < 1e-5
@@ -101,7 +111,7 @@ def imported(target, ar, tmp_path_factory):
     folder = tmp_path_factory.mktemp("imported")
     own = jsonl(folder / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=100))
     noise = np.random.default_rng(0).integers(0, target.vocab, (2, LENGTH))
-    np.savez(folder / "noise.npz", tokens=noise.reshape(2, 16, 16), captions=np.array(CAPTIONS), steps=[64, 32])
+    np.savez(folder / "noise.npz", tokens=noise.reshape(2, 8, 8), captions=np.array(CAPTIONS), steps=[64, 32])
     for label, path in (("own", own), ("noise", folder / "noise.npz")):
         made = import_run(layouts.read(path), label, settings(), None, folder / "results", "cpu")
     return made
@@ -137,7 +147,7 @@ def test_tokens_outside_the_target_s_top_k_are_noted(imported):
     assert "tokens of noise (imported) are outside the target's top-k" in notes[0].text
 
 
-def test_every_table_says_imported(imported, tmp_path):
+def test_every_table_says_imported(imported, quick_pictures, tmp_path):
     files = report([imported], tmp_path)
     for name in ("table.md", "table.csv", "table.tex", "table.json", "report.html", "pairs.md"):
         text = next(file for file in files if file.name == name).read_text()
@@ -193,7 +203,7 @@ def png(path: Path, colour: str) -> None:
     Image.new("RGB", (64, 64), colour).save(path)
 
 
-def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(few_layers, tmp_path):
+def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(tmp_path):
     """The layout of its entrypoints/generate_images.py."""
     said = {}
     for i, (caption, tau, seconds) in enumerate(zip(CAPTIONS, (2.0, 3.2), (1.25, 1.5))):
@@ -203,7 +213,7 @@ def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(few_
     (tmp_path / "generation_configs.json").write_text(json.dumps({"model": "llamagen", "temperature": 1.0}))
     folder = import_run(layouts.read(tmp_path), "LANTERN", settings(), None, tmp_path / "results", "cpu")
     found = [s for s in read_samples(folder) if s.label == "LANTERN (imported)"]
-    assert [(s.prompt, s.steps, s.stated_s) for s in found] == [(CAPTIONS[0], 128, 1.25), (CAPTIONS[1], 80, 1.5)]
+    assert [(s.prompt, s.steps, s.stated_s) for s in found] == [(CAPTIONS[0], 32, 1.25), (CAPTIONS[1], 20, 1.5)]
     assert all(Image.open(folder / s.image).getpixel((0, 0)) == (255, 0, 0) for s in found)
     assert all(LOG_PROB not in s.metrics and not s.timed for s in found)
     (tmp_path / "global_statistics_0_10000.json").write_text('{"prompt_0": {"prompt": 3}}')
@@ -235,9 +245,9 @@ GOOD = [[5] * LENGTH] * 2
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (rows([[5] * 255] * 2), r"line 1 has 255 tokens, and tiny draws 256 \(16 × 16\)"),
-        (rows([[5] * 255 + [1024]] * 2), "line 1 has token 1024, and the codebook of tiny 1024: give indices"),
-        (rows([[-1] + [5] * 255] * 2), "line 1 has token -1"),
+        (rows([[5] * 63] * 2), r"line 1 has 63 tokens, and tiny draws 64 \(8 × 8\)"),
+        (rows([[5] * 63 + [1024]] * 2), "line 1 has token 1024, and the codebook of tiny 1024: give indices"),
+        (rows([[-1] + [5] * 63] * 2), "line 1 has token -1"),
         (rows(GOOD, seconds=-1), "line 1: seconds: Input should be greater"),
         (rows(GOOD, steps=0), "line 1: steps: Input should be greater"),
         (rows([[0.5] * LENGTH] * 2), "line 1: tokens"),
@@ -310,7 +320,7 @@ def test_the_command_imports_images_with_stated_figures_and_without_ar(tmp_path,
     folder = tmp_path / "images"
     folder.mkdir()
     png(folder / "0.png", "red")
-    command = ["import", str(folder), "--label", "mine", "--prompts", "demo", "--steps", "64", "--seconds", "0.5"]
+    command = ["import", str(folder), "--label", "mine", "--prompts", "demo", "--steps", "16", "--seconds", "0.5"]
     command += ["--no-baseline", "--metrics", "clip", "--out", str(tmp_path / "results"), "--json"]
     monkeypatch.setattr("sys.argv", ["lanternbench", *command])
     with pytest.raises(SystemExit) as ended:

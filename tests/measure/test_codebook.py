@@ -12,6 +12,7 @@ from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.measure import code_swaps as codebook
 from lanternbench.methods.acceptance.lantern import nearest
+from lanternbench.models import catalogue
 
 CAPTIONS = ["a red circle on a blue background", "$x^{2$ [bold] <b>a green star</b>"]
 
@@ -62,7 +63,8 @@ def test_a_neighbourhood_without_neighbours_is_refused(target, k):
         codebook.study_codebook(target, CAPTIONS, [k])
 
 
-def test_the_command_prints_one_json_object_and_writes_the_picture(tmp_path, monkeypatch, capsys):
+def test_the_command_prints_one_json_object_and_writes_the_picture(shallow_8x8, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(catalogue, "load_target", lambda *_, **__: shallow_8x8)
     out = tmp_path / "codebook.png"
     monkeypatch.setattr("sys.argv", ["lanternbench", "codebook", "--k", "5,2", "-n", "1", "--json", "--out", str(out)])
     with pytest.raises(SystemExit) as ended:

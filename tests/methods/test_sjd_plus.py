@@ -52,7 +52,7 @@ def test_segments_of_a_drafted_chain_follow_their_definition():
     assert one.tv > 1e-3
 
 
-@pytest.mark.parametrize("name", ["sjd++", "sjd-sv"])
+@pytest.mark.parametrize("name", slow_but(["sjd++"], ["sjd++", "sjd-sv"]))
 def test_verify_shows_the_total_variation_and_claims_no_bound(name, monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", WORLDS[1:2])
     monkeypatch.setattr(lossless, "TREES", (2, 3, "dense"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,10 +224,19 @@ def official(state: dict[str, Tensor], last: int) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def files(tmp_path) -> tuple[Path, Chameleon, Any, Any]:
+def files(written, tmp_path) -> tuple[Path, Chameleon, Any, Any]:
     """A folder as ``fetch`` leaves it, and what is in it: decoder, tokeniser, drafter."""
+    folder, *held = written
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return tmp_path, *held
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> tuple[Path, Chameleon, Any, Any]:
+    """What ``files`` copies, made once."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
+    tmp_path = tmp_path_factory.mktemp("files")
     for role in ("model", "eagle"):
         (tmp_path / role).mkdir()
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))

@@ -79,12 +79,12 @@ def test_a_smaller_target_drafts_by_name_and_from_a_folder(classes, known):
     assert not classes.drafters
 
 
-def test_an_eagle_drafter_is_read_from_a_file_or_folder(shallow, tmp_path):
-    own = decoded(shallow, "eagle-1", temperature=1.0)
+def test_an_eagle_drafter_is_read_from_a_file_or_folder(shallow_8x8, tmp_path):
+    own = decoded(shallow_8x8, "eagle-1", temperature=1.0)
     save_file(
         {k: v.float() for k, v in tiny.read(tiny.WEIGHTS / "eagle.safetensors")[0].items()}, tmp_path / "a.safetensors"
     )
-    bare = replace(shallow, drafters={})
+    bare = replace(shallow_8x8, drafters={})
     for path in (tmp_path, tmp_path / "a.safetensors"):
         made, kind = with_drafter(bare, str(path))
         drafted = decoded(made, "eagle-1", temperature=1.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import slow_but
+from families import SMALL_VQ
 from test_anole import small
 
 from lanternbench import registry
@@ -106,7 +107,6 @@ TEMPLATES = {
 def test_a_target_says_what_it_puts_captions_into(name):
     row = catalogue.entry(name)
     shape = {"dim": 16, "n_layer": 1, "n_head": 2} | ({} if "llamagen" in name else {"hidden": 16})
-    if row.family == "emu3":
-        shape |= {"n_kv_head": 1}
+    shape |= {"n_kv_head": 1} if row.family == "emu3" else {"vq": SMALL_VQ}
     target = catalogue.family(row.family).random_target(row.model_copy(update={"shape": row.shape | shape}), "cpu")
     assert target.prompt_template == TEMPLATES[name]

@@ -184,7 +184,7 @@ def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5,
     assert len(list((tmp_path / "features").iterdir())) == 2
 
 
-def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_time_counts():
+def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_time_counts(small_vq):
     features = RandomT5Features(120, "meta", torch.float32, 2048, 36)
     encoder, _ = features._encoder()
     assert sum(p.numel() for p in encoder.parameters()) == 1_223_527_424  # Flan-T5-XL's encoder

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
-from families import random_llamagen
+from families import SMALL_VQ, random_llamagen
 from torch import nn
 
 from lanternbench.engine import decode as engine
@@ -104,8 +105,9 @@ def test_each_layer_gets_the_layout_of_its_size_and_none_stays_twice():
 
 
 def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
-    shape = dict(dim=512, n_layer=2, n_head=8, grid=4, vocab_size=512, caption_dim=64, cls_token_num=8)
-    made = [random_llamagen(shape, 3.0, 0) for _ in range(2)]
+    shape = dict(dim=512, n_layer=2, n_head=8, grid=4, vocab_size=512, caption_dim=64, cls_token_num=8, vq=SMALL_VQ)
+    plain = random_llamagen(shape, 3.0, 0)
+    made = [plain, replace(plain, model=deepcopy(plain.model), drafters=deepcopy(plain.drafters))]
     pack(made[1].model)
     pack(made[1].drafters["eagle"])
     assert any(isinstance(m, PackedLinear) for m in made[1].model.modules())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import small_row
+from families import SMALL_VQ, small_row
+from test_emu3 import VQ as EMU3_VQ
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
@@ -18,13 +19,14 @@ from lanternbench.models.target import Target
 ROWS, COLUMNS = 4, 6
 CAPTIONS = ["a red ring", "a blue star on the left"]
 WIDTH = {"dim": 32, "n_layer": 3, "n_head": 2, "grid": f"{ROWS}x{COLUMNS}", "vocab_size": 24}
+TOKENISER = {"vq": SMALL_VQ}
 IDS = WIDTH | {"hidden": 48, "prompt_ids": 8192}
 SHAPES = {
-    "llamagen": WIDTH | {"cls_token_num": 4, "caption_dim": 8, "multiple_of": 16},
-    "chameleon": IDS | {"prompt_ids": 65536},
-    "lumina": IDS | {"prompt_ids": 65536, "dialect": "lumina"},
-    "janus": IDS,
-    "emu3": IDS | {"n_kv_head": 1, "first_image_id": 100},
+    "llamagen": WIDTH | TOKENISER | {"cls_token_num": 4, "caption_dim": 8, "multiple_of": 16},
+    "chameleon": IDS | TOKENISER | {"prompt_ids": 65536},
+    "lumina": IDS | TOKENISER | {"prompt_ids": 65536, "dialect": "lumina"},
+    "janus": IDS | TOKENISER,
+    "emu3": IDS | {"n_kv_head": 1, "first_image_id": 100, "vq": EMU3_VQ},
 }
 
 

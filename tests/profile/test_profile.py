@@ -24,8 +24,8 @@ from lanternbench.utils.device import last_level_cache
 
 
 @pytest.fixture(scope="module")
-def found(target):
-    decoders = [build(target, method(m)) for m in ("ar", "eagle-1")]
+def found(target_8x8):
+    decoders = [build(target_8x8, method(m)) for m in ("ar", "eagle-1")]
     return profile.profile(decoders, ["a small red circle in the center on a plain blue background"])
 
 
@@ -69,9 +69,9 @@ def test_the_last_level_cache_is_the_largest_that_the_system_names(monkeypatch):
     assert last_level_cache() == 32 * 2**20
 
 
-def test_a_trace_is_written_that_chrome_can_read(target, tmp_path):
+def test_a_trace_is_written_that_chrome_can_read(shallow_8x8, tmp_path):
     path = tmp_path / "folder" / "trace.json"
-    profile.chrome_trace(build(target, method("ar")), "a ring", path)
+    profile.chrome_trace(build(shallow_8x8, method("ar")), "a ring", path)
     assert json.loads(path.read_text())["traceEvents"]
 
 

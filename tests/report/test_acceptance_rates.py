@@ -67,7 +67,7 @@ def test_a_method_that_drafts_nothing_has_no_acceptance():
 def test_the_summary_the_tables_and_the_page_have_the_rates(tmp_path):
     rows = [flat(), flat("sjd", "sjd", 1.5, accept_histogram=[0, 2, 4, 2])]
     folder = make_run(tmp_path / "r", rows)
-    report([folder])
+    report([folder], formats=["md", "csv", "json", "html"])
     out = folder / "report"
     document = json.loads((out / "table.json").read_text())
     assert document["rows"][1]["acceptance"]["per_position"] == [0.75, 0.25]

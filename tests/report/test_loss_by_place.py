@@ -99,7 +99,7 @@ def test_a_report_writes_the_map_and_its_table_for_methods_that_drew_several_row
             assert all(float(x["lo"]) <= float(x["fidelity_loss"]) <= float(x["hi"]) for x in mine)
 
 
-def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(tmp_path):
+def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(tmp_path, quick_pictures):
     runs = [lossy_run(tmp_path / "a"), make_run(tmp_path / "b", run_id="b"), lossy_run(tmp_path / "c", 2)]
     names = {file.name for file in report(runs, out=tmp_path / "out")}
     assert {name for name in names if name.endswith(".csv") and "loss" in name} == {
@@ -108,7 +108,7 @@ def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(tmp
     }
 
 
-def test_losses_of_another_grid_than_the_run_s_are_left_out(tmp_path):
+def test_losses_of_another_grid_than_the_run_s_are_left_out(tmp_path, quick_pictures):
     damaged = lossy_run(tmp_path / "r", zipar=([0.0, 0.3, 0.1], [0.1, 0.1, 0.1]))
     files = {file.name: file for file in report([damaged])}
     with files["loss-by-place.csv"].open() as file:

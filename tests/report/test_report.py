@@ -270,7 +270,7 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
                                         metrics={"clip-tiny": 0.3})  # fmt: skip
                 run.append(stored, Image.new("RGB", (8, 8), "red"))
         run.finish(measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path)))
-    files = report([run.path])
+    files = report([run.path], formats=["md", "html"])
     assert "2.00×" in (run.path / "report" / "table.md").read_text()
     assert files[-1].read_text().count('<img class="image"') == 4
 
@@ -322,7 +322,7 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
 def test_several_runs_are_joined_with_a_run_column(tmp_path):
     rows = [flat(), flat("sjd", "sjd", 2.0)]
     runs = [make_run(tmp_path / name, rows, run_id=name) for name in ("a", "b")]
-    files = report(runs, tmp_path / "out")
+    files = report(runs, tmp_path / "out", formats=["md", "html"])
     table = (tmp_path / "out" / "table.md").read_text()
     assert "\n| run | method |" in table
     assert table.count("\n| a |") == table.count("\n| b |") == 2
@@ -428,7 +428,7 @@ def test_a_run_of_flat_figures_and_notes_as_sentences_is_still_read(tmp_path):
         for name in ("speedup", "latency_s", "accept_len", "step_compression", "fidelity_loss", "perplexity"):
             assert now.value(name) == pytest.approx(before.value(name)), name
             assert now.figure(name).lo == pytest.approx(before.figure(name).lo, rel=0.02), name
-    report([folder])
+    report([folder], formats=["md"])
     table = (folder / "report" / "table.md").read_text()
     assert f"{kept['rows'][1]['speedup']:.2f}×" in table
 
@@ -714,7 +714,7 @@ def test_differences_of_setup_are_named():
 def test_no_paper_s_figure_of_another_target_stands_beside_a_measured_one(tmp_path):
     rows = [row(), row("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, hardware="C")]
     assert published_beside(rows).empty
-    report([make_run(tmp_path / "r")], published=True)
+    report([make_run(tmp_path / "r")], published=True, formats=["md"])
     assert (tmp_path / "r" / "report" / "published.md").read_text() == f"{NONE}\n"
 
 

@@ -72,13 +72,13 @@ def test_a_sweep_file_cannot_claim_to_follow_a_suite(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def short(shallow, tmp_path_factory):
-    """The tiny protocol on two prompts, and a run of it on two layers of the target."""
+def short(shallow_8x8, tmp_path_factory):
+    """The tiny protocol on two prompts, and a run of it on small images of two layers of the target."""
     found = protocol.protocol("tiny")
     s = found.settings | {"num_prompts": 2, "metrics": [], "prompts_hash": prompts.load("demo", 2).hash}
     found = found._replace(settings=s, methods=["eagle-1"])
     with pytest.MonkeyPatch.context() as patch:
-        target = replace(shallow, weights=load_target("tiny").weights)
+        target = replace(shallow_8x8, weights=load_target("tiny").weights)
         patch.setattr(worker, "load_with_drafter", lambda *_: target)
         return found, run(found.sweep({}), tmp_path_factory.mktemp("results"))[0]
 

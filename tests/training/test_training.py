@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import of_side
 from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.models.tiny import checkpoint as tiny
@@ -145,24 +146,29 @@ def test_training_that_was_stopped_continues_as_if_it_was_not(tmp_path):
         assert torch.equal(a, b)
 
 
+def sampled(folder, target) -> rollouts.Rollouts:
+    """Four samples of the target, kept in ``folder``."""
+    aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
+    return rollouts.sample(folder, target, 4, log=lambda line: None, aux_layers=aux_layers)
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Four samples of the embedded target, and the folder that holds them."""
-    target, folder = tiny.load(), tmp_path_factory.mktemp("rollouts")
-    aux_layers = target.drafters["eagle-3"].aux_layers(target.model)
-    return folder, rollouts.sample(folder, target, 4, log=lambda line: None, aux_layers=aux_layers)
+    """Four samples of the embedded target, of 8 × 8 tokens, and the folder that holds them."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    return folder, sampled(folder, of_side(tiny.load(), 8))
 
 
 @pytest.fixture
 def teacher(drawn):
     """Batches of four samples of the embedded target, the target as it is trained (not packed), and the samples."""
-    target, (_, samples) = tiny.load(), drawn
+    target, (_, samples) = of_side(tiny.load(), 8), drawn
     return drafters.Batches(target, samples), target, samples
 
 
 def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, drawn):
     batches, target, samples = teacher
-    assert samples.tokens.shape == (4, 256)
+    assert samples.tokens.shape == (4, 64)
     assert len(samples.captions) == 4
     logits = batches.logits(batches.last(samples.hidden[0, :, batches.prefix - 1 :].float()))[0]
     q = batches.warp(logits).gather(1, samples.tokens[0].long()[:, None])
@@ -195,8 +201,10 @@ def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
 
 
 @pytest.mark.slow
-def test_each_drafter_learns_the_rollouts(teacher, tmp_path):
-    _batches, target, samples = teacher
+def test_each_drafter_learns_the_rollouts(tmp_path):
+    """Of whole images."""
+    target = tiny.load()
+    samples = sampled(tmp_path, target)
     figures: dict[str, list[float]] = {}
 
     def log(line: str) -> None:  # "eagle 6/12  loss 9.1  accept-1 0.3  2 steps/s"
