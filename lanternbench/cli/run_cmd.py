@@ -129,12 +129,12 @@ def import_(
     from lanternbench import prompts as sources
     from lanternbench.experiment import scoring
     from lanternbench.experiment.config import name_part, sweep
-    from lanternbench.imported import layouts, run
+    from lanternbench.imported import run
     from lanternbench.metrics.setup import Setup
 
     entries = [
         entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)
-        for entry in layouts.read(source)
+        for entry in run.read(source)
     ]
     selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
     settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
