@@ -34,7 +34,7 @@ from lanternbench.lossless.statistical import (
 from lanternbench.lossless.tables import RowTables, Sampling, Tables
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
-from lanternbench.models.fingerprints import fingerprints
+from lanternbench.models.entries import fingerprints
 from lanternbench.models.target import Target
 from lanternbench.registry import component, plugin_errors
 from lanternbench.utils.files import WEIGHTS
