@@ -56,7 +56,7 @@ def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dic
 class Family:
     """How targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size."""
 
-    rows: ClassVar[Path]  # a YAML file of catalogue rows by name, without ``family``
+    rows: ClassVar[Path]  # YAML of catalogue rows by name, without ``family``; ours: catalogue.yaml in their folder
     needs: ClassVar[tuple[str, ...]] = ("model",)  # roles without which nothing can be decoded
     defaults: ClassVar[dict[str, Any]] = {}  # of methods' options
 

@@ -153,15 +153,16 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
         return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
     if plan.start is None:
         return model.new_eagle(fused).to(device)
-    net = drafter_at(plan.start, model, str(device), torch.float32)
+    net: Any = drafter_at(plan.start, model, str(device), torch.float32)
     if net.kind not in STARTS[plan.recipe]:
         raise UserError(
             f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: give another "
             "--recipe or --start"
         )
-    if isinstance(net, DFlash):
-        return net.requires_grad_(True)
-    return (net.fused() if fused and net.fusion is None else net).trainable()
+    net = net.fused() if fused and net.fusion is None else net
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_("embeddings" not in name)  # EAGLE trains neither tables nor the head
+    return net
 
 
 def sample_images(target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress) -> Samples:

@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,12 +97,6 @@ class Eagle(Direct):
         net = Eagle(self.config, bias, eps, len(self.layers), tokens, prompts, fused=True).to(self.fc.weight)
         net.load_state_dict(net.state_dict() | self.state_dict())
         return net
-
-    def trainable(self) -> Self:
-        """Itself, with gradients for all but its tables: EAGLE trains neither these nor the head."""
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_("embeddings" not in name)
-        return self
 
 
 def wrong_width(dim: int, target: Any) -> str | None:
