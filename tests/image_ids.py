@@ -25,7 +25,7 @@ from lanternbench.models.chameleon.checkpoint import (
     ChameleonFamily,
     size_id,
 )
-from lanternbench.models.token_prompts import image_ids
+from lanternbench.models.token_decoder import image_ids
 
 
 class Vocabulary(NamedTuple):

@@ -10,7 +10,7 @@ from torch import nn
 from benchmarks.gpu.machine import Machine
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.entries import Entry, entry, family
 from lanternbench.models.janus.checkpoint import JanusFamily
 from lanternbench.models.loading import random_net
@@ -39,7 +39,7 @@ def with_all_drafters(target: Target) -> Target:
     """A random LlamaGen target, with a random independent drafter and Medusa heads beside its EAGLE drafter."""
     row, config, device = entry(XL), target.model.config, str(target.device)
     smaller = row.model_copy(update={"shape": {**vars(config), **SMALLER}})
-    nets: dict[str, nn.Module] = {"model": family(row.family).random_decoder(smaller, device, target.dtype)}
+    nets: dict[str, nn.Module] = {"model": family(row.family).decoder(smaller, None, device, target.dtype)}
     nets["medusa"] = random_net(lambda: Medusa(config.dim, HEADS), device, target.dtype)
     return replace(target, drafters=target.drafters | nets)
 

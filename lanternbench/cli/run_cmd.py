@@ -125,11 +125,13 @@ def import_(
     from lanternbench import prompts as sources
     from lanternbench.experiment import scoring
     from lanternbench.experiment.config import name_part, sweep
-    from lanternbench.imported import layouts, run
+    from lanternbench.imported import run
     from lanternbench.metrics import Setup
 
-    entries = [e._replace(steps=e.steps or steps) for e in layouts.read(source)]
-    entries = [e._replace(seconds=seconds) if e.seconds is None else e for e in entries]
+    entries = [
+        entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)
+        for entry in run.read(source)
+    ]
     selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
     settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
     metrics = settings.pop("metrics")

@@ -26,7 +26,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, Method, named
 from lanternbench.methods.method import method as make
 from lanternbench.methods.residuals import PLAIN
-from lanternbench.models.fingerprints import fingerprints
+from lanternbench.models.entries import fingerprints
 from lanternbench.models.target import Target
 from lanternbench.registry import component, components, plugin_errors
 from lanternbench.utils.files import WEIGHTS

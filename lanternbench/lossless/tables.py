@@ -289,7 +289,7 @@ def row_end_target() -> Target:
     shape = asdict(ROW_END_CONFIG) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
     row = Entry(name="row ends", family="chameleon", about="", shape=shape, guidance=2.0)
     target = family.random_target(row, "cpu", torch.float32)
-    target.drafters["model"] = family.random_decoder(row, "cpu", torch.float32)
+    target.drafters["model"] = family.decoder(row, None, "cpu", torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for net in (target.model, *target.drafters.values()):

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 
 from lanternbench.errors import UserError, unknown
 from lanternbench.models.drafters.dflash import DFlash
-from lanternbench.models.entries import Entry, catalogue, entry, family
+from lanternbench.models.entries import Entry, catalogue, entry, family, fingerprints
 from lanternbench.models.family import Drafter, drafter_at
-from lanternbench.models.fingerprints import fingerprints
 from lanternbench.models.grids import grid_of, written
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packing import packed
@@ -107,8 +105,8 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         folder = None if random_weights else Path(where) if where else loader.home(row)
         if folder and "model" in loader.missing(row, folder):
             raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
-        load = partial(loader.decoder, row, folder) if folder else partial(loader.random_decoder, row)
-        target = replace(target, drafters=target.drafters | {kind: load(device, target.dtype)})
+        net = loader.decoder(row, folder, device, target.dtype)
+        target = replace(target, drafters=target.drafters | {kind: net})
     digests = {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()} if folder else {}
     return packed(replace(target, weights=target.weights | digests)), kind
 

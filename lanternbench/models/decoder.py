@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.grids import Grid, written
-from lanternbench.models.key_names import rotary_pairs, to_published
-from lanternbench.models.loading import State
+from lanternbench.models.loading import State, rotary_pairs, to_published
 from lanternbench.models.transformer import DecoderConfig, Stack
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class ImageDecoder(Stack):
 
     # entries of ``config`` in which an independent drafter must equal its target, and what they count
     fits: ClassVar[Any] = (("vocab_size", "image tokens to choose from"), ("grid", "image tokens"))
-    rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``key_names``
+    rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``rotary_pairs``
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
     tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]

@@ -1,8 +1,9 @@
-"""The catalogue of targets: what each is, its files, which are present, its published drafters.  Imports no torch."""
+"""The catalogue of targets: what each is, its files, which are present, their digests.  Imports no torch."""
 
 from __future__ import annotations
 
-from functools import cache
+import hashlib
+from functools import cache, lru_cache
 from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ Z = 2.576  # of a two-sided 99 % interval
 UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
+DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml")
+FEATURES = "features"  # the folder of stored text features, which is not part of a target
+WHOLE = 2**26  # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are read
+BLOCK, BLOCKS = 2**16, 256
 
 
 class _Row(BaseModel):
@@ -146,8 +151,7 @@ def upper_limit(accepted: int, steps: int) -> float:
 
 def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
     """The published figure of the row's drafter for this kind of tree and temperature; None if there is none."""
-    wanted = (drafter, tree, temperature)
-    return next((e for e in row.expects if (e.drafter, e.tree, e.temperature) == wanted), None)
+    return next((e for e in row.expects if (e.drafter, e.tree, e.temperature) == (drafter, tree, temperature)), None)
 
 
 def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int) -> Note | None:
@@ -162,3 +166,40 @@ def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted:
         f"published {drafter} drafter of {row.name} has at least {known.first_token_acceptance:.0%} ({known.source}): "
         "it may have been trained for another target, or be read otherwise than it was trained",
     )
+
+
+def fingerprints(place: Path) -> dict[str, str]:
+    """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each role's folder.
+
+    So no run mixes models of one name.  None without such files.  Changed weights in a file over 64 MB may go unseen.
+    """
+    if place.is_file():
+        return {place.stem: _digest([place], place.parent)}
+    parts = {}
+    for part in sorted(place.iterdir()) if place.is_dir() else []:
+        paths = [part] if part.is_file() else sorted(part.rglob("*")) if part.name != FEATURES else []
+        if files := [path for path in paths if path.suffix in DIGESTED and path.is_file()]:
+            parts[part.stem if part.is_file() else part.name] = _digest(files, place)
+    return parts
+
+
+def _digest(files: list[Path], root: Path) -> str:
+    """16 hex digits over the files' names under ``root``, sizes and content."""
+    digest = hashlib.sha256()
+    for path in files:
+        stat = path.stat()
+        content = _content(path.resolve(), stat.st_size, stat.st_mtime_ns)
+        digest.update(f"{path.relative_to(root)}\0{stat.st_size}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1024)
+def _content(path: Path, size: int, _changed: int) -> str:
+    with open(path, "rb") as file:
+        if size <= WHOLE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        for i in range(BLOCKS + 1):
+            file.seek(i * (size - BLOCK) // BLOCKS)
+            digest.update(file.read(BLOCK))
+        return digest.hexdigest()

@@ -16,11 +16,12 @@ from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash, eagle
 from lanternbench.models.entries import Entry, present
-from lanternbench.models.key_names import from_hf, image_tables
 from lanternbench.models.loading import (
     State,
     dtype_for,
     explain_errors,
+    from_published,
+    image_tables,
     load_into,
     load_layers,
     random_net,
@@ -28,7 +29,7 @@ from lanternbench.models.loading import (
     read_state,
 )
 from lanternbench.models.target import Pads, Target
-from lanternbench.models.token_prompts import IdTokeniser, WordIds, image_ids
+from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
 Drafter = eagle.Eagle | dflash.DFlash
@@ -48,15 +49,14 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
     """One of each kind."""
-    new: dict[str, Any] = {"eagle": model.new_eagle, "eagle-3": partial(model.new_eagle, True)}
-    new["dflash"] = partial(dflash.DFlash.untrained, model)
-    return {kind: random_net(make, device, dtype) for kind, make in new.items()}
+    makes: Any = (model.new_eagle, partial(model.new_eagle, True), partial(dflash.DFlash.untrained, model))
+    return {net.kind: net for net in (random_net(make, device, dtype) for make in makes)}
 
 
 class Family:
     """How targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size."""
 
-    rows: ClassVar[Path]  # a YAML file of catalogue rows by name, without ``family``
+    rows: ClassVar[Path]  # YAML of catalogue rows by name, without ``family``; ours: catalogue.yaml in their folder
     needs: ClassVar[tuple[str, ...]] = ("model",)  # roles without which nothing can be decoded
     defaults: ClassVar[dict[str, Any]] = {}  # of methods' options
 
@@ -69,11 +69,8 @@ class Family:
         return self.load(row, None, device, dtype)
 
     def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        """The decoder alone, to draft for another target."""
+        """The decoder alone, to draft for another target; with random weights where ``folder`` is None."""
         raise NotImplementedError
-
-    def random_decoder(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        return self.decoder(row, None, device, dtype)
 
     def options(self, row: Entry) -> dict[str, Any]:
         """The target's defaults of methods' options (``Target.options``)."""
@@ -107,12 +104,14 @@ class PublishedFamily(Family):
     network: ClassVar[Any]  # a class of ``ImageDecoder``
     configuration: ClassVar[type]  # of ``network``
     title: ClassVar[str] = ""  # the model's name in error messages
-    prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``from_hf``
+    prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``from_published``
     vq_file: ClassVar[str] = "the published tokeniser"  # what to put into ``vq`` where the model's files lack a decoder
     eagle_pads: ClassVar[Pads] = "alone"  # see ``Target``
     dialects: ClassVar[dict[str, Any]] = {}
     tokeniser_class: ClassVar[type[IdTokeniser]] = IdTokeniser
     special: ClassVar[dict[str, int]] = {}  # the published ids of the tokens around a caption, by name
+    # a function: of a token's name, the index of the image token that the tokeniser calls so, None for other tokens
+    image_number: ClassVar[Any] = None
 
     def dialect(self, row: Entry) -> Any:
         return self.dialects[row.shape.get("dialect", next(iter(self.dialects)))]
@@ -135,14 +134,7 @@ class PublishedFamily(Family):
 
     def image_ids(self, folder: Path, config: Any) -> Tensor | None:
         """The prompt id of each image token [V]; None where they have none."""
-        if type(self).image_number is PublishedFamily.image_number:
-            return None
-        return image_ids(IdTokeniser(self.tokeniser(folder)).names, self.image_number)
-
-    @staticmethod
-    def image_number(name: str) -> int | None:
-        """The index of the image token that the tokeniser calls so; None for another token."""
-        return None
+        return self.image_number and image_ids(IdTokeniser(self.tokeniser(folder)).names, self.image_number)
 
     def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
         """The decoder's configuration, and ``image_ids``."""
@@ -158,7 +150,7 @@ class PublishedFamily(Family):
 
     def renamed(self, state: State, config: Any, image_ids: Tensor | None) -> State:
         """Tensors of one layer, or all that belong to none, under our names."""
-        state = from_hf(state, config, self.prefixes)
+        state = from_published(state, self.prefixes, config)
         return state if image_ids is None else image_tables(state, image_ids)
 
     def new_vq(self, row: Entry, folder: Path | None) -> Any:

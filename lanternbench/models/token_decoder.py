@@ -1,17 +1,25 @@
-"""Decoders whose prompts are token ids, one sequence with the image, 1-D rotary positions: Chameleon, Janus, Emu3."""
+"""Decoders whose prompts are ids, one sequence with the image at 1-D positions (Chameleon, Janus, Emu3), and those."""
 
-from collections.abc import Mapping
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.grids import Grid, grid_of
+from lanternbench.models.loading import cause
+from lanternbench.models.target import Prefix, Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
 
+BUCKETS = 4096  # ids of words without a tokeniser, the first of which is padding
 VARIANTS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "rope_scaling", "hidden_act")  # of Llama
 
 
@@ -34,6 +42,36 @@ class TokenDecoderConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "grid", grid_of(self.grid))
+
+    @classmethod
+    def llama_fields(cls, text: Mapping[str, Any], allowed: tuple[str, ...] = ()) -> dict[str, Any]:
+        """A Llama-like part of a config.json, in transformers' names -> fields, whose defaults fill gaps.
+
+        ``allowed``: variants that make no difference to it.  Raises UserError for others of ``VARIANTS``, which no
+        published model of this kind uses, and for a size that is absent.
+        """
+        rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        asked = [name for name in VARIANTS[:3] if text.get(name)]
+        asked += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
+        asked += ["hidden_act"] if text.get("hidden_act", "silu") != "silu" else []
+        if refused := [f"{name} {text.get(name) or ''}".strip() for name in asked if name not in allowed]:
+            name = cls.__name__.removesuffix("Config")
+            raise UserError(f"config.json asks for {refused[0]}, which no {name} uses: use the original checkpoint")
+        try:
+            return {
+                "dim": text["hidden_size"],
+                "n_layer": text["num_hidden_layers"],
+                "n_head": text["num_attention_heads"],
+                "hidden": text["intermediate_size"],
+                "n_kv_head": text.get("num_key_value_heads") or 0,
+                "head_width": text.get("head_dim") or 0,
+                "vocab_size": text["vocab_size"],
+                "positions": max(text.get("max_position_embeddings", 0), cls.positions),
+                "rope_base": rope.get("rope_theta") or text.get("rope_theta") or cls.rope_base,
+                "norm_eps": text.get("rms_norm_eps", cls.norm_eps),
+            }
+        except KeyError as missing:
+            raise UserError(f"config.json has no {missing}; use the one published with the weights") from None
 
 
 class TokenDecoder(ImageDecoder):
@@ -72,33 +110,105 @@ def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
         raise UserError(f"config.json describes a model of type '{kind}', not {name}: name the target it belongs to")
 
 
-def llama_fields(
-    text: Mapping[str, Any], kind: type[TokenDecoderConfig], allowed: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """A Llama-like part of a config.json, in transformers' names -> fields of ``kind``, whose defaults fill gaps.
+class Prompt(NamedTuple):
+    """The ids before the first image token, with the caption and without."""
 
-    ``allowed``: variants that make no difference to it.  Raises UserError for others of ``VARIANTS``, which no
-    published model of this kind uses, and for a size that is absent.
-    """
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    asked = [name for name in VARIANTS[:3] if text.get(name)]
-    asked += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
-    asked += ["hidden_act"] if text.get("hidden_act", "silu") != "silu" else []
-    if refused := [f"{name} {text.get(name) or ''}".strip() for name in asked if name not in allowed]:
-        name = kind.__name__.removesuffix("Config")
-        raise UserError(f"config.json asks for {refused[0]}, which no {name} uses: use the original checkpoint")
-    try:
-        return {
-            "dim": text["hidden_size"],
-            "n_layer": text["num_hidden_layers"],
-            "n_head": text["num_attention_heads"],
-            "hidden": text["intermediate_size"],
-            "n_kv_head": text.get("num_key_value_heads") or 0,
-            "head_width": text.get("head_dim") or 0,
-            "vocab_size": text["vocab_size"],
-            "positions": max(text.get("max_position_embeddings", 0), kind.positions),
-            "rope_base": rope.get("rope_theta") or text.get("rope_theta") or kind.rope_base,
-            "norm_eps": text.get("rms_norm_eps", kind.norm_eps),
-        }
-    except KeyError as missing:
-        raise UserError(f"config.json has no {missing}; use the one published with the weights") from None
+    cond: list[int]
+    uncond: list[int]
+
+
+class IdTokeniser:
+    """Captions in a template -> ids [B, T] and mask [B, T], right-padded.  No caption can write a reserved token."""
+
+    def __init__(self, path: Path, named: Iterable[str] = (), template: tuple[str, str] = ("", "")):
+        """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.  Raises UserError where one lacks."""
+        from tokenizers import Tokenizer
+
+        try:
+            self.tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library has no exception type for an invalid file
+            raise UserError(f"cannot read the tokeniser {path} ({cause(error)}): use the published one") from None
+        self.names: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
+        if absent := [name for name in named if name not in self.names]:
+            raise UserError(f"the tokeniser {path} has no token {absent[0]}: use the one published with the model")
+        self.ids = {name: self.names[name] for name in named}
+        self.template = template
+        special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        self.reserved = special | set(self.ids.values())
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        return padded([self.encode(caption, *self.template) for caption in captions])
+
+    def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
+        """Ids of all three; reserved tokens may stand in the template alone."""
+        start, stop = len(before), len(before) + len(caption)
+        encoding = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        return [i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)]
+
+
+def words(caption: str) -> list[str]:
+    """Case-folded words; every other visible symbol (an emoji, say) is a separate word."""
+    return re.findall(r"\w+|[^\w\s]", unicodedata.normalize("NFKC", caption).casefold())
+
+
+def word_id(word: str) -> int:
+    """A stable id 1 … BUCKETS − 1; 0 is padding."""
+    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (BUCKETS - 1)
+
+
+class WordIds(IdTokeniser):
+    """An ``IdTokeniser`` without a file: an id per word, of the last of ``size``; ``named``: published ids."""
+
+    def __init__(self, size: int, named: Mapping[str, int]):
+        self.size, self.ids, self.template = size, {name: i % size for name, i in named.items()}, ("", "")
+
+    def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
+        return [self.size - BUCKETS + word_id(word) for word in words(f"{before}{caption}{after}")]
+
+
+def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
+    """A vocabulary -> the id of each image token [V]; ``number``: its number by name.  Raises UserError for gaps."""
+    numbered = sorted((n, i) for name, i in names.items() if (n := number(name)) is not None)
+    if not numbered or [n for n, _ in numbered] != list(range(len(numbered))):
+        raise UserError(f"the tokeniser names {len(numbered)} image tokens but not every one once: use the original")
+    return torch.tensor([i for _, i in numbered])
+
+
+def padded(rows: Sequence[list[int]], pad: int = 0, side: str = "right") -> tuple[Tensor, Tensor]:
+    """Ids of any lengths -> ids [B, T] padded on one ``side``, and mask [B, T] bool."""
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    seen = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    return pad_sequence(ids, True, pad, side), pad_sequence(seen, True, False, side)
+
+
+@dataclass(frozen=True)
+class PromptFrame:
+    """The ids around a caption's, as a target's ``condition``."""
+
+    before: list[int]
+    after: list[int]
+    uncond: list[int] | None  # None: the conditional prompt with padding, which is attended to, for the caption
+    pad: int = 0  # the id in front of prompts that are shorter than others
+    template: str = "{caption}"  # the text that a caption stands in
+
+    def prompt(self, text: list[int]) -> Prompt:
+        """The ids of a caption -> the prompt."""
+        padded = [*self.before, *[self.pad] * len(text), *self.after]
+        return Prompt([*self.before, *text, *self.after], padded if self.uncond is None else self.uncond)
+
+    def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
+        """Prompts left-padded to the longest; EAGLE reads their ids, one ahead.  Raises UserError for one too long."""
+        texts, mask = target.text([self.template.replace("{caption}", caption) for caption in captions])
+        prompts = [self.prompt(ids[seen].tolist()) for ids, seen in zip(texts, mask, strict=True)]
+        longest = target.model.config.positions - target.image_slots
+        for caption, prompt in zip(captions, prompts, strict=True):
+            if len(prompt.cond) > longest:
+                raise UserError(
+                    f"the prompt '{caption[:60]}…' is {len(prompt.cond)} ids long, but before the image there is room "
+                    f"for {longest}: shorten it"
+                )
+        rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
+        ids, valid = (x.to(target.device) for x in padded(rows, self.pad, "left"))
+        return Prefix(target.model.cls_embedding(ids), valid, ids, ids[:, 1:], valid[:, :-1])

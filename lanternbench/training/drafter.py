@@ -1,7 +1,6 @@
 """Train a drafter for any target on the target's own samples; EAGLE's are kept in LANTERN's published layout.
 
-The samples' tokens are kept; the target's hidden states, a hundred times their size and more, are computed again for
-every batch.
+The samples' tokens are kept; the target's hidden states, over a hundred times as large, are computed for every batch.
 """
 
 import hashlib
@@ -22,19 +21,18 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, with_net
-from lanternbench.models.drafters import dflash as dflash_net
-from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.dflash import DFlash, to_file
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
-from lanternbench.training import dflash, eagle, loop
+from lanternbench.training import loop
+from lanternbench.training.losses import RECIPES, TRAININGS, Losses
 from lanternbench.utils.files import OUT, WORK, acquire, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
 
 Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
 OnStep = Callable[[int, int], None]  # image tokens done, of
-TRAININGS: dict[str, Any] = {"eagle": eagle, "eagle-3": eagle, "dflash": dflash}  # by kind: read, first, losses
 STARTS = {"eagle-1": ("eagle",), "eagle-3": ("eagle", "eagle-3"), "dflash": ("dflash",)}  # kinds that a recipe goes on
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
@@ -55,7 +53,7 @@ class Plan:
     seed: int
     start: Path | None = None
     dtype: str | None = None
-    recipe: str = "eagle-1"  # of ``eagle.RECIPES``, or dflash, whose three sizes follow
+    recipe: str = "eagle-1"  # of ``RECIPES``, or dflash, whose three sizes follow
     block: int = 6
     layers: int = 1
     causal: bool = False
@@ -73,14 +71,14 @@ class Samples:
 
     def __init__(self, target: Target, net: Drafter, captions: list[str], tokens: Tensor):
         self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
-        self.warp, self.training = Warp(1.0, target.top_k), TRAININGS[net.kind]
+        self.warp, (self.read, self.first, self.losses) = Warp(1.0, target.top_k), TRAININGS[net.kind]
 
     def __call__(self, picked: list[int]) -> tuple[Any, Tensor]:
         """What the drafter reads of these images, and the target's distributions of tokens 1 … L − 1 [B, L − 1, V]."""
         target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
-            fed, last = self.training.read(target, self.net, prefix, tokens)
+            fed, last = self.read(target, self.net, prefix, tokens)
             return fed, self.warp(self.logits(last))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -94,7 +92,7 @@ class Samples:
         for i in range(0, len(images), batch):
             progress(i, len(images), "images held out")
             fed, q = self(images[i : i + batch])
-            p = self.warp(self.logits(self.training.first(net, fed)))
+            p = self.warp(self.logits(self.first(net, fed)))
             shares += torch.minimum(p, q).sum(-1).mean(1).tolist()
         return float(np.mean(shares))
 
@@ -111,45 +109,39 @@ def train(
     with writing(work, WORK):
         work.mkdir(parents=True, exist_ok=True)
     with acquire(work, WORK):
-        return _train(plan, device, work, out, log, progress)
+        target = load_unpacked(plan.target, device, dtype=plan.dtype)
+        net = initial_drafter(target, plan)
+        target = with_net(target, net)
+        settings = record(plan, target, net)
+        for folder, elsewhere in ((out, OUT), (work, WORK)):
+            refuse_others(folder, settings, elsewhere)
+        for folder, elsewhere in ((out, OUT), (work, WORK)):
+            write_recipe(folder, elsewhere, settings)
+        samples = sample_images(target, net, plan, work, log, progress)
+        order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
+        held = max(1, min(HELD_OUT, len(order) // 4))
+        held_out, seen = order[:held], order[held:]
+        before = samples.accepted(net, held_out, plan.batch, progress)
+        options = (RECIPES[plan.recipe],) if plan.recipe in RECIPES else ()
 
+        def step_fn(step: int) -> Losses:
+            progress(step, plan.steps, "steps")
+            rng = np.random.default_rng([23, plan.seed, step])
+            fed, wanted = samples([seen[i] for i in rng.integers(len(seen), size=plan.batch)])
+            return samples.losses(net, fed, rng, samples.logits, wanted, *options)
 
-def _train(plan: Plan, device: str, work: Path, out: Path, log: Log, progress: Progress) -> Accepted:
-    target = load_unpacked(plan.target, device, dtype=plan.dtype)
-    net = initial_drafter(target, plan)
-    target = with_net(target, net)
-    settings = record(plan, target, net)
-    for folder, elsewhere in ((out, OUT), (work, WORK)):
-        refuse_others(folder, settings, elsewhere)
-    for folder, elsewhere in ((out, OUT), (work, WORK)):
-        write_recipe(folder, elsewhere, settings)
-    samples = sample_images(target, net, plan, work, log, progress)
-    order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
-    held = max(1, min(HELD_OUT, len(order) // 4))
-    held_out, seen = order[:held], order[held:]
-    before = samples.accepted(net, held_out, plan.batch, progress)
-    options = (eagle.RECIPES[plan.recipe],) if plan.recipe in eagle.RECIPES else ()
-
-    def step_fn(step: int) -> eagle.Losses:
-        progress(step, plan.steps, "steps")
-        rng = np.random.default_rng([23, plan.seed, step])
-        fed, wanted = samples([seen[i] for i in rng.integers(len(seen), size=plan.batch)])
-        return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
-
-    name, pace = net.kind.partition("-")[0], loop.Plan(max(1, min(50, plan.steps // 10)), 1.0)
-    optims = loop.optimizers(net, plan.lr, MUON * plan.lr)
-    losses = loop.fit(name, net, optims, step_fn, plan.steps, work, plan=pace, log=log)
-    if not all(p.isfinite().all() for p in net.parameters()):
-        raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
-    accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
-    if isinstance(net, DFlash):
-        state = dflash_net.to_file(net, target.dtype)
-    else:
-        state = {k: v.to("cpu", target.dtype).contiguous() for k, v in target.model.eagle_state(net).items()}
-    with replacing(out / WEIGHTS, OUT) as file:
-        file.write(save(state))
-    write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=accepted._asdict(), losses=losses)
-    return accepted
+        name, pace = net.kind.partition("-")[0], loop.Plan(max(1, min(50, plan.steps // 10)), 1.0)
+        optims = loop.optimizers(net, plan.lr, MUON * plan.lr)
+        losses = loop.fit(name, net, optims, step_fn, plan.steps, work, plan=pace, log=log)
+        if not all(p.isfinite().all() for p in net.parameters()):
+            raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
+        accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
+        state = to_file(net) if isinstance(net, DFlash) else target.model.eagle_state(net)
+        state = {k: v.to("cpu", target.dtype if v.is_floating_point() else None).contiguous() for k, v in state.items()}
+        with replacing(out / WEIGHTS, OUT) as file:
+            file.write(save(state))
+        write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=accepted._asdict(), losses=losses)
+        return accepted
 
 
 def initial_drafter(target: Target, plan: Plan) -> Drafter:
@@ -161,15 +153,16 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
         return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
     if plan.start is None:
         return model.new_eagle(fused).to(device)
-    net = drafter_at(plan.start, model, str(device), torch.float32)
+    net: Any = drafter_at(plan.start, model, str(device), torch.float32)
     if net.kind not in STARTS[plan.recipe]:
         raise UserError(
             f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: give another "
             "--recipe or --start"
         )
-    if isinstance(net, DFlash):
-        return net.requires_grad_(True)
-    return (net.fused() if fused and net.fusion is None else net).trainable()
+    net = net.fused() if fused and net.fusion is None else net
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_("embeddings" not in name)  # EAGLE trains neither tables nor the head
+    return net
 
 
 def sample_images(target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress) -> Samples:

@@ -46,12 +46,11 @@ def damaged(path: Path, cause: object) -> UserError:
 def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:
     """AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of layers and projections."""
     inside = ("layers.", "cap_proj.", "fc.", "fusion.")
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    hidden = [p for n, p in named if muon_lr and p.ndim == 2 and any(part in n for part in inside)]
-    ids = {id(p) for p in hidden}
-    rest = [p for _, p in named if id(p) not in ids]
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    hidden = {n: p for n, p in trained.items() if muon_lr and p.ndim == 2 and any(part in n for part in inside)}
+    rest = [p for n, p in trained.items() if n not in hidden]
     adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    return [adamw, Muon(hidden, lr=muon_lr)] if hidden and muon_lr else [adamw]
+    return [adamw, Muon(hidden.values(), lr=muon_lr)] if hidden and muon_lr else [adamw]
 
 
 def orthogonalise(g: Tensor) -> Tensor:

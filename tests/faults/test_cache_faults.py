@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lanternbench.metrics.features import Net, features, plain_image
 from lanternbench.metrics.images import ImageFiles
-from lanternbench.models.llamagen.t5 import SECONDS, T5Features
+from lanternbench.models.llamagen.checkpoint import SECONDS, T5Features
 from lanternbench.utils.files import HOME, replacing
 
 pytestmark = pytest.mark.usefixtures("in_time")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanternbench.errors import UserError
 from lanternbench.models import catalogue
-from lanternbench.models.llamagen.t5 import T5Features
+from lanternbench.models.llamagen.checkpoint import T5Features
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.utils.files import WEIGHTS

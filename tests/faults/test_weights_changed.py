@@ -19,9 +19,9 @@ from lanternbench.experiment import RunFolder, read_run
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import Worker
 from lanternbench.measure.summary import Row
-from lanternbench.models import fingerprints as prints
+from lanternbench.models import entries
 from lanternbench.models.catalogue import load_target, with_drafter
-from lanternbench.models.fingerprints import fingerprints
+from lanternbench.models.entries import fingerprints
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.load import Run, differing, joined_rows
 from lanternbench.training import drafter
@@ -100,12 +100,12 @@ def test_any_byte_of_a_small_file_and_both_ends_of_a_large_one_count(tmp_path, m
     path = folder / "a.bin"
     seen = set()
     for limit, places in ((2**26, [5, 500_000, 999_999]), (1000, [5, 999_999])):
-        monkeypatch.setattr(prints, "WHOLE", limit)
+        monkeypatch.setattr(entries, "WHOLE", limit)
         for place in places:
             content = bytearray(1_000_000)
             content[place] = 1
             path.write_bytes(content)
-            prints._content.cache_clear()
+            entries._content.cache_clear()
             seen.add(fingerprints(tmp_path)["model"])
     assert len(seen) == 5
     before = fingerprints(tmp_path)

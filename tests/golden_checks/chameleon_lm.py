@@ -15,7 +15,7 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.entries import entry
-from lanternbench.models.key_names import from_hf
+from lanternbench.models.loading import from_published
 
 
 def check(folder: Path) -> list[Found]:
@@ -28,7 +28,7 @@ def check_shards(folder: Path) -> list[Found]:
     vectors = read(folder / "chameleon_lm_mp.safetensors")
     b = vectors.meta["build_config"]
     cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"], swin_norm=b["swin"])
-    model = loaded(Chameleon(cfg), from_hf(vectors.under("sd."), cfg.decoder))
+    model = loaded(Chameleon(cfg), from_published(vectors.under("sd."), ("model.",), cfg.decoder))
     ids = vectors["input_ids"]
     everything = torch.ones(len(ids), 1, dtype=torch.bool)
     hidden = model.teacher_forced(model.tok_embeddings(ids[:, :1]), everything, torch.roll(ids, -1, 1))
@@ -41,7 +41,7 @@ def check_shards(folder: Path) -> list[Found]:
 def one(vectors: Vectors, kind: str) -> list[Found]:
     config: dict[str, Any] = vectors.meta[f"config_{kind}"]
     cfg = ChameleonFamily().described({"model_type": "chameleon", **config}, entry("anole-7b"))
-    model = loaded(Chameleon(cfg), from_hf(vectors.under(f"{kind}.sd."), cfg.decoder))
+    model = loaded(Chameleon(cfg), from_published(vectors.under(f"{kind}.sd."), ("model.",), cfg.decoder))
     want, ids = vectors.under(f"{kind}."), vectors["input_ids"]
     hidden = by_layer(model, ids)
     logits = model.output(hidden[-1])

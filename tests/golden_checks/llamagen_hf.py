@@ -9,8 +9,8 @@ from typing import Any
 from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
 from lanternbench.engine.address import additive
 from lanternbench.models.decoder import guide, prefix_mask
-from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
+from lanternbench.models.loading import from_published
 
 
 def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:

@@ -33,8 +33,8 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.presets import preset
 from lanternbench.methods.proposals import jacobi
+from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
 

@@ -26,13 +26,12 @@ from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import guide
+from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import entry
-from lanternbench.models.key_names import image_tables, to_published
-from lanternbench.models.loading import read_state
+from lanternbench.models.loading import image_tables, read_state, to_published
 from lanternbench.models.target import Target
-from lanternbench.models.token_prompts import WordIds
+from lanternbench.models.token_decoder import WordIds
 from lanternbench.models.vq import VQConfig, VQModel
 
 CODES, GRID, GUIDANCE = 16, 5, 3.0
@@ -314,5 +313,5 @@ def test_files_that_do_not_belong_together_are_refused(files):
     with pytest.raises(UserError, match="another size"):
         load(files[0])
     (folder / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="it holds no object"):
+    with pytest.raises(UserError, match="no JSON object"):
         load(files[0])

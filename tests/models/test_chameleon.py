@@ -29,10 +29,9 @@ from lanternbench.models.chameleon.checkpoint import (
     vq_config,
 )
 from lanternbench.models.entries import entry
-from lanternbench.models.key_names import from_hf
-from lanternbench.models.loading import load_into
+from lanternbench.models.loading import from_published, load_into
 from lanternbench.models.target import truncated
-from lanternbench.models.token_prompts import IdTokeniser, left_padded
+from lanternbench.models.token_decoder import IdTokeniser, padded
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
 TINY = ChameleonConfig(dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64)
@@ -84,7 +83,7 @@ def test_the_decoder_computes_what_transformers_computes(swin):
     cfg = config_from_hf(net.config.to_dict())
     assert cfg == replace(TINY, positions=ChameleonConfig.positions, swin_norm=swin)
     model = Chameleon(cfg).requires_grad_(False)
-    model.load_state_dict(from_hf(net.state_dict(), cfg.decoder))
+    model.load_state_dict(from_published(net.state_dict(), ("model.",), cfg.decoder))
     ids = torch.randint(9, 40, (2, 12))
     ids[1, :3] = 1
     valid = ids != 1
@@ -135,7 +134,7 @@ def test_metas_layout_loads_whole_or_layer_by_layer(fused):
             p.copy_(p[:1].expand_as(p))
     state = official(model, fused)
     layer = {k: v for k, v in state.items() if k.startswith("layers.1.")}
-    whole, part = (from_hf(part, model.config.decoder) for part in (state, layer))
+    whole, part = (from_published(part, ("model.",), model.config.decoder) for part in (state, layer))
     assert all(torch.equal(v, whole[k]) for k, v in model.state_dict().items())
     assert whole.keys() == model.state_dict().keys()
     assert part.keys() == {k for k in whole if k.startswith("layers.1.")}
@@ -162,7 +161,7 @@ def test_a_checkpoint_of_another_shape_or_architecture_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"has no 'layers\.2\."):
         load(replace(TINY, n_layer=3), dict(state))
     with pytest.raises(UserError, match="3 rows for 4 heads"):
-        from_hf({"model.layers.0.self_attn.q_norm.weight": torch.ones(3, 8)}, TINY.decoder)
+        from_published({"model.layers.0.self_attn.q_norm.weight": torch.ones(3, 8)}, ("model.",), TINY.decoder)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,7 @@ def test_prompts_are_framed_as_published():
     assert lumina.template == "Generate an image of 768x512 according to the following prompt:\n{caption}"
     prompt = lumina.prompt([300])
     assert prompt == ([0, 300, 8710, 8197, 8820, 8828], [8197, 8820, 8828])  # the height first
-    ids, valid = left_padded(prompt, SPECIAL[PAD])
+    ids, valid = padded(prompt, SPECIAL[PAD], "left")
     assert ids[1].tolist() == [1, 1, 1, 8197, 8820, 8828]
     assert valid[1].tolist() == [False, False, False, True, True, True]
     at = open_image(prompt.cond, vocab)

@@ -28,7 +28,7 @@ from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.dflash import DFlash, shape, spread, to_file
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
-from lanternbench.training import dflash, drafter, eagle
+from lanternbench.training import drafter, losses
 from lanternbench.utils.graph_capture import Graphs
 
 KINDS = ["tiny", "classes", "lumina", "janus", "emu3"]  # two of them write row ends
@@ -86,7 +86,7 @@ def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: in
     """The distributions [B − 1, V] that the drafter has to give after ``length`` committed tokens: no cache."""
     net, model = target.drafters["dflash"], target.model
     prefix = target.prefix(captions, target.guidance)
-    states = eagle.target_states(target, prefix, tokens, net.depths)
+    states = losses.target_states(target, prefix, tokens, net.depths)
     width, p = target.row_width, prefix.valid.shape[1]
     slot = lambda token: p + token + (token // width if width else 0)  # noqa: E731
     at = [*range(p - 1), *(slot(t) - 1 for t in range(length))]  # every state that predicted a committed token
@@ -239,13 +239,15 @@ def test_training_reads_and_drafts_what_decoding_does():
         with torch.no_grad():
             net.float(), target.model.float()
             prefix = target.prefix(captions, target.guidance)
-            fed, last = dflash.read(target, net, prefix, tokens)
+            fed, last = losses.block_read(target, net, prefix, tokens)
             at = torch.tensor([0, 3, 4, 9, length - 5])
-            found = build(target, method("ar")).warp(target.model.logits(dflash.drafts(net, fed, at), target.guidance))
+            found = build(target, method("ar")).warp(
+                target.model.logits(losses.block_drafts(net, fed, at), target.guidance)
+            )
             for i, anchor in enumerate(at.tolist()):
                 want = plain_drafts(target, captions, tokens, 1, anchor + 1)
                 assert (found[1, i] - want).abs().max() < 1e-4
-            states = eagle.read(target, target.drafters["eagle-3"].float(), prefix, tokens)[1]
+            states = losses.read(target, target.drafters["eagle-3"].float(), prefix, tokens)[1]
             assert (last - states).abs().max() < 1e-4
 
 
@@ -256,24 +258,24 @@ def test_blocks_past_the_image_and_other_blocks_teach_nothing():
     tokens = torch.randint(target.vocab, (1, length), generator=torch.Generator().manual_seed(0))
     logits = lambda x: target.model.logits(x, 3.0)  # noqa: E731
     with torch.no_grad():
-        fed, _ = dflash.read(target, net, target.prefix(["x"], 3.0), tokens)
-        several, alone = (dflash.drafts(net, fed, torch.tensor(at)) for at in ([5, 80, length - 2], [80]))
+        fed, _ = losses.block_read(target, net, target.prefix(["x"], 3.0), tokens)
+        several, alone = (losses.block_drafts(net, fed, torch.tensor(at)) for at in ([5, 80, length - 2], [80]))
         assert (several[:, 1] - alone[:, 0]).abs().max() < 1e-5
         q = torch.rand(1, length - 1, target.vocab).softmax(-1)
-        found = dflash.losses(
+        found = losses.block_losses(
             net, fed, SimpleNamespace(choice=lambda *a, **k: np.array([length - 2])), logits, q
         )  # a block of whose three drafts one is inside
-        p = logits(dflash.drafts(net, fed, torch.tensor([length - 2])))[0, 0, 0].softmax(-1)
+        p = logits(losses.block_drafts(net, fed, torch.tensor([length - 2])))[0, 0, 0].softmax(-1)
     inside = torch.minimum(p, q[0, -1]).sum()
     cross = -(q[0, -1] * p.log()).sum()
     assert found["accept-1"].isclose(inside)
-    assert found["loss"].isclose(cross + eagle.VARIATION * (1 - inside))
+    assert found["loss"].isclose(cross + losses.VARIATION * (1 - inside))
 
 
 def test_a_file_says_what_it_is_and_is_checked(tmp_path, monkeypatch):
     target = blocky("lumina", causal=True)
     net = target.drafters["dflash"]
-    state = to_file(net, torch.float32)
+    state = to_file(net)
     save_file(state, tmp_path / "a.safetensors")
     loaded, kind = with_drafter(replace(target, drafters={}), str(tmp_path))
     again = loaded.drafters["dflash"]

@@ -28,11 +28,11 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import drafter_at
-from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
+from lanternbench.models.loading import from_published, to_published
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.training import drafter, eagle
+from lanternbench.training import drafter, losses
 from lanternbench.utils.graph_capture import Graphs
 
 KINDS = ["tiny", "classes", "anole", "lumina", "janus", "emu3"]
@@ -67,7 +67,7 @@ def by_hooks(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
     model = target.model
     hooks = [model.layers[n - 1].register_forward_hook(lambda *given: seen.append(given[2])) for n in (2, 3)]
     with torch.inference_mode():
-        last = eagle.target_states(target, target.prefix(captions, target.guidance), tokens)
+        last = losses.target_states(target, target.prefix(captions, target.guidance), tokens)
     for hook in hooks:
         hook.remove()
     return torch.cat([last, *seen], -1)
@@ -199,13 +199,13 @@ def test_its_recipe_is_five_levels_without_regression(target):
     net, one = made.drafters["eagle-3"], scrambled(made.model.new_eagle(), 1)
     prefix = made.prefix(["7"], made.guidance)
     for drafts, recipe, levels in ((one, "eagle-1", 3), (net, "eagle-3", 5)):
-        states = eagle.target_states(made, prefix, tokens, drafts.aux_layers(made.model))
-        fed = eagle.feed(made, drafts, prefix.ahead_ids, prefix.seen, tokens, states)
+        states = losses.target_states(made, prefix, tokens, drafts.aux_layers(made.model))
+        fed = losses.feed(made, drafts, prefix.ahead_ids, prefix.seen, tokens, states)
         wanted = torch.full((1, 15, made.vocab), 1 / made.vocab)
         logits: Callable[[Tensor], Tensor] = lambda x: made.model.logits(x, made.guidance)  # noqa: E731
-        found = eagle.losses(drafts, fed, same_rng(), logits, wanted, eagle.RECIPES[recipe])
+        found = losses.losses(drafts, fed, same_rng(), logits, wanted, losses.RECIPES[recipe])
         assert sum(key.startswith("accept-") for key in found) == levels
-        plain = eagle.losses(drafts, fed, same_rng(), logits, wanted, eagle.RECIPES[recipe]._replace(regression=0.0))
+        plain = losses.losses(drafts, fed, same_rng(), logits, wanted, losses.RECIPES[recipe]._replace(regression=0.0))
         assert (found["loss"] == plain["loss"]) == (recipe == "eagle-3")
 
 

@@ -155,7 +155,7 @@ def test_logits_are_those_of_transformers(loaded, theirs):
         position = (seen.cumsum(1) - 1).clamp(min=0)
         want = theirs(input_ids=whole, attention_mask=seen, position_ids=position).logits[:, p - 1 : -1]
     want = want[:, ids[0] != loaded.row_end, first : first + CODES]
-    from lanternbench.training.eagle import target_states
+    from lanternbench.training.losses import target_states
 
     hidden = target_states(loaded, prefix, tokens)[:, p - 1 :]
     keep = ids[0, : hidden.shape[1]] != loaded.row_end

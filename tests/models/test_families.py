@@ -16,8 +16,8 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue, packing
+from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family
 from lanternbench.models.target import Target

@@ -31,7 +31,7 @@ from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.entries import entry
 from lanternbench.models.family import drafter_at
-from lanternbench.models.glm_image import diffusion
+from lanternbench.models.glm_image import checkpoint
 from lanternbench.models.glm_image.checkpoint import GlmImageFamily, positions
 from lanternbench.models.grids import coarse, grid_of, neighbours, place
 from lanternbench.models.packing import packed
@@ -367,7 +367,7 @@ def drawing(folder, tmp_path_factory) -> Path:
 def test_images_are_the_pipeline_s_for_the_tokens_of_the_fine_grid(drawing, monkeypatch):
     import diffusers
 
-    monkeypatch.setattr(diffusion, "STEPS", 2)
+    monkeypatch.setattr(checkpoint, "STEPS", 2)
     made = GlmImageFamily().load(row(), drawing, "cpu")
     assert (made.evaluators, made.remark) == ("full", "")
     tokens = torch.randint(0, CODES, (2, made.length))

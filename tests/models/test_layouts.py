@@ -30,10 +30,16 @@ from lanternbench.models.chameleon import checkpoint as published_chameleon
 from lanternbench.models.chameleon.checkpoint import ROW_END, Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import drafter_at
-from lanternbench.models.key_names import image_tables, to_published
 from lanternbench.models.llamagen import checkpoint as llamagen
-from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, LlamaGenFamily
-from lanternbench.models.llamagen.t5 import FLAN_T5_XL, RandomT5Features, T5Features
+from lanternbench.models.llamagen.checkpoint import (
+    FLAN_T5_XL,
+    LlamaGen,
+    LlamaGenConfig,
+    LlamaGenFamily,
+    RandomT5Features,
+    T5Features,
+)
+from lanternbench.models.loading import image_tables, to_published
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
 

@@ -421,7 +421,7 @@ MUTANTS = (
     Mutant(
         "anchor-in-context",
         "a block is trained on the target's states at its own anchor",
-        (("lanternbench/training/dflash.py", "(n - length) <= at[:, None]", "(n - length) <= at[:, None] + 1"),),
+        (("lanternbench/training/losses.py", "(n - length) <= at[:, None]", "(n - length) <= at[:, None] + 1"),),
         tests=("tests/models/test_dflash.py::test_training_reads_and_drafts_what_decoding_does",),
     ),
     Mutant(

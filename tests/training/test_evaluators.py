@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from lanternbench.metrics import files
 from lanternbench.models.tiny import evaluators as embedded
-from lanternbench.models.tiny import text_encoder as text
+from lanternbench.models.token_decoder import word_id
 from lanternbench.models.vq import VQModel
 from tools.train_tiny import data, evaluators, scenes
 from tools.train_tiny.vq import CONFIG
@@ -71,7 +71,7 @@ def test_the_end_mark_is_the_largest_id_and_always_there():
     assert ids.shape == (4, embedded.CONTEXT)
     assert (ids.max(1).values == embedded.EOT).all()
     assert ids.argmax(1).tolist() == [3, 0, embedded.CONTEXT - 1, 1]
-    assert all(0 < text.word_id(w) < embedded.EOT for w in ("red", "", "🦊"))
+    assert all(0 < word_id(w) < embedded.EOT for w in ("red", "", "🦊"))
 
 
 def test_captions_differ_by_words_and_not_by_case():

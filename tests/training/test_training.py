@@ -10,9 +10,9 @@ import torch
 from conftest import of_side
 from torch.nn.attention.bias import causal_upper_left
 
+from lanternbench.models import token_decoder
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.models.tiny import text_encoder as text
-from lanternbench.training import eagle, loop
+from lanternbench.training import loop, losses
 from tools.train_tiny import drafters, rollouts, scenes
 from tools.train_tiny import target as target_training
 from tools.train_tiny import text as text_training
@@ -30,8 +30,10 @@ def test_a_scene_is_a_function_of_seed_and_index():
 
 
 def test_scene_words_have_ids_of_their_own():
-    vocabulary = {w for i in range(300) for c in scenes.sample(0, i)[2].captions() for w in text.words(c)} - {","}
-    assert len({text.word_id(w) for w in vocabulary}) == len(vocabulary) > 30
+    vocabulary = {w for i in range(300) for c in scenes.sample(0, i)[2].captions() for w in token_decoder.words(c)} - {
+        ","
+    }
+    assert len({token_decoder.word_id(w) for w in vocabulary}) == len(vocabulary) > 30
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_scene_words_have_ids_of_their_own():
 )
 def test_the_text_encoder_takes_any_caption(target, caption):
     features, mask = target.text([caption])
-    assert features.shape == (1, text.WORDS, text.WIDTH)
+    assert features.shape == (1, tiny.WORDS, tiny.WIDTH)
     assert bool(features.isfinite().all())
     assert int(mask.sum()) >= 1
 
@@ -64,8 +66,8 @@ def test_the_first_layer_starts_out_counting_rows_and_columns():
     model.layers[0].attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
     words = 12
     with torch.no_grad():
-        prefix, tokens = torch.zeros(1, text.WORDS, model.config.decoder.dim), torch.randint(0, 1024, (1, 256))
-        model.teacher_forced(prefix, (torch.arange(text.WORDS) >= text.WORDS - words)[None], tokens)
+        prefix, tokens = torch.zeros(1, tiny.WORDS, model.config.decoder.dim), torch.randint(0, 1024, (1, 256))
+        model.teacher_forced(prefix, (torch.arange(tiny.WORDS) >= tiny.WORDS - words)[None], tokens)
     share = seen[0][0, words:, 1:3] / 9  # of attention on image tokens, at image tokens 0 … 254
     at = torch.arange(255)
     for axis, count in ((0, at % 16 + 1), (1, at // 16 + 1)):
@@ -107,7 +109,7 @@ def test_batches_of_one_caption_length_need_no_padding():
     for count, pairs in groups.items():
         for i, j in pairs.tolist():
             wording = target_training.data.scene(i).captions()[j]
-            assert int((text.tokenize([wording]) != 0).sum()) == count
+            assert int((tiny.tokenize([wording]) != 0).sum()) == count
 
 
 def test_padding_that_all_rows_share_changes_nothing(target):
@@ -187,8 +189,8 @@ def test_deeper_levels_see_what_they_will_see_in_decoding(teacher):
     embedding = model.tok_embeddings(samples.tokens[:1, :40].long()).repeat(2, 1, 1)
     rope = model.rope[1:41, None]
     at = torch.tensor([12, 30])
-    fed = eagle.Feed(embedding, hidden[:, :41], rope, None, 0, 1)
-    first, second, third = eagle.levels(net, fed, at, 3)
+    fed = losses.Feed(embedding, hidden[:, :41], rope, None, 0, 1)
+    first, second, third = losses.levels(net, fed, at, 3)
     for j, s in enumerate(at.tolist()):  # one branch alone, level by level, as one causal sequence
         features = hidden[:, :40].clone()
         features[:, s] = first[:, s - 1]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.engine.sampling import Warp
+from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.drafters.medusa import Medusa
 from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.target import Target
-from lanternbench.training import eagle, loop
-from lanternbench.training.eagle import DEEPER, Losses, divergence
+from lanternbench.training import loop, losses
+from lanternbench.training.losses import DEEPER, Losses, divergence
 from tools.train_tiny.rollouts import Rollouts
 from tools.train_tiny.target import CONFIG
 
@@ -73,13 +73,13 @@ class Batches:
 
 
 def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
-    """What ``eagle.losses`` says, of stored states."""
+    """What ``losses.losses`` says, of stored states."""
     rng, _, tokens, states, wanted = batches(step, 13)
     if net.fusion is None:
         states = batches.last(states)
     ahead = torch.zeros(len(states), batches.prefix - 1, dtype=torch.long)
-    fed = eagle.feed(batches.target, net, ahead, None, tokens, states)
-    return eagle.losses(net, fed, rng, batches.logits, wanted, RECIPES[net.kind])
+    fed = losses.feed(batches.target, net, ahead, None, tokens, states)
+    return losses.losses(net, fed, rng, batches.logits, wanted, RECIPES[net.kind])
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
@@ -101,7 +101,7 @@ def model_losses(net: LlamaGen, batches: Batches, step: int) -> Losses:
     return {"loss": loss, "accept-1": accepted}
 
 
-RECIPES = {"eagle": eagle.RECIPES["eagle-1"], "eagle-3": eagle.RECIPES["eagle-3"]}
+RECIPES = {"eagle": losses.RECIPES["eagle-1"], "eagle-3": losses.RECIPES["eagle-3"]}
 LOSSES: dict[str, Callable[..., Losses]] = {
     "eagle": eagle_losses, "eagle3": eagle_losses, "medusa": medusa_losses, "model": model_losses,
 }  # fmt: skip

@@ -18,9 +18,9 @@ from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
-from lanternbench.models.tiny.text_encoder import read
+from lanternbench.models.tiny.checkpoint import words_read
 from lanternbench.training import loop
-from lanternbench.training.eagle import target_states
+from lanternbench.training.losses import target_states
 from tools.train_tiny.target import caption
 
 SEED = 777  # of the captions; those of the training scenes and of the evaluations are others
@@ -61,7 +61,7 @@ def sample(
 def _shard(target: Target, start: int, count: int, aux_layers: tuple[int, ...]) -> Rollouts:
     rng = np.random.default_rng([SEED, start])
     captions = [caption(i, rng, SEED) for i in range(start, start + count)]
-    captions.sort(key=lambda c: len(read(c)))  # batches of about one length
+    captions.sort(key=lambda c: len(words_read(c)))  # batches of about one length
     decoder = build(target, method("ar"))
     tokens, hidden = [], []
     for i in range(0, count, BATCH):

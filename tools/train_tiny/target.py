@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.llamagen.checkpoint import CaptionEmbedding, LlamaGen, LlamaGenConfig, left_pad
-from lanternbench.models.tiny import text_encoder as text
+from lanternbench.models.tiny import checkpoint as text
 from lanternbench.models.transformer import Layer
 from lanternbench.models.vq import VQModel
 from lanternbench.training import loop
@@ -78,7 +78,7 @@ def lengths(count: int) -> dict[int, Tensor]:
     found: dict[int, list[tuple[int, int]]] = {}
     for i in range(count):
         for j, wording in enumerate(data.scene(i, data.SEED).captions()):
-            found.setdefault(len(text.read(wording)), []).append((i, j))
+            found.setdefault(len(text.words_read(wording)), []).append((i, j))
     return {n: torch.tensor(pairs) for n, pairs in found.items()}
 
 

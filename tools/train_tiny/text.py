@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.tiny import text_encoder as text
+from lanternbench.models.tiny import checkpoint as text
 from lanternbench.training import loop
 from tools.train_tiny import scenes
 

@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lanternbench.models import key_names
+from lanternbench.models import loading
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.models.tiny import text_encoder
 from lanternbench.models.vq import VQModel
 from lanternbench.utils.files import OUT, WORK, check_writable
 from tools.train_tiny import drafters, evaluators, rollouts, target, text, vq
@@ -60,7 +59,7 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
 def export(
     folder: Path,
     model: LlamaGen,
-    encoder: text_encoder.TextEncoder,
+    encoder: tiny.TextEncoder,
     tokeniser: VQModel,
     nets: drafters.Drafters,
     **meta: Any,
@@ -71,8 +70,8 @@ def export(
         ("target", tensors(model.state_dict()), asdict(model.config)),
         ("text", encoder.state_dict(), None),
         ("vq", tokeniser.state_dict(), asdict(tokeniser.config)),
-        ("eagle", key_names.to_published(nets.eagle.state_dict()), None),
-        ("eagle-3", key_names.to_published(nets.eagle3.state_dict()), None),
+        ("eagle", loading.to_published(nets.eagle.state_dict()), None),
+        ("eagle-3", loading.to_published(nets.eagle3.state_dict()), None),
         ("medusa", nets.medusa.state_dict(), None),
         ("model", tensors(nets.model.state_dict()), asdict(nets.model.config)),
     ):

@@ -2,7 +2,6 @@
 
 Sources: Chameleon Team 2024 (arXiv 2405.09818), layers as in transformers' ``ChameleonForConditionalGeneration``; the
 published code of Anole and Lumina-mGPT (2407.06135, 2408.02657).
-
 A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors; or Meta's params.json,
 text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt)
 where the model's checkpoint has no image decoder.
@@ -20,8 +19,7 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import PromptFrame
+from lanternbench.models.token_decoder import PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 from lanternbench.registry import register
 
@@ -123,7 +121,6 @@ class Dialect(NamedTuple):
 
 @register("target", "chameleon")
 class ChameleonFamily(PublishedFamily):
-    rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Chameleon, ChameleonConfig, "Chameleon"
     vq_file, special = "Meta's vqgan.ckpt", SPECIAL
     dialects: ClassVar[dict[str, Dialect]] = {
@@ -150,7 +147,7 @@ class ChameleonFamily(PublishedFamily):
         """Either layout's."""
         config = config if "model_type" in config else from_params(config)
         check_type(config, self.title, "chameleon")
-        return ChameleonConfig(**llama_fields(config, ChameleonConfig), swin_norm=bool(config.get("swin_norm")))
+        return ChameleonConfig(**ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm")))
 
     def vq_config(self, folder: Path) -> VQConfig:
         path = self.config_file(folder)

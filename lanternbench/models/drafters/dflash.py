@@ -1,6 +1,6 @@
-"""DFlash's drafter: a block of tokens in one forward, from the target's states at several depths.
+"""Drafters of several tokens a forward: DFlash's block, from the target's states at several depths; Medusa's heads.
 
-Source: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (arXiv 2606.18394).
+Sources: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (arXiv 2606.18394).
 """
 
 from dataclasses import replace
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
@@ -87,6 +88,31 @@ class DFlash(Direct):
         return wrong_width(self.config.dim, target)
 
 
+class Medusa(nn.Module):
+    """Heads d in front of the target's output head (Cai et al. 2024): h + SiLU(W_d h + b_d) for each future token."""
+
+    def __init__(self, dim: int, heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, dim, dim))
+        self.bias = nn.Parameter(torch.zeros(heads, dim))
+
+    @property
+    def heads(self) -> int:
+        return len(self.weight)
+
+    @property
+    def about(self) -> str:
+        return f"Medusa, {self.heads} heads"
+
+    def misfit(self, target: Any) -> str | None:
+        """Why it cannot draft for ``target``; None where it can."""
+        return wrong_width(self.weight.shape[-1], target)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The target's last hidden states [..., dim] -> what each head hands to the output head [..., heads, dim]."""
+        return hidden[..., None, :] + F.silu(torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias)
+
+
 def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
     """Of a drafter's layers for a target's decoder: the same width and heads, norms as DFlash has them."""
     norms: dict[str, Any] = {"qk_norm": "shared", "swin_norm": False, "sandwich_norm": False, "first_norm": True}
@@ -99,11 +125,10 @@ def spread(n_layer: int, count: int = 5) -> Depths:
     return tuple(sorted(1 + i for i in ids))
 
 
-def to_file(net: DFlash, dtype: torch.dtype) -> State:
+def to_file(net: DFlash) -> State:
     """Its weights, and three tensors of integers that say what they do not show."""
-    weights = {k: v.to("cpu", dtype).contiguous() for k, v in net.state_dict().items()}
     sizes = {"block_size": net.block, "target_layers": net.depths, "causal": net.causal}
-    return weights | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
+    return net.state_dict() | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
 
 
 def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> DFlash:

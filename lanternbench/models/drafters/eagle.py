@@ -8,14 +8,13 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.key_names import TABLE, from_published, rotary_pairs
-from lanternbench.models.loading import State, explain_errors, load_layers, read_config, read_state
+from lanternbench.models.loading import TABLE, explain_errors, from_published, load_layers, read_config, read_state
 from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Mask, Put
 
 
@@ -99,12 +98,6 @@ class Eagle(Direct):
         net.load_state_dict(net.state_dict() | self.state_dict())
         return net
 
-    def trainable(self) -> Self:
-        """Itself, with gradients for all but its tables: EAGLE trains neither these nor the head."""
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_("embeddings" not in name)
-        return self
-
 
 def wrong_width(dim: int, target: Any) -> str | None:
     """What keeps a drafter that reads hidden states ``dim`` wide from drafting for ``target``."""
@@ -140,8 +133,8 @@ def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> Eagle:
         fused = "fusion.weight" in state
         new = partial(Eagle, config, "fc.bias" in state, norm_eps, layers, token_ids, prompt_ids, fused)
 
-    def renamed(state: State) -> State:
-        state = from_published(rotary_pairs(state, config) if model.rotates_halves else state)
+    def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state = from_published(state, halves=config if model.rotates_halves else None)
         table, ids = state.get("tok_embeddings.weight"), model.image_ids.cpu() if prompt_ids else None
         if table is None or ids is None:
             return state

@@ -21,8 +21,7 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import State, read_state
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import PromptFrame
+from lanternbench.models.token_decoder import PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
 from lanternbench.models.vq import Codebook
 from lanternbench.registry import register
 
@@ -99,7 +98,6 @@ class Emu3VQ(nn.Module):
 
 @register("target", "emu3")
 class Emu3Family(PublishedFamily):
-    rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Emu3, Emu3Config, "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
     vq_file, special = "Emu3's tokeniser", PUBLISHED
@@ -143,12 +141,11 @@ class Emu3Family(PublishedFamily):
     def described(self, config: dict[str, Any], row: Entry) -> Emu3Config:
         """Either layout's config.json."""
         check_type(config, self.title, "emu3", "Emu3")
-        fields, grid = llama_fields(config.get("text_config") or config, Emu3Config), grid_of(row.shape["grid"])
-        if "image_area" in config and self.dialect(row).images:
-            published = grid_of(round(config["image_area"] ** 0.5 / 8))
-            if published != grid:
-                raise UserError(
-                    f"config.json is of images of {written(published)} tokens but target '{row.name}' has "
-                    f"{written(grid)}: name the target that it belongs to"
-                )
+        fields, grid = Emu3Config.llama_fields(config.get("text_config") or config), grid_of(row.shape["grid"])
+        published = round(config["image_area"] ** 0.5 / 8) if "image_area" in config else grid
+        if self.dialect(row).images and grid_of(published) != grid:
+            raise UserError(
+                f"config.json is of images of {written(published)} tokens but target '{row.name}' has {written(grid)}: "
+                "name the target that it belongs to"
+            )
         return Emu3Config(grid=grid, prompt_ids=fields.pop("vocab_size"), **fields)

@@ -2,13 +2,14 @@
 
 GLM-4 9B over two grids of image tokens, a coarse one and then the image's, at positions (t, h, w), M-RoPE.  Source:
 transformers' ``glm_image``, whose key names its checkpoint has.
-
 A folder holds ``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights) and
 ``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as ``eagle``.  With the
 release's other folders in ``diffusion``, and diffusers installed, there are images; else tokens, speed and fidelity.
 """
 
-from collections.abc import Sequence
+import importlib.util
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,9 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily
-from lanternbench.models.glm_image import diffusion
 from lanternbench.models.grids import Grid, coarse
 from lanternbench.models.loading import cause, read_config
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import PromptFrame
+from lanternbench.models.token_decoder import PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
 from lanternbench.registry import register
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
@@ -32,6 +31,10 @@ NO_IMAGES = (
     "There are tokens and no images: `pip install lanternbench[glm-image]` and `lanternbench fetch glm-image` get the "
     "diffusion model that draws them."
 )
+
+STEPS, GUIDANCE = 50, 1.5  # of the diffusion, as published
+PIXELS = 32  # a token's side
+ABSENT = ("vision_language_encoder", "processor")  # of the pipeline's parts: tokens are drawn here
 
 
 @dataclass(frozen=True)
@@ -108,9 +111,35 @@ def part(folder: Path, name: str) -> Path:
     return path if (path := folder / "model" / name).is_dir() else folder / "model"
 
 
+def diffusion(folder: Path, device: str, dtype: torch.dtype) -> Callable[[Tensor, Sequence[str]], list[Any]]:
+    """(tokens [B, h, w], captions) -> 32 h × 32 w pixels; noise is a function of the tokens.  Raises UserError."""
+    from diffusers import GlmImagePipeline
+
+    try:
+        parts: Any = dict.fromkeys(ABSENT)
+        pipeline: Any = GlmImagePipeline.from_pretrained(folder, **parts, torch_dtype=dtype, local_files_only=True)
+    except Exception as error:  # whatever one of the parts raises
+        raise UserError(f"{folder} is no diffusion decoder of GLM-Image ({cause(error)}): fetch it again") from None
+    pipeline.to(device)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def render(tokens: Tensor, captions: Sequence[str]) -> list[Any]:
+        images = []
+        for grid, caption in zip(tokens.cpu(), captions, strict=True):
+            noise = torch.Generator().manual_seed(zlib.crc32(grid.numpy().tobytes()))
+            doubled = grid.repeat_interleave(2, 0).repeat_interleave(2, 1)  # the decoder's latents are twice as fine
+            output = pipeline(
+                prompt=caption, prior_token_ids=doubled.view(1, -1).to(device), height=PIXELS * grid.shape[0],
+                width=PIXELS * grid.shape[1], num_inference_steps=STEPS, guidance_scale=GUIDANCE, generator=noise,
+            )  # fmt: skip
+            images.append(output.images[0])
+        return images
+
+    return render
+
+
 @register("target", "glm-image")
 class GlmImageFamily(PublishedFamily):
-    rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
     special, prefixes = dict.fromkeys(SIZE, 0), ("model.language_model.", "model.", "language_model.")
 
@@ -129,7 +158,7 @@ class GlmImageFamily(PublishedFamily):
     def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
         text, images = config["text_config"], config.get("vq_config") or {}
-        fields, rope = llama_fields(text, GlmImageConfig, ("attention_bias",)), text.get("rope_parameters") or {}
+        fields, rope = GlmImageConfig.llama_fields(text, ("attention_bias",)), text.get("rope_parameters") or {}
         head = fields["head_width"] or fields["dim"] // fields["n_head"]
         fields |= {"prompt_ids": fields["vocab_size"], "qkv_bias": text.get("attention_bias", True)}
         fields["vocab_size"] = images.get("num_embeddings", GlmImageConfig.vocab_size)
@@ -144,10 +173,10 @@ class GlmImageFamily(PublishedFamily):
         """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
         sizes = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
         after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
-        empty = text.encode("", *self.template(row, folder))
-        condition = {"condition": PromptFrame([], after, [*empty, *after])}
+        uncond = [*text.encode("", *self.template(row, folder)), *after]
+        condition = {"condition": PromptFrame([], after, uncond)}
         if folder is None:
             return condition
-        if not (present(folder, "diffusion") and diffusion.installed()):
+        if not (present(folder, "diffusion") and importlib.util.find_spec("diffusers")):
             return condition | {"remark": NO_IMAGES}
-        return condition | {"render": diffusion.load(folder / "diffusion", str(model.device), model.dtype)}
+        return condition | {"render": diffusion(folder / "diffusion", str(model.device), model.dtype)}

@@ -22,8 +22,7 @@ from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
 from lanternbench.models.loading import cause, dtype_for, explain_errors, load_into, read_config, read_state
 from lanternbench.models.target import Target
-from lanternbench.models.token_decoder import VARIANTS, TokenDecoder, TokenDecoderConfig, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
+from lanternbench.models.token_decoder import VARIANTS, IdTokeniser, PromptFrame, TokenDecoder, TokenDecoderConfig
 from lanternbench.models.transformer import Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
@@ -129,8 +128,8 @@ class TransformersDecoder(TokenDecoder):
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         options: dict[str, Any] = {"use_cache": put is not None, "output_hidden_states": bool(aux_layers)}
         options["past_key_values"] = None if put is None else EngineCache(put)
-        position = rope[..., 0, 0].expand(rows, n)
-        output = self.body(inputs_embeds=x, attention_mask=mask, position_ids=position, **options)
+        options["position_ids"] = rope[..., 0, 0].expand(rows, n)
+        output = self.body(inputs_embeds=x, attention_mask=mask, **options)
         states = output.last_hidden_state
         if aux_layers:
             states = torch.cat([states, *(output.hidden_states[n] for n in aux_layers)], -1)
@@ -140,8 +139,6 @@ class TransformersDecoder(TokenDecoder):
 @register("target", "transformers")
 class TransformersFamily(Family):
     """Has no rows in the catalogue: the folder describes the target."""
-
-    rows = Path(__file__).with_name("catalogue.yaml")
 
     def reads(self, path: Path) -> Path | None:
         return Path(str(path).removeprefix(PREFIX)) if str(path).startswith(PREFIX) else None
@@ -223,7 +220,7 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
 def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     """Raises UserError for a model without the usual fields."""
     text = net.config.get_text_config().to_dict()
-    fields = llama_fields(text, TokenDecoderConfig, VARIANTS) | {"vocab_size": vocab}
+    fields = TokenDecoderConfig.llama_fields(text, VARIANTS) | {"vocab_size": vocab}
     fields["positions"] = text["max_position_embeddings"]
     config = TokenDecoderConfig(**fields, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings)
     if config.positions < size(grid):

@@ -5,6 +5,7 @@ A folder holds ``model`` (config.json, tokenizer.json, and the weights of decode
 drafters such as ``eagle``.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,8 +20,7 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import TokenDecoder, TokenDecoderConfig, check_type, llama_fields
-from lanternbench.models.token_prompts import IdTokeniser, PromptFrame
+from lanternbench.models.token_decoder import IdTokeniser, PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
@@ -49,26 +49,6 @@ class JanusConfig(TokenDecoderConfig):
     code_dim: int = 8
 
 
-class CodeEmbedding(nn.Module):
-    """Image tokens -> code -> Linear, GELU, Linear: [...] -> [..., dim]."""
-
-    def __init__(self, config: JanusConfig):
-        super().__init__()
-        self.codes = nn.Embedding(config.vocab_size, config.code_dim)
-        self.fc1, self.fc2 = nn.Linear(config.code_dim, config.dim), nn.Linear(config.dim, config.dim)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(self.codes(tokens))))
-
-    @torch.no_grad()
-    def table(self) -> nn.Embedding:
-        """The same as a table: its products are computed once, in float32."""
-        one, two = self.fc1, self.fc2
-        hidden = F.gelu(F.linear(self.codes.weight.float(), one.weight.float(), one.bias.float()))
-        rows = F.linear(hidden, two.weight.float(), two.bias.float()).to(self.codes.weight.dtype)
-        return nn.Embedding.from_pretrained(rows)
-
-
 class Head(nn.Module):
     """Linear, GELU, Linear: [..., dim] -> logits [..., V]."""
 
@@ -85,7 +65,9 @@ class Janus(TokenDecoder):
 
     def __init__(self, config: JanusConfig):
         super().__init__(config)
-        self.tok_embeddings, self.output = CodeEmbedding(config), Head(config)
+        codes, fc1 = nn.Embedding(config.vocab_size, config.code_dim), nn.Linear(config.code_dim, config.dim)
+        mlp = OrderedDict(codes=codes, fc1=fc1, gelu=nn.GELU(), fc2=nn.Linear(config.dim, config.dim))
+        self.tok_embeddings, self.output = nn.Sequential(mlp), Head(config)
 
     @property
     def eagle_tables(self) -> tuple[int, int]:
@@ -96,10 +78,12 @@ class Janus(TokenDecoder):
         """The head is not linear, so guidance follows it."""
         return guide(self.output(hidden.to(self.dtype)), guidance)
 
+    @torch.no_grad()
     def folded(self) -> Self:
-        """Itself, with a table of image tokens in place of the MLP that computes it."""
-        if isinstance(self.tok_embeddings, CodeEmbedding):
-            self.tok_embeddings = self.tok_embeddings.table()
+        """Itself, with a table of image tokens in place of the MLP: its products are computed once, in float32."""
+        tokens = torch.arange(self.config.vocab_size, device=self.tok_embeddings.codes.weight.device)
+        dtype = self.tok_embeddings.codes.weight.dtype
+        self.tok_embeddings = nn.Embedding.from_pretrained(self.tok_embeddings.float()(tokens).to(dtype))
         return self
 
 
@@ -110,7 +94,6 @@ class JanusText(IdTokeniser):
 
 @register("target", "janus")
 class JanusFamily(PublishedFamily):
-    rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration, title = Janus, JanusConfig, "Janus"
     tokeniser_class, special, prefixes = JanusText, PUBLISHED, ("language_model.model.", "model.language_model.")
     defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
@@ -129,7 +112,7 @@ class JanusFamily(PublishedFamily):
         text = config.get("language_config" if original else "text_config") or {}
         vq = (config.get("gen_vision_config") or {}).get("params") or {} if original else config.get("vq_config") or {}
         image_size, patch = (config.get("vision_config") or {}).get("image_size", 384), 16
-        fields = llama_fields(_LLAMA | text, JanusConfig, allowed=("tie_word_embeddings",))  # its text head is not used
+        fields = JanusConfig.llama_fields(_LLAMA | text, allowed=("tie_word_embeddings",))  # its text head is not used
         fields["prompt_ids"] = fields["vocab_size"]
         fields["vocab_size"] = vq.get("image_token_size" if original else "num_embeddings", 16384)
         grid = JanusConfig.grid if original else grid_of(image_size // patch)

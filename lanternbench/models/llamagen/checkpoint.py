@@ -2,16 +2,24 @@
 
 Class- or caption-conditional, 2-D rotary positions, official key names.  A folder holds one sub-folder per role:
 ``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``, ``text`` (Flan-T5-XL), and drafters such as
-``eagle`` in LANTERN's layout.
+``eagle`` in LANTERN's layout; in ``features`` are what the text encoder made of captions, per prompt and dtype.
 """
 
+import hashlib
+import html
+import re
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
@@ -19,11 +27,28 @@ from lanternbench.models.decoder import ImageDecoder, causal_mask
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
-from lanternbench.models.key_names import OFFICIAL, from_published, split
-from lanternbench.models.loading import State, read_state
+from lanternbench.models.loading import OFFICIAL, State, cause, from_published, random_net, read_state, split
 from lanternbench.models.target import Prefix
+from lanternbench.models.token_decoder import words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
+from lanternbench.utils.files import HOME, replacing
+
+FLAN_T5_XL: dict[str, Any] = {"vocab_size": 32_128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24}
+FLAN_T5_XL |= {"num_heads": 32, "feed_forward_proj": "gated-gelu"}
+SECONDS = "encode_seconds"  # the entry of a file's header
+# in this order: what is replaced in a caption in lower case, and by what
+_CLEANED = (
+    (r"\b(?:https?:/+|www\.)\S+", ""),
+    (r"<[^<>]*>", ""),
+    (r"@\w+", ""),
+    ("[\u31c0-\u4dbf\u4dc0-\u9fff]+", ""),  # CJK
+    ("[\u2010-\u2015\u2e3a\u2e3b\u301c\uff0d]+", "-"),
+    ("[`´«»“”¨]", '"'),
+    ("[‘’]", "'"),
+    (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
+    (r"\.{2,}|\s+\.\s+", " "),
+)
 
 
 @dataclass(frozen=True)
@@ -90,11 +115,9 @@ class LabelEmbedding(nn.Module):
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the official sampler."""
-    length = mask.sum(-1, keepdim=True)  # [B, 1]
-    index = (torch.arange(mask.shape[1], device=mask.device) + length) % mask.shape[1]
-    moved = features.gather(1, index[..., None].expand_as(features))
+    index = (torch.arange(mask.shape[1], device=mask.device) + mask.sum(-1, keepdim=True)) % mask.shape[1]  # [B, T]
     flipped = mask.flip(-1)
-    return moved * flipped[..., None], flipped
+    return features.gather(1, index[..., None].expand_as(features)) * flipped[..., None], flipped
 
 
 class LlamaGen(ImageDecoder):
@@ -146,6 +169,126 @@ class LlamaGen(ImageDecoder):
         return self(x, positions, causal_mask(valid, n))[:, prompt - 1 :]
 
 
+def clean(caption: str) -> str:
+    """A caption as LlamaGen was trained on captions: lower case, plain quotes and dashes, no addresses or symbols."""
+    text = html.unescape(caption).strip().lower()
+    for pattern, replacement in _CLEANED:
+        text = re.sub(pattern, replacement, text)
+    if len(re.findall(r"[-_]", text)) > 3:
+        text = re.sub(r"[-_]", " ", text)
+    text = re.sub(r"(\D[,.])\b", r"\1 ", text)
+    return re.sub(r"\s+", " ", text).strip().strip("'_,-:;+ ")
+
+
+class T5Features:
+    """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded, stored on disk.
+
+    The encoder is loaded for the first caption without stored features, and unloaded before decoding begins.  Its
+    seconds per caption, without loading, are stored too, so that end-to-end times can count them.
+    """
+
+    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
+        """``width``: of the features that the decoder reads."""
+        self.folder, self.length, self.device, self.dtype, self.width = folder, length, device, dtype, width
+
+    def prepare(self, captions: list[str]) -> list[Path]:
+        """The files of the captions' features; missing ones are computed together."""
+        texts = {self.path(text): text for text in map(clean, captions)}
+        if new := {path: text for path, text in texts.items() if self._seconds(path) is None}:
+            self._encode(new)
+        return [self.path(clean(caption)) for caption in captions]
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
+        rows = [load_file(path)["features"].to(self.dtype) for path in self.prepare(captions)]  # [words, 2048] each
+        features = torch.zeros(len(rows), self.length, self.width, dtype=self.dtype)
+        mask = torch.zeros(len(rows), self.length, dtype=torch.long)
+        for i, row in enumerate(rows):
+            features[i, : len(row)], mask[i, : len(row)] = row, 1
+        return features.to(self.device), mask.to(self.device)
+
+    def encode_seconds(self, captions: list[str]) -> float:
+        """Seconds that the encoder took for these captions, one by one."""
+        return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
+
+    def path(self, caption: str) -> Path:
+        """The file of a cleaned caption's features: one per dtype, so that no run depends on an earlier one's."""
+        digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
+        return self.folder.parent / "features" / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+
+    def _seconds(self, path: Path) -> float | None:
+        """Seconds that the encoder took for these features; None where they are missing or damaged."""
+        try:
+            with safe_open(path, "pt") as file:
+                rows, width = file.get_slice("features").get_shape()
+                seconds = float(file.metadata()[SECONDS])
+        except (OSError, SafetensorError, ValueError, TypeError, KeyError):
+            return None
+        return seconds if 0 < rows <= self.length and width == self.width else None
+
+    @torch.inference_mode()
+    def _encode(self, captions: dict[Path, str]) -> None:
+        encoder, tokens = self._encoder()
+        (self.folder.parent / "features").mkdir(parents=True, exist_ok=True)
+
+        def encode(caption: str) -> Tensor:
+            ids = tokens(caption).to(self.device)
+            state = encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+            return state[0].cpu().contiguous()  # which waits for the device
+
+        encode(next(iter(captions.values())))  # first calls allocate and choose kernels
+        for path, caption in captions.items():
+            began = perf_counter()
+            features = encode(caption)
+            seconds = perf_counter() - began
+            with replacing(path, HOME, shared=True) as file:
+                file.write(save({"features": features}, {SECONDS: repr(seconds)}))
+
+    def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
+        """The encoder on its device, and what turns a caption into its tokens [1, n].  Raises UserError."""
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            encoder = T5EncoderModel.from_pretrained(self.folder, local_files_only=True, dtype=self.dtype)
+        except Exception as error:  # the library has no exception type for an invalid file
+            raise UserError(
+                f"cannot read the text encoder in {self.folder} ({cause(error)}); fetch the target again"
+            ) from None
+        if encoder.config.d_model != self.width:
+            raise UserError(
+                f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide but this target reads "
+                f"{self.width}: it has to be Flan-T5-XL"
+            )
+
+        def tokens(caption: str) -> Tensor:
+            return tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt")["input_ids"]
+
+        return encoder.to(self.device).eval(), tokens  # type: ignore[arg-type]
+
+
+class RandomT5Features(T5Features):
+    """Flan-T5-XL's size with random weights, so that end-to-end times count it; features last as long as this."""
+
+    def __init__(self, length: int, device: str, dtype: torch.dtype, width: int, layers: int):
+        self._home = TemporaryDirectory(prefix="lanternbench-t5-")
+        super().__init__(Path(self._home.name) / "text", length, device, dtype, width)
+        self.layers = min(layers, FLAN_T5_XL["num_layers"])
+
+    def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
+        from transformers import T5Config, T5EncoderModel
+
+        config = T5Config(**FLAN_T5_XL | {"d_model": self.width, "num_layers": self.layers})
+        encoder = random_net(lambda: T5EncoderModel(config), self.device, self.dtype)
+        encoder.set_input_embeddings(encoder.shared)  # one table under two names
+
+        def tokens(caption: str) -> Tensor:
+            hashes = [hashlib.blake2b(w.encode(), digest_size=7).digest() for w in words(caption)[: self.length - 1]]
+            ids = [2 + int.from_bytes(h, "little") % (config.vocab_size - 2) for h in hashes]  # any but padding and end
+            return torch.tensor([[*ids, 1]])
+
+        return encoder, tokens
+
+
 def to_official(state: State) -> State:
     """Ours -> the official key names, in which queries, keys and values are one matrix too."""
     return split(state, {"feed_forward.w13": OFFICIAL["feed_forward.w13"]})
@@ -153,7 +296,6 @@ def to_official(state: State) -> State:
 
 @register("target", "llamagen")
 class LlamaGenFamily(PublishedFamily):
-    rows = Path(__file__).with_name("catalogue.yaml")
     network, configuration = LlamaGen, LlamaGenConfig
     needs = ("model", "vq", "text")
     # LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
@@ -165,8 +307,6 @@ class LlamaGenFamily(PublishedFamily):
         config = self.config(row)
         if config.model_type == "c2i":
             return partial(class_labels, device=device)
-        from lanternbench.models.llamagen.t5 import RandomT5Features, T5Features
-
         sizes = (config.cls_token_num, device, dtype, config.caption_dim)
         return T5Features(folder / "text", *sizes) if folder else RandomT5Features(*sizes, config.n_layer)
 

@@ -1,4 +1,4 @@
-"""The embedded target and its drafters: safetensors in LlamaGen's and LANTERN's key names, as files."""
+"""The embedded target, its text encoder and its drafters: safetensors in LlamaGen's and LANTERN's key names."""
 
 import json
 from pathlib import Path
@@ -10,21 +10,58 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters.medusa import Medusa
+from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafter_at
-from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import explain_errors, load_into
+from lanternbench.models.loading import explain_errors, from_published, load_into
 from lanternbench.models.target import Target
-from lanternbench.models.tiny import text_encoder as text
+from lanternbench.models.token_decoder import BUCKETS, word_id, words
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
 
+WORDS = 24  # features per caption (LlamaGen: 120)
+WIDTH = 128
 # what suits a machine on which every verified node costs, by the costs and acceptance that `tune` measures
 OPTIONS: dict[str, Any] = {"static": "chain-5", "chain": "chain-3", "medusa": "twig-8", "depth": 2, "draft_top_k": 4}
 OPTIONS |= {"total_nodes": 5, "depth_range": (0, 4), "width_range": (1, 5), "l_k": 1, "near": 64}
+
+
+def words_read(caption: str) -> list[str]:
+    """The words that the encoder reads; an empty caption keeps one neutral word."""
+    return [w for w in words(caption)[:WORDS] if w != ","] or [""]
+
+
+def padded(rows: list[list[int]], length: int) -> Tensor:
+    """int64 [B, length], 0 on the right."""
+    return torch.tensor([row + [0] * (length - len(row)) for row in rows], dtype=torch.long).view(-1, length)
+
+
+def tokenize(captions: list[str]) -> Tensor:
+    """int64 [B, WORDS], right-padded with 0."""
+    return padded([[word_id(w) for w in words_read(caption)] for caption in captions], WORDS)
+
+
+class TextEncoder(nn.Module):
+    """In Flan-T5's place: two bidirectional layers over hashed words; every position carries the caption's mean.
+
+    LlamaGen's image tokens attend to all caption positions alike, so the mean is what they could see of them anyway.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word = nn.Embedding(BUCKETS, WIDTH, padding_idx=0)
+        self.place = nn.Parameter(0.02 * torch.randn(WORDS, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """ids [B, WORDS] -> features [B, WORDS, WIDTH], mask [B, WORDS] (1 = word), right-padded."""
+        mask = ids != 0
+        x = self.body(self.word(ids) + self.place, src_key_padding_mask=~mask)
+        mean = (x * mask[..., None]).sum(1, keepdim=True) / mask.sum(1)[:, None, None]
+        return mean * mask[..., None], mask.long()
 
 
 def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
@@ -62,7 +99,6 @@ def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
 class TinyFamily(Family):
     """The embedded model; a folder that ``train tiny`` wrote is a target too."""
 
-    rows = Path(__file__).with_name("catalogue.yaml")
     defaults = OPTIONS
 
     def home(self, row: Entry) -> Path:
@@ -90,13 +126,9 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     dtype = dtype or torch.float32
     text_file, vq_file, medusa = (folder / f"{name}.safetensors" for name in ("text", "vq", "medusa"))
     model = _llamagen(folder / "target.safetensors", device, dtype)
-    encoder = load_into(text.TextEncoder, read(text_file)[0], text_file, device, torch.float32)
+    encoder = load_into(TextEncoder, read(text_file)[0], text_file, device, torch.float32)
     state, meta = read(vq_file)
-
-    def new_vq() -> VQModel:
-        return VQModel(VQConfig(**meta["config"] | {"ch_mult": tuple(meta["config"]["ch_mult"])}))
-
-    vq = load_into(new_vq, state, vq_file, device, torch.float32)
+    vq = load_into(lambda: VQModel(VQConfig(**meta["config"])), state, vq_file, device, torch.float32)
     drafters: dict[str, nn.Module] = {"eagle": drafter_at(folder / "eagle.safetensors", model, device)}
     for kind in ("eagle-3", "dflash"):  # earlier versions trained neither
         if (file := folder / f"{kind}.safetensors").exists():
@@ -109,14 +141,14 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     return assemble(model, encoder, vq, drafters)
 
 
-def assemble(model: LlamaGen, encoder: text.TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
+def assemble(model: LlamaGen, encoder: TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
     """The embedded target of its parts, on whatever device they are."""
     for net in (model, encoder, vq, *drafters.values()):
         net.eval().requires_grad_(False)
 
     def features(captions: list[str]) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            states, mask = encoder(text.tokenize(captions).to(model.device))
+            states, mask = encoder(tokenize(captions).to(model.device))
         return states.to(model.dtype), mask
 
     return Target("tiny", model, vq, features, 3.0, 64, evaluators="tiny", options=OPTIONS, drafters=drafters)

@@ -10,11 +10,12 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lanternbench.models.tiny import text_encoder as text
+from lanternbench.models.tiny.checkpoint import padded
+from lanternbench.models.token_decoder import BUCKETS, word_id, words
 
 SIZE = 64  # pixels a side that both embedded evaluators see
 CONTEXT = 32
-EOT = text.BUCKETS  # the largest id: open_clip reads a caption's embedding where the id is highest
+EOT = BUCKETS  # the largest id: open_clip reads a caption's embedding where the id is highest
 FEATURES = 128  # of both
 WIDTHS = (32, 64, 96, 96)  # of the feature net
 CONFIG: dict[str, Any] = {  # an open_clip model config
@@ -31,8 +32,8 @@ def build() -> CLIP:
 
 def tokenize(captions: list[str]) -> Tensor:
     """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty string included."""
-    rows = [[text.word_id(w) for w in text.words(caption) if w != ","][: CONTEXT - 1] for caption in captions]
-    return text.padded([[*row, EOT] for row in rows], CONTEXT)
+    rows = [[word_id(w) for w in words(caption) if w != ","][: CONTEXT - 1] for caption in captions]
+    return padded([[*row, EOT] for row in rows], CONTEXT)
 
 
 def to_uint8(images: list[Image.Image]) -> Tensor:
@@ -57,10 +58,7 @@ def _block(c_in: int, c_out: int, stride: int) -> nn.Sequential:
 
 
 class FeatureNet(nn.Module):
-    """A small classifier of scene attributes; its last hidden layer has the role that Inception's 2048 have in FID.
-
-    uint8 images [B, 3, 64, 64] -> float64 features [B, 128].
-    """
+    """Classifies scenes; uint8 [B, 3, 64, 64] -> its last hidden layer, as Inception's in FID, float64 [B, 128]."""
 
     num_features = FEATURES  # the attribute by which torchmetrics sizes its statistics
 
@@ -85,11 +83,8 @@ def load_clip(path: Path) -> CLIP:
 
 
 def load_feature_net(path: Path) -> tuple[FeatureNet, dict[str, Tensor]]:
-    """The net, and the reference statistics beside it.
-
-    Statistics of real scenes: "total" [128] and "products" [128, 128], the float64 sums of features and of their outer
-    products, and "count" [], the number of scenes.
-    """
+    """The net, and statistics of real scenes: float64 sums of features, "total" [128], and of their outer products,
+    "products" [128, 128], and the number of scenes, "count" []."""
     tensors = load_file(path)
     reference = {k.removeprefix("reference."): tensors.pop(k) for k in list(tensors) if k.startswith("reference.")}
     return _filled(FeatureNet(), tensors), reference

@@ -1,19 +1,22 @@
-"""Losses of an EAGLE drafter: it reads what decoding feeds it, several levels deep, and learns the target's q.
+"""What drafters read of images in training, as in decoding, and their losses: they learn the target's q.
 
-Source: Li et al. 2024 (EAGLE) for what it reads; the levels are those of EAGLE-3 (Li et al. 2025), trained together.
+Sources: Li et al. 2024 (EAGLE) for what it reads; its levels are those of EAGLE-3 (Li et al. 2025), trained together.
+DFlash (arXiv 2602.06036, section on training): blocks after random anchors, packed behind the context of a whole image.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.engine.address import raster
 from lanternbench.engine.row_ends import token_in
 from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Prefix, Target
 
@@ -189,3 +192,73 @@ def losses(
         loss = loss + FALL**level * more
         rates[f"accept-{level + 1}"] = accepted
     return {"loss": loss, **rates}
+
+
+class BlockFeed(NamedTuple):
+    """What a DFlash drafter reads of images of L tokens: one entry per prefix position but the last, then per token."""
+
+    context: Tensor  # [R, P − 1 + L, (1 + depths) · dim] the target's states; a token's are those that predict it
+    anchors: Tensor  # [R, L, dim] the target's embeddings of the tokens
+    rope: Tensor  # [P − 1 + L + L + B, 1, d/2] of the context, and of tokens 0 … L + B − 1
+    seen: Tensor | None  # [R, P − 1] bool: which prefix entries may be attended to; None: all
+
+
+def block_read(target: Target, net: DFlash, prefix: Prefix, tokens: Tensor) -> tuple[BlockFeed, Tensor]:
+    """What the drafter reads of images, and the target's last states that predict tokens 1 … L − 1 [R, L − 1, dim]."""
+    states = target_states(target, prefix, tokens, net.depths)
+    device, length, width = tokens.device, tokens.shape[1], target.row_width
+    end = target.image_slots + net.block * (1 + bool(width))
+    before = states.shape[1] + 1 - target.image_slots + bool(width)  # P
+    slots = raster(length, width, before, 0, before + end, device).slot_of[1 : length + net.block + 1]
+    places = torch.cat([torch.arange(before - 1, device=device), slots[:length] - 1])
+    rope, anchors = target.model.rope, target.model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1)
+    rope = rope[torch.cat([places, slots]).clamp(max=len(rope) - 1), None]
+    seen = None if prefix.seen.all() else prefix.seen
+    fed = BlockFeed(states[:, places].float(), anchors.float(), rope, seen)
+    return fed, fed.context[:, 1 - tokens.shape[1] :, : target.model.config.dim].to(target.dtype)
+
+
+def block_first(net: DFlash, fed: BlockFeed) -> Tensor:
+    """The states [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
+    anchors = torch.arange(fed.anchors.shape[1] - 1, device=fed.anchors.device)
+    return torch.cat([block_drafts(net, fed, at)[:, :, 0] for at in anchors.split(DEEPER)], 1)
+
+
+def block_drafts(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
+    """The states [R, m, B − 1, dim] that draft the tokens after the anchors ``at`` [m].
+
+    A block attends to the context before its anchor and to itself, as in decoding.
+    """
+    n, m, b, length = fed.context.shape[1], len(at), net.block, fed.anchors.shape[1]
+    x = torch.cat([net.read(fed.context), net.blocks(fed.anchors[:, at]).flatten(1, 2)], 1)
+    inside = torch.ones(b, b, device=at.device)
+    itself = torch.kron(torch.eye(m, device=at.device), inside.tril() if net.causal else inside).bool()
+    before = torch.arange(n, device=at.device) - (n - length) <= at[:, None]  # [m, n]
+    mask = torch.cat([before.repeat_interleave(b, 0), itself], -1)[None, None]
+    if fed.seen is not None:
+        mask = mask & F.pad(fed.seen, (0, mask.shape[-1] - fed.seen.shape[1]), value=True)[:, None, None]
+    tokens = (n + at[:, None] + torch.arange(b, device=at.device)).flatten()
+    rope = torch.cat([fed.rope[:n], fed.rope[tokens]])
+    return net(x, rope[None], mask, None, False, m * b).unflatten(1, (m, b))[:, :, 1:]
+
+
+def block_losses(net: DFlash, fed: BlockFeed, rng: np.random.Generator, logits: Logits, wanted: Tensor) -> Losses:
+    """Cross entropy to ``wanted``, q of tokens 1 … L − 1 [B, L − 1, V], and total variation, at every slot k.
+
+    Slots are weighted exp(−(k − 1)/γ), γ = B/2.
+    """
+    count, device = wanted.shape[1], wanted.device
+    at = torch.from_numpy(rng.choice(count, min(DEEPER, count), replace=False)).to(device)
+    slot = torch.arange(net.block - 1, device=device)  # k − 1
+    token = at[:, None] + slot  # less 1: of ``wanted``
+    weight = torch.where(token < count, torch.exp(-2 * slot / net.block), 0.0)
+    pairs = distances(logits(block_drafts(net, fed, at)), wanted[:, token.clamp(max=count - 1)])
+    cross, accepted = (x.mean(0) for x in pairs)  # [m, B − 1]
+    loss = (weight * (cross + VARIATION * (1 - accepted))).sum() / weight.sum()
+    rates = ((weight > 0) * accepted.detach()).sum(0) / (weight > 0).sum(0)
+    return {"loss": loss} | {f"accept-{k + 1}": rate for k, rate in enumerate(rates)}
+
+
+# by kind of drafter: what it reads, what it drafts first, its losses
+TRAININGS: dict[str, Any] = dict.fromkeys(("eagle", "eagle-3"), (read, first, losses))
+TRAININGS["dflash"] = (block_read, block_first, block_losses)
