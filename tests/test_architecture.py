@@ -169,7 +169,7 @@ def test_a_jacobi_step_runs_through_twelve_files(target):
     assert len(files_of_a_step(target, "sjd") | {"models/packing.py"}) <= 12
 
 
-def test_from_command_to_stored_sample_a_reader_opens_the_twelve_files_of_the_page(shallow_8x8, tmp_path, monkeypatch):
+def test_from_command_to_stored_sample_a_reader_opens_the_files_of_the_page(shallow_8x8, tmp_path, monkeypatch):
     """The second of two runs counts, so that imports and caches do not."""
     opened = set[str]()
 

@@ -20,7 +20,7 @@ DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machi
 
 def tune(
     method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    settings: Annotated[dict[str, Any], Takes(SETTINGS, "lanternbench.tune.result:Tune")],
+    settings: Annotated[dict[str, Any], Takes(SETTINGS, "lanternbench.tune.tree_search:Tune")],
     where: Annotated[Execution, Takes("device threads out fresh")],
     method_options: MethodOptions,
     as_json: options.AsJson = False,
@@ -31,8 +31,7 @@ def tune(
     """
     from lanternbench.experiment.config import checked
     from lanternbench.tune import tuning as search
-    from lanternbench.tune.plot import write_plot
-    from lanternbench.tune.result import Tune, with_interval
+    from lanternbench.tune.result import Tune, with_interval, write_plot
 
     config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
     with display(f"tuning {method}") as bars:

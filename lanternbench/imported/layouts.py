@@ -22,7 +22,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import reason
+from lanternbench.experiment.run_folder import reason
 from lanternbench.metrics.reference import images_in
 from lanternbench.utils.files import open_file
 

@@ -13,7 +13,7 @@ from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.teacher_forced import pieces
 from lanternbench.engine.verify import at
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, config_hash
+from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.runner import open_run
 from lanternbench.experiment.scoring import Progress, silent
@@ -28,6 +28,7 @@ from lanternbench.models.target import Target
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.prompts.formats import clean
+from lanternbench.utils.json_values import config_hash
 
 LOG_PROB = "log-prob"  # the metric's name: mean over an image's tokens, in nats
 

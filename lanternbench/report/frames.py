@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import find, iter_samples
+from lanternbench.experiment.run_folder import find, iter_samples
 from lanternbench.notes import Note
 from lanternbench.report.drawing import scene_figure
 from lanternbench.report.load import Run, load_run

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import read_run, samples_digest, scan
+from lanternbench.experiment.run_folder import read_run, samples_digest, scan
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import counts
 from lanternbench.measure.samples import Sample
