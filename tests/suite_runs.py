@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from lanternbench import prompts
 from lanternbench.experiment import RunFolder
-from lanternbench.experiment.run_reader import read_run
+from lanternbench.experiment.run_folder import read_run
 from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.summary import summarise
 from lanternbench.methods.method import method

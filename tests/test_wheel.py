@@ -31,9 +31,9 @@ def installed(tmp_path_factory) -> Path:
 def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
     code = (
-        "from pathlib import Path; import lanternbench; from lanternbench.experiment import sweep_file\n"
+        "from pathlib import Path; import lanternbench; from lanternbench.experiment.config import read_sweeps\n"
         "from lanternbench.suite import leaderboard, protocol\n"
-        "methods = sweep_file.read(Path('configs/demo.yaml'))[0].methods()\n"
+        "methods = read_sweeps(Path('configs/demo.yaml'))[0].methods()\n"
         "print(lanternbench.__file__, len(methods), len(protocol.names()), len(leaderboard.html_page([])) > 1000)"
     )
     options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 600}

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from lanternbench.experiment.run_reader import RunFile, SummaryFile
+from lanternbench.experiment.run_folder import RunFile, SummaryFile
 from lanternbench.measure.samples import Sample
 from lanternbench.suite.protocol import Submission
 

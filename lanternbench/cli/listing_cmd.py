@@ -261,7 +261,7 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
 
     Example: lanternbench runs
     """
-    from lanternbench.experiment.run_reader import listing
+    from lanternbench.experiment.run_folder import listing
 
     rows = listing(results)
     for row in () if as_json else rows:

@@ -88,11 +88,11 @@ def sweep(
 
     Example: lanternbench sweep configs/tradeoff.yaml
     """
-    from lanternbench.experiment import sweep_file
+    from lanternbench.experiment.config import read_sweeps
 
     if "until_told_apart" in settings:
         settings.setdefault("num_prompts", 0)  # the file's number is no bound
-    runs = sweep_file.read(file, settings)
+    runs = read_sweeps(file, settings)
     if dry_run:
         show_plan(runs, where, as_json)
         return
@@ -227,7 +227,7 @@ def leaderboard(
 def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     """Run a sweep with progress on stderr; returns its folder and summary."""
     from lanternbench.experiment import runner as sweeps
-    from lanternbench.experiment.executors import executor
+    from lanternbench.experiment.worker import executor
 
     workers = executor(where.executor, where.workers, where.threads, where.ray_address)
     local, minutes = where.executor == "local", where.time_budget

@@ -119,7 +119,7 @@ def profile(
 
 def tune(
     method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    settings: Annotated[dict[str, Any], options.Takes(SETTINGS, "lanternbench.tune.result:Tune")],
+    settings: Annotated[dict[str, Any], options.Takes(SETTINGS, "lanternbench.tune.tree_search:Tune")],
     where: Annotated[Execution, options.Takes("device threads out fresh")],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
@@ -130,8 +130,7 @@ def tune(
     """
     from lanternbench.experiment.config import checked
     from lanternbench.tune import tuning as search
-    from lanternbench.tune.plot import write_plot
-    from lanternbench.tune.result import Tune, with_interval
+    from lanternbench.tune.result import Tune, with_interval, write_plot
 
     config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
     with display(f"tuning {method}") as bars:

@@ -1,9 +1,9 @@
-"""Configuration as data: what a run or a sweep is, read from options or YAML."""
+"""Configuration as data: what a run or a sweep is, from options or a YAML file."""
 
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -14,11 +14,15 @@ from lanternbench.component import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATUR
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
+from lanternbench.methods import preset_file
 from lanternbench.methods.method import Method, method, preset, takes_lists
-from lanternbench.models.entries import catalogue, catalogue_name
+from lanternbench.models.entries import catalogue, catalogue_name, check_target
+from lanternbench.utils.files import read_yaml, shipped
 
 FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
+AXES = ("target", "seed", "temperature", "top_k", "guidance", "batch")  # settings of a sweep file that may be lists
 MAX_METHODS = 1000  # of a grid
+MAX_RUNS = 1000  # of a sweep file
 MAX_SEED = 2**63 - 1
 Dtype = Literal["float32", "bfloat16"]
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -211,6 +215,56 @@ def checked(kind: type[Settings], values: dict[str, Any], where: str = "the comm
         raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
     except TypeError:
         raise UserError(f"{where} must be a mapping of settings such as `methods: [ar, eagle-1]`") from None
+
+
+def read_sweeps(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:
+    """The runs of a sweep file, with settings ``changed``: one, or one per combination where settings are lists.
+
+    Each is named after its values along these axes.  Raises UserError for a missing file, broken YAML (with its line),
+    an unknown target and wrong settings.
+    """
+    changed = dict(changed or {})
+    values = {"name": name_part(path.stem) or "sweep"} | _values(path)
+    if "prompts" in changed and changed["prompts"] != values.get("prompts"):
+        values["name"] = f"{values['name']}+{prompts_name(str(changed['prompts']))}"[:80]
+    values |= changed
+    if "suite" in values:
+        raise UserError(f"{path}: 'suite' is set by `lanternbench suite` alone; leave it out")
+    if "methods" in values:
+        values["methods"] = preset_file.expanded(values["methods"], path.parent)
+    axes = {key: values[key] for key in AXES if isinstance(values.get(key), list)}
+    if empty := [key for key, choices in axes.items() if not choices]:
+        raise UserError(f"{path}: '{empty[0]}' is an empty list: give a value")
+    if (count := math.prod(map(len, axes.values()))) > MAX_RUNS:
+        raise UserError(f"{path} is {count} runs: give at most {MAX_RUNS} combinations of {', '.join(axes)}")
+    for name in axes.get("target", [values.get("target")]):
+        if isinstance(name, str) and name.isprintable() and len(name) < 256:
+            check_target(name)  # before methods are built, which takes torch
+    runs: dict[str, Sweep] = {}
+    for choice in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, choice, strict=True))
+        run = sweep(values | chosen, str(path))
+        name = "+".join([run.name, *(f"{key}-{name_part(str(value))}" for key, value in chosen.items())])[:80]
+        if name in runs:
+            raise UserError(f"{path} has two runs named {name}: give each value of a list once, and shorter names")
+        runs[name] = run.model_copy(update={"name": name})
+    return list(runs.values())
+
+
+def _values(path: Path) -> dict[str, Any]:
+    try:
+        places = [path] + ([shipped("configs", path.name)] if path.parent in (Path("."), Path("configs")) else [])
+        place = next((place for place in places if place.is_file()), None)
+        if place is None and path.exists():
+            raise UserError(f"{path} is no regular file: give the path of a YAML file")
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"cannot read {path} ({error.strerror}): give the path of a YAML file") from None
+    if place is None:
+        raise UserError(f"there is no sweep file {path}: give the path of a YAML file such as configs/demo.yaml")
+    values = read_yaml(place, "a sweep file")
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must be a mapping of settings such as `methods: [ar, eagle-1]`")
+    return values
 
 
 def prompts_name(spec: str) -> str:

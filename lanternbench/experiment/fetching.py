@@ -3,7 +3,7 @@
 import fnmatch
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,14 +65,11 @@ def _listed(role: str, repo: str) -> list[File]:
     """All files of a repository.  Raises UserError, also for an answer that lists no files."""
     from huggingface_hub import HfApi
 
-    with hub_errors(repo):
-        try:
-            siblings = HfApi().model_info(repo, files_metadata=True).siblings or []
-            files = [File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in siblings]
-            if all(type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None) for f in files):
-                return files
-        except (ValueError, TypeError, LookupError, AttributeError):
-            pass
+    with hub_errors(repo), suppress(ValueError, TypeError, LookupError, AttributeError):
+        siblings = HfApi().model_info(repo, files_metadata=True).siblings or []
+        files = [File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in siblings]
+        if all(type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None) for f in files):
+            return files
     raise UserError(f"the hub's answer for {repo} is no list of files, perhaps a network's login page: try again later")
 
 

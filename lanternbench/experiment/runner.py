@@ -17,11 +17,9 @@ import torch
 from lanternbench import prompts as prompt_sets
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.executors import Executor, Unit, labels
-from lanternbench.experiment.executors import executor as executor_named
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
-from lanternbench.experiment.worker import Facts, Job, OnStep
+from lanternbench.experiment.worker import Executor, Facts, Job, OnStep, Unit
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
@@ -55,16 +53,16 @@ def run(
     *,
     fresh: bool = False,
     device: str = "cpu",
-    executor: str | Executor = "local",
+    executor: Executor | None = None,
     watch: Callbacks = Callbacks(),  # noqa: B008  (immutable)
 ) -> tuple[Path, Summary]:
     """Measure everything in ``config`` that is not stored yet; returns the run folder and its summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
-    depends on (seed, prompt, method) alone, whichever ``executor`` computes it: one of ``executors``, or its name.
-    Raises UserError before anything is computed if a setting is wrong.
+    depends on (seed, prompt, method) alone, whichever ``executor`` computes it, by default this process.  Raises
+    UserError before anything is computed if a setting is wrong.
     """
-    with closing(executor_named(executor) if isinstance(executor, str) else executor) as workers:
+    with closing(executor or Executor()) as workers:
         prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
         facts = workers.start(config, device, -(-len(prompts) // config.batch) * config.repeats)
         noise = config.random_weights or config.simulate_acceptance is not None
@@ -172,7 +170,7 @@ def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: Prom
     deadline, complete, left_out = time.monotonic() + watch.budget_s, images - len(units), list[str]()
     if units and watch.budget_s < inf:
         say("estimating times")
-        seconds = executor.estimate(labels(units), [p.text for p in units[0][0].prompts])
+        seconds = executor.estimate(units)
         units, left_out = within_budget(units, names, seconds, (deadline - time.monotonic()) / MARGIN)
     looks = look_sizes(len(names) - 1) if config.until_told_apart else []
     measured = [name for name in names if name not in left_out]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import RunFolder
+from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summary import RANDOM_NOTE, Costs, Row, Sets, Summary, kept_sets, read_summary, summarise
 from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, Setup, files, read_image, scorers_for
@@ -184,16 +185,16 @@ class Scoring:
 
     def unread_reference(self) -> list[Note]:
         """A note if there are real images that no metric uses."""
-        if self.setup.reference is None or any(s.compares for s in self.scorers):
-            return []
         names = ", ".join(s.name for s in self.scorers)
         text = f"No metric here ({names}) compares with the real images of --reference: precision-recall does."
-        return [Note("warning", None, text)]
+        used = self.setup.reference is None or any(s.compares for s in self.scorers)
+        return [] if used else [Note("warning", None, text)]
 
 
 def _left_out(scorer: ImageMetric | SetMetric, unreadable: list[str]) -> list[Note]:
-    count = len(unreadable)
-    return [Note("warning", scorer.name, f"{count} images are left out. {unreadable[0]}")] if unreadable else []
+    return (
+        [Note("warning", scorer.name, f"{len(unreadable)} images are left out. {unreadable[0]}")] if unreadable else []
+    )
 
 
 def score_run(
@@ -221,21 +222,18 @@ def score_run(
         scoring.score_images(items, Journal(folder.path / "scores.jsonl"), () if again else scored)
         scoring.score_sets(folder.images, kept_sets(folder.figures, old))
         real = scoring.real_images(scoring.compared, old.reference)
-        folder.replace(
-            sample.model_copy(update={"metrics": sample.metrics | _of_image(scoring.values, sample.key)})
-            for sample in folder.samples()
-        )
+
+        def rescored(sample: Sample) -> Sample:
+            new = {metric: scores[sample.key] for metric, scores in scoring.values.items() if sample.key in scores}
+            return sample.model_copy(update={"metrics": sample.metrics | new})
+
+        folder.replace(map(rescored, folder.samples()))
         summary = summarise(folder.figures, folder.run, scoring.sets, folder.run.get("config", {}).get("seed") or 0)
         notes = summary.notes + [n for n in old.notes if n.metric not in scoring.computed] + scoring.notes
         costs = old.costs | scoring.costs
         summary = replace(summary, notes=list(dict.fromkeys(notes)), costs=costs, reference=real)
         folder.finish(summary)
         return replace(summary, notes=summary.notes + scoring.unread_reference())
-
-
-def _of_image(values: Mapping[str, Values], key: str) -> Values:
-    """The new scores of one image by metric."""
-    return {metric: scores[key] for metric, scores in values.items() if key in scores}
 
 
 def score_folder(
@@ -283,7 +281,6 @@ def score_folder(
 
 def previous_summary(folder: RunFolder) -> Summary:
     """A run's summary; an empty one if there is none, or it is damaged."""
-    try:
+    with suppress(UserError):
         return read_summary(folder.path)
-    except UserError:
-        return Summary([])
+    return Summary([])

@@ -1,8 +1,10 @@
-"""A worker makes samples in any process: a target, its decoders and the scorers of single images, loaded once.
+"""What makes the samples of a sweep: a worker in any process, and executors, with one here or with others elsewhere.
 
-A sample: decode, render, and the figures that need no clock.
+A worker is a target, its decoders and the scorers of single images, loaded once.  A sample: decode, render, and the
+figures that need no clock; it is the same whichever executor makes it.
 """
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -28,6 +30,7 @@ from lanternbench.utils.device import cpu_threads, load_average, process_count, 
 
 WARMUP_STEPS = 12
 OnStep = Callable[[int, int], None]  # tokens done, of
+Say = Callable[[str], None]  # shows the current activity
 
 
 class Job(NamedTuple):
@@ -39,6 +42,17 @@ class Job(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.label} · {self.prompts[0].text}"
+
+
+Unit = list[Job]  # prompts with all the methods that they lack, in their order, for one device
+
+
+class Finished(NamedTuple):
+    """A finished sample."""
+
+    sample: Sample
+    image: Any  # PIL image
+    where: dict[str, Any] | None = None  # the device that decoded it, where there are several
 
 
 class Facts(NamedTuple):
@@ -74,16 +88,6 @@ class Worker:
             raise UserError(f"{text}: choose one of `lanternbench methods` that does, or give --proposal {kind}")
         return target
 
-    @property
-    def _weights(self) -> dict[str, str]:
-        """Digests of the target's files and, as ``drafter.…``, of those of the drafters that methods name."""
-        weights = dict(self.target.weights)
-        for spec, target in self.targets.items():
-            for part, digest in target.weights.items():
-                if part not in self.target.weights:
-                    weights[part.replace("drafter", f"drafter.{spec}", 1) if len(self.targets) > 2 else part] = digest
-        return weights
-
     @cached_property
     def scorers(self) -> list[ImageMetric]:
         """The metrics of single images; none where images are noise."""
@@ -96,8 +100,13 @@ class Worker:
         decoders, t = self.decoders, self.target
         guidance = next(iter(decoders.values())).guidance
         lossless = {label: decoder.lossless for label, decoder in decoders.items()}
+        weights = dict(t.weights)  # digests of the target's files, and of those of the drafters that methods name
+        for spec, drafted in self.targets.items():
+            for part in (part for part in drafted.weights if part not in t.weights):
+                name = part.replace("drafter", f"drafter.{spec}", 1) if len(self.targets) > 2 else part
+                weights[name] = drafted.weights[part]
         target = {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators}
-        target |= {"weights": self._weights, "prompt_template": t.prompt_template}
+        target |= {"weights": weights, "prompt_template": t.prompt_template}
         target |= {"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {}
         target |= {"remark": t.remark} if t.remark else {}
         return Facts(self.device, guidance, lossless, target, environment() | mode(t))
@@ -138,6 +147,70 @@ class Worker:
             yield sample, image
 
 
+class Executor:
+    """Makes all samples in this process (Ray: in others): ``start``, ``samples``, ``notes``, then ``close``."""
+
+    def __init__(self) -> None:
+        self.costs: Costs = {}  # of the scores
+
+    def start(self, config: Sweep, device: str, units: int) -> Facts:
+        """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
+        self.worker = Worker(config, device)
+        self.costs, facts = self.worker.costs, self.worker.facts()
+        return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
+
+    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
+        """The results of ``units``, each when it is there; ``caption``: of warm-ups; ``on_step``: after each step."""
+        labels, captions = self.named(units)
+        self.worker.prepare(captions)
+        for label in labels:
+            say(f"warming up {label}")
+            self.worker.warm_up(label, caption, on_step)
+        for job in (job for unit in units for job in unit):
+            say(str(job))
+            yield from (Finished(sample, image) for sample, image in self.worker.work(job, on_step))
+
+    @staticmethod
+    def named(units: list[Unit]) -> tuple[list[str], list[str]]:
+        """The methods of the units, and their captions, each once."""
+        jobs = [job for unit in units for job in unit]
+        return list(dict.fromkeys(j.label for j in jobs)), list(dict.fromkeys(p.text for j in jobs for p in j.prompts))
+
+    def estimate(self, units: list[Unit]) -> dict[str, float]:
+        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere make the samples."""
+        captions = [p.text for p in units[0][0].prompts]
+        return {label: self.worker.seconds_per_image(label, captions) for label in self.named(units)[0]}
+
+    def notes(self) -> list[str]:
+        """Notes for the reader of the results; on a CPU memory is the process's, whichever method runs."""
+        on_cpu = self.worker.device == "cpu"
+        return [f"The process held {peak_mb():,.0f} MB at its peak, evaluators included."] if on_cpu else []
+
+    def close(self) -> None:
+        """End what was started; calling it twice is harmless."""
+        vars(self).pop("worker", None)
+
+
+def executor(
+    name: str = "local", workers: int | None = None, threads: int | None = None, address: str | None = None
+) -> Executor:
+    """The executor of this name; the other arguments are for ``ray``.  Raises UserError if unknown or unavailable."""
+    if name == "ray":
+        from lanternbench.experiment.on_ray import RayExecutor
+
+        return RayExecutor(workers, threads, address)
+    if name != "local":
+        raise UserError(f"unknown executor '{name}': use local or ray")
+    if workers or address:
+        raise UserError(f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too")
+    return Executor()
+
+
+def peak_mb() -> float:
+    """The most memory that this process held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 def add_costs(total: Costs, more: Costs) -> None:
     """Add what some scores took to ``total``."""
     for name, cost in more.items():
@@ -171,10 +244,8 @@ def make_samples(
         encoder_s = target.encode_seconds(texts)  # of features stored before the clock started
         each |= {"encode_s": (generations[0].encode_s + encoder_s) / len(part), "peak_memory_mb": memory}
         together = len(part) * count  # the other parts take the same time
-        samples = [
-            Sample(**each, **of_image, **_fields(decoder, prompt, image, seed, together, timed))
-            for prompt, image, of_image in zip(part, generations, figures(decoder, generations))
-        ]
+        rows = zip(part, generations, figures(decoder, generations))
+        samples = [Sample(**each, **more, **_fields(decoder, p, g, seed, together, timed)) for p, g, more in rows]
         return list(zip(samples, images, strict=True))
 
     yield from side_by_side(make, prompts, count)

@@ -27,9 +27,9 @@ from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.opening import pieces
 from lanternbench.engine.verify import at
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, config_hash
+from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.run_reader import reason
+from lanternbench.experiment.run_folder import reason
 from lanternbench.experiment.runner import open_run
 from lanternbench.experiment.scoring import Progress, silent
 from lanternbench.experiment.worker import Job, Worker
@@ -44,6 +44,7 @@ from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.prompts.formats import clean
 from lanternbench.utils.files import open_file
+from lanternbench.utils.json_values import config_hash
 
 LOG_PROB = "log-prob"  # the metric's name: mean over an image's tokens, in nats
 LAYOUTS = "a .jsonl, .npz or .safetensors file, or a folder of images (docs/import.md)"

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import find, iter_samples
+from lanternbench.experiment.run_folder import find, iter_samples
 from lanternbench.report.load import Run, load_run
 from lanternbench.report.pareto import quality_columns, scatter, trade_off
 from lanternbench.report.pictures import forest

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_reader import read_run, samples_digest, scan
+from lanternbench.experiment.run_folder import read_run, samples_digest, scan
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import counts
 from lanternbench.measure.samples import Sample

@@ -17,7 +17,7 @@ from lanternbench import __version__, prompts
 from lanternbench.errors import UserError, unknown
 from lanternbench.experiment.config import Sweep, sweep
 from lanternbench.experiment.environment import commit
-from lanternbench.experiment.run_reader import RunFile, iter_samples, read_run, reason
+from lanternbench.experiment.run_folder import RunFile, iter_samples, read_run, reason
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import IMPORTED, Sample, sample_key
 from lanternbench.measure.statistics import Estimate

@@ -5,7 +5,7 @@ stored separately.  ``candidates`` turns them into shapes with an expected accep
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -27,9 +27,8 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
 from lanternbench.methods.trees.adaptive import adapt
 from lanternbench.models.target import Target
-from lanternbench.tune import recorded_drafts as drafts
-from lanternbench.tune.best_tree import best_trees, expected_length
-from lanternbench.tune.recorded_drafts import Floats, Record, bounds, child_table
+from lanternbench.tune import accepted_lengths as drafts
+from lanternbench.tune.accepted_lengths import Floats, Record, best_trees, bounds, child_table, expected_length
 
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
@@ -78,6 +77,7 @@ class TreeSearch:
 
     about: ClassVar[str]  # a phrase that names what is searched
     one_in: ClassVar[int] = 1  # which share of the prompts is recorded
+    combine: ClassVar[Callable[..., Floats]] = staticmethod(np.concatenate)  # one array of those of all captions
 
     def __init__(self, target: Target, config: Tune):
         self.target, self.config = target, config
@@ -102,10 +102,6 @@ class TreeSearch:
         each = self.drafting(cost).items()
         return {f"{name}-{i}": partial(self.record, with_, i, caption) for name, with_ in each for i, caption in few}
 
-    def combine(self, arrays: Sequence[Floats]) -> Floats:
-        """An array of the records of all captions."""
-        return np.concatenate(arrays)
-
     def combined(self, records: Mapping[str, Record]) -> dict[str, Record]:
         """The records of all captions together, by the name of what they were drafted with."""
         groups: dict[str, list[Record]] = defaultdict(list)
@@ -118,14 +114,13 @@ class TreeSearch:
         raise NotImplementedError
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        """P [depth, rank] as in ``best_tree``; None where ranks are not recorded."""
+        """P [depth, rank] as in ``accepted_lengths``; None where ranks are not recorded."""
         return None
 
     def method(self, options: Options | None = None) -> Method:
         """The method with these sizes in place of its defaults."""
         sizes, either = options or {}, {"shape", "depth"}
-        replaced = either if either & sizes.keys() else set()
-        fixed = {k: v for k, v in self.config.options.items() if k not in replaced}
+        fixed = {k: v for k, v in self.config.options.items() if k not in either or not either & sizes.keys()}
         return method(self.config.method, **fixed | sizes)
 
     def own_tree(self) -> Any:
@@ -182,6 +177,7 @@ class ShapeSearch(TreeSearch):
     """Static trees, by dynamic programming over the acceptance of depths and ranks; chains by their own acceptance."""
 
     about = "static trees"
+    combine = staticmethod(partial(np.sum, axis=0))
     ranks = RANKS
 
     def __init__(self, target: Target, config: Tune):
@@ -189,9 +185,8 @@ class ShapeSearch(TreeSearch):
         self.levels = self.deepest({"shape": f"chain-{d}"} for d in range(1, LEVELS + 1))
 
     def probes(self) -> Probes:
-        probes: Probes = []
-        for d in dict.fromkeys(min(d, self.levels) for d in (1, 3, 5, 7)):
-            probes.append(({"shape": f"chain-{d}"}, shape_of(chain(d))))
+        depths = dict.fromkeys(min(d, self.levels) for d in (1, 3, 5, 7))
+        probes: Probes = [({"shape": f"chain-{d}"}, shape_of(chain(d))) for d in depths]
         for blades, longest in ((2, 1), (2, 2), (4, 3), (8, 3), (16, 3)) if self.ranks > 1 else ():
             paths = [(i, *(0,) * d) for i in range(blades) for d in range(min(longest, self.levels))]
             probes.append(({"shape": [list(p) for p in paths]}, shape_of(from_paths(tuple(paths)))))
@@ -206,9 +201,6 @@ class ShapeSearch(TreeSearch):
         decoder = drafts.with_tree_policy(decoder, tree)
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_chains(decoder, tree, self.ranks, steps, seed=number)
-
-    def combine(self, arrays: Sequence[Floats]) -> Floats:
-        return np.sum(arrays, 0)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         record = records.get("chain")
@@ -239,9 +231,8 @@ class ShapeSearch(TreeSearch):
         return candidates
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        if not records or self.ranks == 1:
-            return None
-        return child_table(records["chain"]["children"], self.levels).tolist()
+        known = records and self.ranks > 1
+        return child_table(records["chain"]["children"], self.levels).tolist() if known else None
 
 
 class LengthSearch(ShapeSearch):
@@ -287,10 +278,11 @@ class GrowthSearch(TreeSearch):
         """P(accepted ≥ i) in each recorded step [S, depth], or the simulated one [1, depth]."""
         if not records:
             return np.array([self.simulated(min(depth, nodes - 1))])
-        return drafts.grown_lengths(by_width(records), top_k, nodes, depth)
+        widths = {int(name.removeprefix("width-")): (r["seen"], r["level"]) for name, r in records.items()}
+        return drafts.grown_lengths(widths, top_k, nodes, depth)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        default, widths = self.own_tree().bounds, list(by_width(records))
+        default, widths = self.own_tree().bounds, [int(name.removeprefix("width-")) for name in records]
 
         def candidate(depth: int, top_k: int, nodes: int, options: Options) -> Candidate:
             shape = self.shape(depth, top_k, nodes)
@@ -303,11 +295,6 @@ class GrowthSearch(TreeSearch):
                 if not any(nodes - 1 <= other < k for other in widths):  # the same tree at a lower cost
                     candidates.append(candidate(depth, k, nodes, self.sizes(depth, k, nodes)))
         return candidates
-
-
-def by_width(records: Mapping[str, Record]) -> dict[int, tuple[Floats, Floats]]:
-    """All recorded steps (accepted, level) of each width: see ``lengths``."""
-    return {int(name.removeprefix("width-")): (r["seen"], r["level"]) for name, r in records.items()}
 
 
 class BoundsSearch(GrowthSearch):
@@ -386,10 +373,7 @@ class OptionSearch(TreeSearch):
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         candidates = []
         for number, (options, shape) in enumerate(self.sizes_to_try):
-            if records:
-                accepted = records[str(number)]["accepted"]
-                passed = [float((accepted > i).mean()) for i in range(1, shape.depth + 1)]
-            else:
-                passed = self.simulated(shape.depth)
+            accepted, levels = records.get(str(number), {}).get("accepted"), range(1, shape.depth + 1)
+            passed = self.simulated(shape.depth) if accepted is None else [float((accepted > i).mean()) for i in levels]
             candidates.append(Candidate({} if options == self.defaults else options, shape, passed, cost.step(shape)))
         return candidates

@@ -1,33 +1,45 @@
-"""``tune``: finds the sizes with which a method is fastest on this machine; estimates first, then measures the best."""
+"""``tune``: finds the sizes with which a method is fastest on this machine; estimates first, then measures the best.
 
+Each intermediate result is stored in a file or line of the search's folder as soon as it is computed (``Pieces``): an
+interrupted search resumes from them.
+"""
+
+import hashlib
+import io
+import json
+import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.costs.forward_cost import Shape, Timed, fit, lengths_of, time_steps
 from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.errors import UserError
-from lanternbench.experiment import config_hash
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.run_folder import free
 from lanternbench.experiment.worker import WARMUP_STEPS, mode
 from lanternbench.measure.fidelity import decode_loss
-from lanternbench.measure.figures import robust
+from lanternbench.measure.figures import BASELINE, robust
 from lanternbench.measure.statistics import Estimate, bootstrap_ratio
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.tune import tree_search as searches
-from lanternbench.tune.pieces import Measured, Pieces
-from lanternbench.tune.result import BASELINE, DEFAULT, Result, Tuning, best
+from lanternbench.tune.accepted_lengths import Record
+from lanternbench.tune.result import DEFAULT, Result, Tuning, best
 from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch, Tune
 from lanternbench.utils.device import cpu_threads, load_average
-from lanternbench.utils.files import FRESH, OUT, replacing
-from lanternbench.utils.json_values import plain
+from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
+from lanternbench.utils.json_values import config_hash, differences, plain
 
+SETTINGS, DIGESTS, LINES = "tune.json", "digests.json", "measured.jsonl"
 SEARCHES: dict[str | None, type[TreeSearch]] = {
     "shape": searches.ShapeSearch,
     "length": searches.LengthSearch,
@@ -41,16 +53,124 @@ Progress = Callable[[int, int, str], None]
 def search_kind(method: Method) -> type[TreeSearch]:
     """The search over the sizes of a method.  Raises UserError for a method without sizes."""
     if method.choices.order != "raster":
-        raise UserError(
-            f"'{method.preset}' draws several rows at once, of which the search has no model: compare sizes in a sweep"
-        )
-    kind = None if method.proposal.tree_is_own else method.tree.search
-    if kind is None and not method.proposal.tuned and (method.proposal.tree_is_own or not method.tree.tuned):
-        raise UserError(
-            f"method '{method.preset}' has no tree and no window whose size could be tuned: choose a method that "
-            "drafts, such as eagle-1 or sjd"
-        )
-    return SEARCHES[kind]
+        text = f"'{method.preset}' draws several rows at once, of which the search has no model"
+        raise UserError(f"{text}: compare sizes in a sweep")
+    tree = None if method.proposal.tree_is_own else method.tree
+    if not (method.proposal.tuned or (tree and (tree.search or tree.tuned))):
+        text = f"method '{method.preset}' has no tree and no window whose size could be tuned"
+        raise UserError(f"{text}: choose a method that drafts, such as eagle-1 or sjd")
+    return SEARCHES[tree.search if tree else None]
+
+
+class Measured(BaseModel):
+    """One line of ``measured.jsonl``: one image with one candidate's sizes.  Times in seconds."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    name: str
+    prompt: str
+    tokens: int = Field(ge=1, le=2**40)
+    steps: int = Field(ge=1, le=2**40)
+    decode_s: float = Field(gt=0)
+    robust_s: float = Field(gt=0)
+    fidelity_loss: float | None = None
+
+
+class Pieces:
+    """Results in files of a folder, locked for this process; a file is valid if its SHA-256 is that in ``DIGESTS``.
+
+    ``settings``: all that they depend on; its "weights" are digests of the target's files.  Raises UserError for a
+    folder that is in use, or that holds pieces of other settings or weights.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]):
+        with writing(folder, OUT):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        with acquire(folder, FRESH) as locks:
+            old, new = self._stored(SETTINGS), plain(settings)
+            if old and (weights := differences(old.pop("weights", {}), new["weights"])):
+                text = f"{folder} was begun with other weights ({'; '.join(weights[:5])})"
+                raise UserError(f"{text}: put the old files back, or {FRESH}")
+            if old and (changes := differences(old, {k: v for k, v in new.items() if k != "weights"})):
+                text = "; ".join(line[:200] for line in changes[:5])
+                raise UserError(f"{folder} has pieces of a search with other settings ({text}): {FRESH}")
+            self._write(SETTINGS, _json(settings))
+            self.digests = self._stored(DIGESTS)
+            self.close = locks.pop_all().close
+
+    def json(self, name: str, make: Callable[[], Any]) -> Any:
+        return json.loads(self._piece(name, lambda: _json(make())))
+
+    def arrays(self, name: str, make: Callable[[], Record]) -> Record:
+        def npz() -> bytes:
+            file = io.BytesIO()
+            np.savez_compressed(file, **make())  # type: ignore[arg-type]
+            return file.getvalue()
+
+        with np.load(io.BytesIO(self._piece(f"{name}.npz", npz))) as arrays:
+            return dict(arrays)
+
+    def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
+        """The complete lines, of ``expected`` (name, prompt); an incomplete last line is dropped.  Raises UserError."""
+        content = self._read(LINES) or b""
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
+            self._write(LINES, complete)
+        lines, missing = list[Measured](), set(expected)
+        for number, line in enumerate(complete.splitlines(), 1):
+            with suppress(ValidationError, KeyError):
+                measured = Measured.model_validate_json(line)
+                missing.remove((measured.name, measured.prompt))
+                lines.append(measured)
+                continue
+            path = self.folder / LINES
+            raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
+        return lines
+
+    def append(self, line: Measured) -> None:
+        path = self.folder / LINES
+        with writing(path, OUT), open(os.open(path, os.O_CREAT | APPEND, 0o644), "ab") as file:
+            file.write(line.model_dump_json().encode() + b"\n")
+
+    def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
+        """The content of a file, computed where it is missing.  Raises UserError for a changed file."""
+        content = self._read(name)
+        if content is None or name not in self.digests:
+            content = make()
+            self._write(name, content)
+            self.digests[name] = hashlib.sha256(content).hexdigest()
+            self._write(DIGESTS, _json(self.digests))
+        if hashlib.sha256(content).hexdigest() != self.digests[name]:
+            raise self._damaged(name)
+        return content
+
+    def _stored(self, name: str) -> dict[str, Any]:
+        """A JSON object that this class wrote, {} where the file is missing.  Raises UserError."""
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(self._read(name) or b"{}"), dict):
+                return value
+        raise self._damaged(name)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            with open_file(self.folder / name) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            raise self._damaged(name) from None
+
+    def _write(self, name: str, content: bytes) -> None:
+        with replacing(self.folder / name, OUT) as file:
+            file.write(content)
+
+    def _damaged(self, name: str) -> UserError:
+        return UserError(f"{self.folder / name} is damaged: delete it, and the same command makes it again")
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(plain(value), ensure_ascii=False, indent=1).encode("utf-8", "replace")
 
 
 def tune(
@@ -72,8 +192,7 @@ def tune(
     root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | hardware)[:8]}"
     folder = free(out / root) if fresh else out / root
     inputs = {"selection": selected.hash, "machine": hardware, "weights": target.weights}
-    pieces = Pieces(folder, config.model_dump(mode="json") | inputs)
-    try:
+    with closing(Pieces(folder, config.model_dump(mode="json") | inputs)) as pieces:
         captions = [p.text for p in selected]
         target.prepare(captions)
         cost = fit(_costs(pieces, search, captions[0], progress))
@@ -93,8 +212,6 @@ def tune(
         with replacing(path, OUT) as file:
             file.write(tuning.preset_text().encode())
         return path, tuning
-    finally:
-        pieces.close()
 
 
 def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:

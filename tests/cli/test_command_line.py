@@ -19,7 +19,7 @@ import lanternbench
 from lanternbench import lossless
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
-from lanternbench.experiment import sweep_file
+from lanternbench.experiment.config import read_sweeps
 from lanternbench.methods.method import Method
 
 NO_HELP = ("caption", "device")  # of `prompts` and `doctor`
@@ -78,16 +78,16 @@ def test_every_command_keeps_its_flags():
 def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):
     path = tmp_path / "axes.yaml"
     path.write_text("methods: [ar]\nbatch: [1, 8]\n")
-    assert [(r.name, r.batch) for r in sweep_file.read(path)] == [("axes+batch-1", 1), ("axes+batch-8", 8)]
+    assert [(r.name, r.batch) for r in read_sweeps(path)] == [("axes+batch-1", 1), ("axes+batch-8", 8)]
     path.write_text("methods: [ar]\ntemperature: [0, 0.5]\nseed: [1, 2]\nguidance: 2\n")
-    runs = sweep_file.read(path)
+    runs = read_sweeps(path)
     assert [(r.name, r.temperature, r.seed, r.guidance) for r in runs] == [
         ("axes+seed-1+temperature-0", 0, 1, 2),
         ("axes+seed-1+temperature-0.5", 0.5, 1, 2),
         ("axes+seed-2+temperature-0", 0, 2, 2),
         ("axes+seed-2+temperature-0.5", 0.5, 2, 2),
     ]
-    assert [r.name for r in sweep_file.read(path, {"temperature": 1.0})] == ["axes+seed-1", "axes+seed-2"]
+    assert [r.name for r in read_sweeps(path, {"temperature": 1.0})] == ["axes+seed-1", "axes+seed-2"]
     for wrong, says in (
         ("seed: []", "empty list"),
         ("seed: [1, 1]", "two runs named"),
@@ -98,7 +98,7 @@ def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):
     ):
         path.write_text(f"methods: [ar]\n{wrong}\n")
         with pytest.raises(UserError, match=says):
-            sweep_file.read(path)
+            read_sweeps(path)
 
 
 def test_every_combination_is_a_run_of_its_own(here, tmp_path):

@@ -9,8 +9,8 @@ import pytest
 
 from lanternbench.cli.run_cmd import _name
 from lanternbench.errors import UserError
-from lanternbench.experiment import iter_samples, sweep_file
-from lanternbench.experiment.config import Sweep
+from lanternbench.experiment import iter_samples
+from lanternbench.experiment.config import Sweep, read_sweeps
 from lanternbench.experiment.runner import run
 from lanternbench.measure.samples import Sample, image_name, sample_key
 from lanternbench.methods.method import method
@@ -24,9 +24,9 @@ def test_the_name_of_a_run_tells_coco_from_parti_and_one_target_from_another(tmp
     assert _name(["sjd"], "anole-7b=/a/b", "parti:/c/PartiPrompts.tsv") == "run-sjd-anole-7b-parti"
     path = tmp_path / "plan.yaml"
     path.write_text("methods: [sjd]\nprompts: demo\n")
-    names = [sweep_file.read(path, given)[0].name for given in ({}, {"prompts": "parti"}, {"prompts": "coco2017"})]
+    names = [read_sweeps(path, given)[0].name for given in ({}, {"prompts": "parti"}, {"prompts": "coco2017"})]
     assert names == ["plan", "plan+parti", "plan+coco2017"]
-    assert sweep_file.read(path, {"name": "mine", "prompts": "demo"})[0].name == "mine"
+    assert read_sweeps(path, {"name": "mine", "prompts": "demo"})[0].name == "mine"
 
 
 def test_the_pluses_of_a_method_are_in_the_names_of_its_images():

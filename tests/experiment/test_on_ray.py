@@ -20,10 +20,9 @@ from conftest import interrupted, mistake
 from lanternbench import experiment as results
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, executors, sweep_file
+from lanternbench.experiment import config, on_ray, worker
 from lanternbench.experiment import runner as sweeps
-from lanternbench.experiment.executors import cluster
-from lanternbench.experiment.executors import ray as on_ray
+from lanternbench.experiment.config import read_sweeps
 from lanternbench.models.tiny import checkpoint as tiny
 
 ALONE = config.sweep(
@@ -37,9 +36,9 @@ def ray() -> Iterator[None]:
     """A local cluster that the tests of this file share."""
     if not importlib.util.find_spec("ray"):
         pytest.skip("Ray is not installed")
-    assert cluster.connect("local", cpus=2)
+    assert on_ray.connect("local", cpus=2)
     yield
-    cluster.ray().shutdown()
+    on_ray.ray().shutdown()
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
         sweeps.run(ALONE, shared, watch=sweeps.Callbacks(at(1, interrupt)))
     before = results.read_samples(results.latest(shared))
     assert len(before) == 1
-    workers = executors.executor("ray", workers=2)
+    workers = worker.executor("ray", workers=2)
     path, summary = sweeps.run(ALONE, shared, executor=workers, watch=sweeps.Callbacks(at(3, killed(shared))))
     after = results.read_samples(path)
     assert [s.model_dump() for s in after[:1]] == [s.model_dump() for s in before]  # times included
@@ -109,7 +108,7 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
 
 @pytest.mark.slow
 def test_workers_compute_at_the_priority_of_the_command(ray):
-    module = cluster.ray()
+    module = on_ray.ray()
     assert module.get(module.remote(lambda: os.nice(0)).remote()) == os.nice(0)
 
 
@@ -117,7 +116,7 @@ def test_workers_compute_at_the_priority_of_the_command(ray):
 def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, two_layers_here, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "ATTEMPTS", 1)
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
-    workers = executors.executor("ray", workers=2)
+    workers = worker.executor("ray", workers=2)
     with pytest.raises(UserError, match=r"lost 1 worker\(s\) in turn over (ar|sjd) · .*the same command continues"):
         sweeps.run(BATCHED, shared, executor=workers, watch=sweeps.Callbacks(at(2, killed(shared))))
     before = results.read_samples(results.latest(shared))
@@ -133,9 +132,9 @@ def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, tw
 def test_a_worker_s_mistake_is_the_caller_s(ray, tmp_path):
     wrong = config.sweep({"methods": ["ar"], "target": "nope"})
     with pytest.raises(UserError, match="unknown target 'nope'"):
-        sweeps.run(wrong, tmp_path, executor=executors.executor("ray", workers=1))
+        sweeps.run(wrong, tmp_path, executor=worker.executor("ray", workers=1))
     with pytest.raises(UserError, match=r"9 worker\(s\) with 1 CPU\(s\) each are more than the cluster has free"):
-        sweeps.run(wrong, tmp_path, executor=executors.executor("ray", workers=9))
+        sweeps.run(wrong, tmp_path, executor=worker.executor("ray", workers=9))
     assert not list(tmp_path.iterdir())
 
 
@@ -157,8 +156,8 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
 def test_an_address_where_no_cluster_answers_is_one_sentence(address, tmp_path, monkeypatch, capfd):
     """Not what Ray prints about it either, though something else may listen there."""
     pytest.importorskip("ray")
-    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
-    monkeypatch.setattr(cluster.ray(), "is_initialized", lambda: False)
+    monkeypatch.setattr(on_ray, "PATIENCE", 1.0)
+    monkeypatch.setattr(on_ray.ray(), "is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = address.format(port=silent.getsockname()[1])
         options = ("--executor", "ray", "--ray-address", where, "--out", str(tmp_path))
@@ -192,25 +191,25 @@ def process_of_the_cluster(name: str) -> int:
 @pytest.mark.slow
 def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkeypatch):
     pytest.importorskip("ray")
-    cluster.connect("local", cpus=2)
-    monkeypatch.setattr(cluster, "RESTART", 1.0)
+    on_ray.connect("local", cpus=2)
+    monkeypatch.setattr(on_ray, "RESTART", 1.0)
     workers = on_ray.RayExecutor()
-    workers.connection = cluster.Connection()
-    monkeypatch.setattr(cluster, "PULSE", 0.05)  # it is waited for more than once, as on a slow machine
+    workers.connection = on_ray.Connection()
+    monkeypatch.setattr(on_ray, "PULSE", 0.05)  # it is waited for more than once, as on a slow machine
 
     def answer() -> bytes:
         time.sleep(1)
         return bytes(2**20)  # too large for anything but the node's object store
 
-    call = cluster.ray().remote(answer).remote()
+    call = on_ray.ray().remote(answer).remote()
     assert workers._first([call]) == call
     os.kill(process_of_the_cluster("raylet"), signal.SIGKILL)
-    while workers.connection.has_store():  # it takes a moment to die
+    while on_ray.is_listening(workers.connection.raylet):  # it takes a moment to die
         time.sleep(0.1)
     with pytest.raises(UserError, match=r"the node process \(raylet\) of the Ray cluster at .* is gone"):
         workers._get(call)
     assert list(workers._finished({call: (None, [])})) == []
-    cluster.ray().shutdown()  # another test gets another cluster
+    on_ray.ray().shutdown()  # another test gets another cluster
 
 
 @pytest.mark.slow
@@ -218,19 +217,19 @@ def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    cluster.ray().shutdown()  # another test gets another cluster
-    monkeypatch.setattr(cluster, "NEW_NODE", 1.0)
-    here = {"include_dashboard": False, "object_store_memory": cluster.STORE}
+    on_ray.ray().shutdown()  # another test gets another cluster
+    monkeypatch.setattr(on_ray, "NEW_NODE", 1.0)
+    here = {"include_dashboard": False, "object_store_memory": on_ray.STORE}
     nodes = Cluster(initialize_head=True, head_node_args=here | {"num_cpus": 0})
     try:
         node = nodes.add_node(num_cpus=1, **here)
-        workers = executors.executor("ray", workers=1, address=nodes.address)
+        workers = worker.executor("ray", workers=1, address=nodes.address)
         lost = sweeps.Callbacks(at(1, lambda: nodes.remove_node(node, allow_graceful=False)))
         with pytest.raises(UserError, match=r"no node that is left in the Ray cluster has 1 CPU\(s\) for a worker: .*"):
             sweeps.run(ALONE, tmp_path, executor=workers, watch=lost)
         assert 1 <= len(results.read_samples(results.latest(tmp_path))) < 6
     finally:
-        cluster.ray().shutdown()
+        on_ray.ray().shutdown()
         nodes.shutdown()
 
 
@@ -240,8 +239,8 @@ def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_s
     process, name, tmp_path, monkeypatch, capfd
 ):
     pytest.importorskip("ray")
-    cluster.connect("local", cpus=2)  # where there is none: the sweep joins it, as it would another's
-    monkeypatch.setattr(cluster, "RESTART", 1.0)
+    on_ray.connect("local", cpus=2)  # where there is none: the sweep joins it, as it would another's
+    monkeypatch.setattr(on_ray, "RESTART", 1.0)
     monkeypatch.chdir(tmp_path)
     Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
     command = ["lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
@@ -256,14 +255,14 @@ def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_s
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as exit_:
         main()
-    cluster.ray().shutdown()  # another test gets another cluster
+    on_ray.ray().shutdown()  # another test gets another cluster
     assert exit_.value.code == 2
     *images, sentence = (line for line in capfd.readouterr().err.splitlines() if not line.endswith("so far"))
     assert sentence.startswith(f"lanternbench: the {name} of the Ray cluster at ")
     assert sentence.endswith("the same command continues on a running cluster, or with --executor local")
     before = results.read_samples(results.latest(Path("results")))
     assert 0 < len(images) == len(before) < 3
-    sweeps.run(*sweep_file.read(Path("ar.yaml"), {}), Path("results"))
+    sweeps.run(*read_sweeps(Path("ar.yaml"), {}), Path("results"))
     after = results.read_samples(results.latest(Path("results")))
     assert len(after) == 3
     assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]

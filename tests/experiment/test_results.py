@@ -23,7 +23,7 @@ from lanternbench.experiment.environment import environment
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row, Summary, read_summary
 from lanternbench.notes import Note
-from lanternbench.utils.json_values import differences
+from lanternbench.utils.json_values import config_hash, differences
 
 CONFIG = {"methods": ["ar", {"name": "cool-sd", "lam": 2.0}], "seed": 1}
 
@@ -64,7 +64,7 @@ def test_a_stored_run_reads_back_as_it_was(tmp_path):
     assert Image.open(run.path / str(stored.image)).getpixel((0, 0)) == (255, 0, 0)
     recorded = results.read_run(run.path)
     assert (recorded["run_id"], recorded["config"], recorded["target"]) == ("r", CONFIG, {"name": "tiny"})
-    assert recorded["config_hash"] == results.config_hash(CONFIG)
+    assert recorded["config_hash"] == config_hash(CONFIG)
     tokens = load_file(run.path / "tokens.safetensors")
     assert set(tokens) == {"1|ar|0", "2|ar|0"}
     assert tokens["1|ar|0"].dtype == torch.int32
@@ -324,8 +324,8 @@ def test_the_latest_run_is_the_one_last_started_or_resumed(tmp_path):
 
 
 def test_the_configuration_hash_depends_on_values_only():
-    assert results.config_hash({"a": 1, "b": (1, 2)}) == results.config_hash({"b": [1, 2], "a": 1})
-    assert results.config_hash({"a": 1}) != results.config_hash({"a": 2})
+    assert config_hash({"a": 1, "b": (1, 2)}) == config_hash({"b": [1, 2], "a": 1})
+    assert config_hash({"a": 1}) != config_hash({"a": 2})
     assert differences({"a": {"b": 1}, "c": 0}, {"a": {"b": 2}, "d": True}) == [
         "a.b: 1 -> 2",
         "c: 0 -> null",

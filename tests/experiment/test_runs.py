@@ -81,7 +81,7 @@ def test_a_run_is_found_by_its_name_the_newest_first(results, monkeypatch):
 
 
 def test_an_empty_folder_is_one_sentence(tmp_path):
-    from lanternbench.experiment.run_reader import listing
+    from lanternbench.experiment.run_folder import listing
 
     with pytest.raises(UserError, match="there is no run in"):
         listing(tmp_path)

@@ -24,8 +24,9 @@ from lanternbench.cli import run_cmd
 from lanternbench.cli.main import app, main
 from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, sweep_file, worker
+from lanternbench.experiment import config, worker
 from lanternbench.experiment import runner as sweeps
+from lanternbench.experiment.config import read_sweeps
 from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -207,11 +208,11 @@ def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path, monkeypatc
 
     monkeypatch.setattr(worker, "load_with_drafter", loaded)
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\n")
-    plain = sweep_file.read(tmp_path / "ar.yaml")[0]
+    plain = read_sweeps(tmp_path / "ar.yaml")[0]
     assert "dtype" not in plain.record()  # so folders of old stay valid
     first = sweeps.run(plain, tmp_path)[0]
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\ndtype: bfloat16\n")
-    halved = sweep_file.read(tmp_path / "ar.yaml")[0]
+    halved = read_sweeps(tmp_path / "ar.yaml")[0]
     assert halved.record() == plain.record() | {"dtype": "bfloat16"}
     second = sweeps.run(halved, tmp_path)[0]
     assert first != second
@@ -267,10 +268,10 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(shallow_8x
 def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (ROOT / "configs").glob("*.yaml"):
-        assert sweep_file.read(path)[0].methods()
-        assert sweep_file.read(Path("configs") / path.name) == sweep_file.read(path)
+        assert read_sweeps(path)[0].methods()
+        assert read_sweeps(Path("configs") / path.name) == read_sweeps(path)
     with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):  # another file of that name is not taken
-        sweep_file.read(Path("mine/demo.yaml"))
+        read_sweeps(Path("mine/demo.yaml"))
 
 
 def test_the_plan_of_a_sweep_by_batches_counts_the_time_of_a_batch_once(monkeypatch):

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lanternbench.errors import UserError
-from lanternbench.experiment import sweep_file, worker
-from lanternbench.experiment.config import Sweep
+from lanternbench.experiment import worker
+from lanternbench.experiment.config import Sweep, read_sweeps
 
 FUZZ = settings(
     max_examples=40, deadline=300_000, derandomize=True, database=None,
@@ -73,7 +73,7 @@ def test_any_text_as_a_sweep_file_is_one_sentence_or_runs(text, tmp_path):
     path = tmp_path / "any.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     try:
-        assert all(run.methods() for run in sweep_file.read(path))
+        assert all(run.methods() for run in read_sweeps(path))
     except UserError as error:
         one_sentence(error)
 
@@ -84,7 +84,7 @@ def test_any_settings_are_one_sentence_or_decode(config, small_images, tmp_path)
     path: Path = tmp_path / "any.yaml"
     path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8", errors="surrogatepass")
     try:
-        runs = sweep_file.read(path)
+        runs = read_sweeps(path)
         for run in runs[:2]:
             methods = run.methods()
             labels = [m.label for m in methods]

@@ -20,7 +20,7 @@ from test_fuzz import VALUES, one_sentence
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, read_run
-from lanternbench.experiment.run_reader import scan
+from lanternbench.experiment.run_folder import scan
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.summary import read_summary, summarise

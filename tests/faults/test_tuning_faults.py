@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lanternbench.errors import UserError
-from lanternbench.tune.pieces import Measured, Pieces
+from lanternbench.tune.tuning import Measured, Pieces
 
 pytestmark = pytest.mark.usefixtures("in_time")
 SETTINGS = {"method": "eagle-1", "few": 3, "weights": {"target": "1"}}

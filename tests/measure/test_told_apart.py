@@ -7,7 +7,8 @@ import pytest
 from conftest import ROOT
 
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, read_run, read_samples, runner, sweep_file
+from lanternbench.experiment import config, read_run, read_samples, runner
+from lanternbench.experiment.config import read_sweeps
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import LOOKS, holm_in_two, look_sizes, paired_test, prompts_needed
@@ -64,7 +65,7 @@ def test_the_prompts_needed_tell_a_difference_that_one_prompt_contradicts(method
 
 def test_every_shipped_sweep_and_run_has_the_prompts_that_its_first_family_needs():
     for file in sorted((ROOT / "configs").glob("*.yaml")):
-        for sweep in sweep_file.read(file):
+        for sweep in read_sweeps(file):
             needed = prompts_needed(len(sweep.methods()) - 1)
             assert sweep.num_prompts is None or sweep.num_prompts >= needed, file.name
     assert config.sweep({"methods": ["eagle-1"]}).num_prompts == prompts_needed(1)
@@ -117,11 +118,11 @@ class Pretended:
         target = {"name": "tiny", "evaluators": "tiny"}
         return Facts(device, 1.0, dict.fromkeys(self.seconds, True), target, {"device": "cpu"})
 
-    def estimate(self, labels, captions):
+    def estimate(self, units):
         return self.seconds
 
     def samples(self, units, caption, say, on_step=None):
-        from lanternbench.experiment.executors import Finished
+        from lanternbench.experiment.worker import Finished
 
         for job in (job for unit in units for job in unit):
             self.made += 1

@@ -10,7 +10,8 @@ from conftest import mistake
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
-from lanternbench.experiment import config, sweep_file, worker
+from lanternbench.experiment import config, worker
+from lanternbench.experiment.config import read_sweeps
 from lanternbench.experiment.runner import run
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import catalogue
@@ -68,7 +69,7 @@ def test_a_sweep_file_cannot_claim_to_follow_a_suite(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(f"methods: [eagle-1]\nsuite: {protocol.protocol('tiny').stamp}\n")
     with pytest.raises(UserError, match="'suite' is set by `lanternbench suite` alone"):
-        sweep_file.read(path)
+        read_sweeps(path)
 
 
 @pytest.fixture(scope="module")

@@ -23,15 +23,15 @@ from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain, parents
 from lanternbench.errors import UserError
-from lanternbench.experiment import sweep_file, worker
+from lanternbench.experiment import worker
+from lanternbench.experiment.config import read_sweeps
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 from lanternbench.registry import components
 from lanternbench.tune import tree_search, tuning
-from lanternbench.tune.plot import tuning_figure
-from lanternbench.tune.recorded_drafts import (
+from lanternbench.tune.accepted_lengths import (
     RecordingTree,
     ScoredTree,
     bounds,
@@ -44,7 +44,7 @@ from lanternbench.tune.recorded_drafts import (
     recorded_steps,
     with_tree_policy,
 )
-from lanternbench.tune.result import DEFAULT, Result, Tune, Tuning, best
+from lanternbench.tune.result import DEFAULT, Result, Tune, Tuning, best, tuning_figure
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, OptionSearch, ShapeSearch
 
 CAPTION = "a small red circle in the center on a plain blue background"
@@ -372,7 +372,7 @@ def test_a_preset_file_stands_for_a_method_in_a_sweep_file_beside_it(tmp_path):
     )
     config = tmp_path / "sweep.yaml"
     config.write_text("methods: [ar, mine.yaml, {method: mine.yaml, lambda: 3}]\n")
-    (run,) = sweep_file.read(config)
+    (run,) = read_sweeps(config)
     assert [m.label for m in run.methods()] == ["ar", "cool-sd shape=[0,1,0.0] λ=1.5", "cool-sd shape=[0,1,0.0] λ=3"]
 
 

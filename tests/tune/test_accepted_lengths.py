@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lanternbench.engine.tree import from_paths
-from lanternbench.tune.best_tree import best_trees, expected_length
+from lanternbench.tune.accepted_lengths import best_trees, expected_length
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3))
 TABLES = SHAPES.flatmap(lambda shape: arrays(np.float64, shape, elements=st.floats(0, 1)))

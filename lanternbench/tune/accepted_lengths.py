@@ -1,4 +1,4 @@
-"""Acceptance by depth and rank, estimated from the drafts of a few decodes.
+"""Expected accepted lengths: acceptance by depth and rank from the drafts of a few decodes, and the best trees for it.
 
 A decode is recorded with one tree: the drafted tokens of each step, the drafter's p, and the target's q at every node,
 accepted or not.  The engine's verification then judges each recorded draft repeatedly, with new uniforms.  This is
@@ -13,11 +13,19 @@ accepted nodes are drawn as in a decode.
 - In a **dynamic tree** the scores tell which nodes a tree with fewer nodes or levels has, and dropping the others does
   not change their acceptance: the acceptance of each recorded node gives the accepted length of every smaller tree.
 
+The static tree with the greatest expected accepted length follows by dynamic programming (Sequoia, arXiv 2402.12374)
+from a table P[d − 1, k] [D, K]: the probability that, at a node of depth d − 1 on the accepted path, the child of rank
+k (from 0) is accepted after its earlier siblings were rejected.  Sequoia assumes that this depends on the rank alone;
+in this table it may depend on the depth too.  A node is accepted with the product of P along its path, so the expected
+accepted length of a tree is a sum over its nodes, and the best tree of n nodes splits into the best trees below its
+root's children.  Lengths count drafted tokens: a step commits one more.
+
 S steps, N nodes, D levels, K ranks, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -31,12 +39,11 @@ from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreePolicy
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, StaticTree, chain, from_paths
+from lanternbench.engine.tree import Draft, Paths, StaticTree, chain, from_paths
 from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
 from lanternbench.methods.build import prepared_proposal, prepared_rule
 from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
 from lanternbench.methods.trees.static import FixedTree
-from lanternbench.tune.best_tree import Table
 
 JUDGEMENTS = 8  # judgements of each recorded draft
 PRIOR = 20.0  # weight, in reached nodes, of the shares of the level above as a prior: deep nodes are rarely reached
@@ -168,8 +175,8 @@ def chain_lengths(reached: Floats, steps: float, depth: int) -> Floats:
     return reached[depth - 1, 1 : depth + 1] / max(steps, 1)
 
 
-def child_table(children: Floats, depth: int) -> Table:
-    """P [depth, K] for static trees of ``depth`` levels (see ``best_tree``); ``children`` of ``record_chains``."""
+def child_table(children: Floats, depth: int) -> Floats:
+    """P [depth, K] for static trees of ``depth`` levels; ``children`` of ``record_chains``."""
     counts = children[depth - 1, :depth]
     if not counts.any():  # the rule does not depend on the depth of drafts
         counts = children[-1, :depth]
@@ -221,3 +228,35 @@ def grown_lengths(steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes:
 def bounds(depth: int, top_k: int, nodes: int) -> Bounds:
     """A dynamic tree's bounds, with no more nodes than there are candidates."""
     return Bounds(depth, top_k, min(nodes, 1 + top_k + top_k * top_k * (depth - 1)))
+
+
+def expected_length(paths: Iterable[tuple[int, ...]], table: Floats) -> float:
+    """Expected accepted drafted tokens of a tree in child paths: Σ over nodes of Π P along the path."""
+    return float(sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths))
+
+
+def best_trees(table: Floats, nodes: int) -> list[Paths]:
+    """The best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K children a node, as child paths.
+
+    Fewer than ``nodes`` where no larger tree fits.
+    """
+    depths, ranks = table.shape
+
+    @cache
+    def below(depth: int, rank: int, n: int) -> tuple[float, int]:
+        """Of n nodes among the children ``rank``, ``rank`` + 1, … of a node at ``depth``, and their subtrees: the
+        expected length, and how many are in the first child's subtree, itself included (0: no further child)."""
+        best = (-np.inf if n else 0.0, 0)
+        for m in range(1, n + 1) if depth < depths and rank < ranks else ():
+            value = float(table[depth, rank]) * (1 + below(depth + 1, 0, m - 1)[0]) + below(depth, rank + 1, n - m)[0]
+            best = (value, m) if value > best[0] else best
+        return best
+
+    def paths(depth: int, rank: int, n: int, above: tuple[int, ...]) -> Paths:
+        if n == 0:
+            return ()
+        m, child = below(depth, rank, n)[1], (*above, rank)
+        return (child, *paths(depth + 1, 0, m - 1, child), *paths(depth, rank + 1, n - m, above))
+
+    sizes = [n for n in range(1, nodes + 1) if below(0, 0, n)[0] >= 0]
+    return [tuple(sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))) for n in sizes]
