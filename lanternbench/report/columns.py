@@ -118,7 +118,7 @@ TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "–": "--", "×": r"$\times$", "λ": r"$\lambda$", "δ": r"$\delta$", "ω": r"$\omega$",
     "ν": r"$\nu$", "β": r"$\beta$", "τ": r"$\tau$", "α": r"$\alpha$", "γ": r"$\gamma$", "·": r"$\cdot$",
-    "∞": r"$\infty$",
+    "θ": r"$\theta$", "ε": r"$\epsilon$", "ρ": r"$\rho$", "∞": r"$\infty$",
 }  # fmt: skip
 
 

@@ -28,7 +28,8 @@ _SETTINGS = (
 PAPER_NAMES = {
     "ar": "AR", "sd": "SD", "medusa": "Medusa", "eagle-1": "EAGLE-1", "eagle-2": "EAGLE-2", "eagle-3": "EAGLE-3",
     "lantern": "LANTERN", "lantern++": "LANTERN++", "jacobi": "Jacobi", "sjd": "SJD", "scd": "SJD with coupling",
-    "sjd-pac": "SJD-PAC", "gsd": "GSD", "adt-tree": "ADT-Tree", "uniform-rsd": "Uniform-RSD", "cool-sd": "Cool-SD",
+    "sjd-pac": "SJD-PAC", "sjd++": "SJD++", "sjd-sv": "SJD-SV", "gsd": "GSD", "zipar": "ZipAR", "pjd": "PJD",
+    "adt-tree": "ADT-Tree", "dflash": "DFlash", "uniform-rsd": "Uniform-RSD", "cool-sd": "Cool-SD",
 }  # fmt: skip
 AnyRow = TypeVar("AnyRow", bound=Row)
 

@@ -123,7 +123,7 @@ def text_width(text: str, size: float = SIZE) -> float:
 
 
 def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
-    """Lines no wider than ``width``, broken at blanks, and inside a word that is wider than a line."""
+    """Lines no wider than ``width``, broken at blanks, and in a word that is wider after a sign, or else anywhere."""
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}".strip()
@@ -134,6 +134,7 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
         while text_width(lines[-1], size) > width and len(lines[-1]) > 1:
             line = lines.pop()
             fits = max(1, sum(text_width(line[:n], size) <= width for n in range(1, len(line))))
+            fits = max(line.rfind(sign, 0, fits) + 1 for sign in "+=-_/,") or fits
             lines += [line[:fits], line[fits:]]
     return lines
 

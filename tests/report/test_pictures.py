@@ -15,6 +15,7 @@ from rich.console import Console
 from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
+from lanternbench.registry import components
 from lanternbench.report.columns import columns, metric_column
 from lanternbench.report.load import View, paper_name, read_names
 from lanternbench.report.pareto import (
@@ -234,6 +235,7 @@ def test_lines_break_at_blanks_and_inside_words_that_are_too_wide():
         lines = wrap(text, 120)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
         assert all(text_width(line) <= 120 for line in lines)
+    assert wrap("eagle-3+block shape=chain-5", 60) == ["eagle-3+", "block", "shape=", "chain-5"]
 
 
 # --- what a paper shows ---
@@ -279,6 +281,7 @@ def test_labels_are_written_as_in_papers():
         row("x", "sjd"),
     ]
     assert [paper_name(r) for r in rows] == ["Cool-SD (λ=2, ν=0.7)", "LANTERN++", "mine λ=2", "x"]
+    assert [name for name in components("preset") if paper_name(row(name, name)) == name] == []
 
 
 def test_the_latex_table_is_as_wide_as_a_page_at_most_and_says_what_it_left_out():

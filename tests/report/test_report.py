@@ -26,6 +26,7 @@ from lanternbench.measure import summary as measure
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import RANDOM_NOTE, read_summary, row_of
+from lanternbench.methods.method import all_options
 from lanternbench.notes import Note
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.images import image_uri, token_map
@@ -228,6 +229,8 @@ def test_nan_and_words_in_place_of_numbers_count_as_missing():
 
 def test_latex_and_markdown_print_special_signs_as_text():
     assert tex_escape("a_b & 50% $x$ \\input{y} λ") == r"a\_b \& 50\% \$x\$ \textbackslash{}input\{y\} $\lambda$"
+    symbols = {field.json_schema_extra["symbol"] for fields in all_options().values() for field in fields} - {None}
+    assert [sign for sign in symbols if "?" in tex_escape(sign)] == []
     assert " \\\\\n{}[x" in latex_table([row(), row("[x", "x")])
     table = markdown_table([row("a|b\n<script>", "x")])
     assert "a\\|b &lt;script&gt;" in table
