@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.engine.decode import Generation, generate
-from lanternbench.methods import preset_file
+from lanternbench.methods import presets
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method as make_method
 from lanternbench.models.grids import size
@@ -85,8 +85,8 @@ class Model:
         ``trace``: keep the target's and the drafter's distributions of every step in ``stats.trace``.
         The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
         """
-        if preset_file.is_file(method):
-            preset = preset_file.read(method)
+        if presets.is_file(method):
+            preset = presets.read(method)
             method, options = preset.pop("method"), preset | options
         decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
         captions = [prompt] if isinstance(prompt, str) else list(prompt)

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from typer import Option
 
 from lanternbench.errors import UserError
-from lanternbench.methods import preset_file
+from lanternbench.methods import presets
 from lanternbench.methods.method import all_options, method, preset
 from lanternbench.models.entries import check_target
 from lanternbench.registry import components
@@ -198,7 +198,7 @@ def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
             return False
         return True
 
-    entries = preset_file.expanded([{"method": name} for name in names])
+    entries = presets.expanded([{"method": name} for name in names])
     for spec in entries:
         method(spec["method"])  # an unknown name is reported as such
     if len(entries) == 1:
@@ -216,5 +216,5 @@ def check_names(args: Sequence[str], positional: bool = False) -> None:
     for flag, value in [*named, *((flag, value) for flag, _, value in joined)]:
         if flag == "--target":
             check_target(value)
-        elif not preset_file.is_file(value):
+        elif not presets.is_file(value):
             preset(value)

@@ -14,7 +14,7 @@ from lanternbench.component import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATUR
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
-from lanternbench.methods import preset_file
+from lanternbench.methods import presets
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue, catalogue_name, check_target
 from lanternbench.utils.files import read_yaml, shipped
@@ -231,7 +231,7 @@ def read_sweeps(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sw
     if "suite" in values:
         raise UserError(f"{path}: 'suite' is set by `lanternbench suite` alone; leave it out")
     if "methods" in values:
-        values["methods"] = preset_file.expanded(values["methods"], path.parent)
+        values["methods"] = presets.expanded(values["methods"], path.parent)
     axes = {key: values[key] for key in AXES if isinstance(values.get(key), list)}
     if empty := [key for key, choices in axes.items() if not choices]:
         raise UserError(f"{path}: '{empty[0]}' is an empty list: give a value")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lanternbench.costs.forward_cost import StepCost
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import Estimate
-from lanternbench.methods.preset_file import EVIDENCE
+from lanternbench.methods.presets import EVIDENCE
 from lanternbench.report.scene import save
 from lanternbench.tune.tree_search import Candidate, Options, Tune
 from lanternbench.utils.json_values import plain
