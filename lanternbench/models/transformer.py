@@ -135,13 +135,6 @@ class HeadNorm(Direct):
         return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 
-def head_norm(cfg: DecoderConfig, heads: int) -> nn.Module:
-    """The norm of queries or keys that ``qk_norm`` names."""
-    if cfg.qk_norm == "shared":
-        return RMSNorm(cfg.head_dim, cfg.norm_eps)
-    return HeadNorm(heads, cfg.head_dim, cfg.norm_eps if cfg.qk_norm == "rms" else 0.0)
-
-
 class Attention(Direct):
     """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache."""
 
@@ -152,7 +145,11 @@ class Attention(Direct):
         self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
         self.normed = bool(cfg.qk_norm)
         if cfg.qk_norm:
-            self.q_norm, self.k_norm = (head_norm(cfg, heads) for heads in (self.n_head, self.n_kv))
+            eps = cfg.norm_eps if cfg.qk_norm == "rms" else 0.0
+            self.q_norm, self.k_norm = (
+                RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm == "shared" else HeadNorm(heads, cfg.head_dim, eps)
+                for heads in (self.n_head, self.n_kv)
+            )
 
     def forward(self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int, last: int = 0) -> Tensor:
         heads, n_kv = self.n_head, self.n_kv
