@@ -53,8 +53,8 @@ _ROWS = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encodi
 
 def published(*names: str) -> tuple[Weights, ...]:
     """The rows of ``weights.yaml`` by name."""
-    rows = {name: {k: tuple(v) if isinstance(v, list) else v for k, v in _ROWS[name].items()} for name in names}
-    return tuple(Weights(name, **row) for name, row in rows.items())
+    rows: list[Any] = [{k: tuple(v) if isinstance(v, list) else v for k, v in _ROWS[name].items()} for name in names]
+    return tuple(Weights(name, **row) for name, row in zip(names, rows))
 
 
 def missing(*wanted: Weights) -> str | None:
