@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from lanternbench.errors import UserError
-from lanternbench.utils.download import digest
+from lanternbench.utils.digests import digest
 from lanternbench.utils.files import WEIGHTS, cache_dir
 
 if TYPE_CHECKING:
@@ -53,10 +53,8 @@ _ROWS = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encodi
 
 def published(*names: str) -> tuple[Weights, ...]:
     """The rows of ``weights.yaml`` by name."""
-    rows: dict[str, dict[str, Any]] = {
-        name: {k: tuple(v) if isinstance(v, list) else v for k, v in _ROWS[name].items()} for name in names
-    }
-    return tuple(Weights(name, **row) for name, row in rows.items())
+    rows: list[Any] = [{k: tuple(v) if isinstance(v, list) else v for k, v in _ROWS[name].items()} for name in names]
+    return tuple(Weights(name, **row) for name, row in zip(names, rows))
 
 
 def missing(*wanted: Weights) -> str | None:
