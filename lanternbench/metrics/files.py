@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from lanternbench.errors import UserError
-from lanternbench.utils.digests import digest
+from lanternbench.utils.download import digest
 from lanternbench.utils.files import WEIGHTS, cache_dir
 
 if TYPE_CHECKING:
