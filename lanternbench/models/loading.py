@@ -17,9 +17,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lanternbench.errors import UserError
 from lanternbench.models.transformer import DecoderConfig
+from lanternbench.utils.files import WEIGHTS
 from lanternbench.utils.json_values import read_object
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -111,6 +113,15 @@ def _mappable(path: Path) -> bool:
         return path.suffix == ".safetensors" or file.read(2) == b"PK"
 
 
+class Undrawn(TorchFunctionMode):
+    """Normal initial values are not drawn: on the meta device that would import much of PyTorch, for seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def empty_parameters() -> Iterator[None]:
     """Modules built inside have their buffers, but parameters on the meta device."""
@@ -121,7 +132,8 @@ def empty_parameters() -> Iterator[None]:
     register = torch.nn.modules.module.register_module_parameter_registration_hook
     handle = register(without_memory)  # type: ignore[arg-type]  # its annotation forbids what it documents
     try:
-        yield
+        with Undrawn():
+            yield
     finally:
         handle.remove()
 
@@ -199,9 +211,11 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
         if (count := count + 1) > MAX_MODULES:
             raise ValueError(f"more than {MAX_MODULES} modules")
 
+    # arithmetic on the meta device imports much of PyTorch, for seconds, and the sizes of our own files are known
+    unallocated = empty_parameters() if where.is_relative_to(WEIGHTS) else torch.device("meta")
     handle = torch.nn.modules.module.register_module_module_registration_hook(counted)
     try:
-        with explain_errors(where, "says sizes of which no network can be made"), torch.device("meta"):
+        with explain_errors(where, "says sizes of which no network can be made"), unallocated:
             net = make()
             if (size := sum(buffer.numel() for buffer in net.buffers())) > MAX_BUFFERED:
                 raise ValueError(f"tables of {size} numbers")

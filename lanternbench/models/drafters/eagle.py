@@ -39,7 +39,8 @@ class Eagle(Direct):
         super().__init__()
         self.fusion = nn.Linear(3 * config.dim, config.dim, bias=False) if fused else None
         if self.fusion is not None:
-            nn.init.eye_(self.fusion.weight)  # untrained, it reads the last states alone
+            alone = torch.eye(*self.fusion.weight.shape)  # untrained, it reads the last states alone
+            self.fusion.weight.data.copy_(alone)
         self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
         self.tok_embeddings = nn.Embedding(token_ids, config.dim) if token_ids else None
         self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
