@@ -60,7 +60,6 @@ def resume(path: Path) -> None:
     from lanternbench.measure.summary import summarise
 
     with RunFolder.open(path.parent, path.name, {"seed": 0}) as run:
-        run.done()
         run.finish(summarise(run.figures, run.run))
 
 

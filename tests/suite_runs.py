@@ -65,7 +65,7 @@ def suite_run(root: Path, found: protocol.Protocol, skip=(), environment=ENVIRON
     ) as folder:  # fmt: skip
         for i, prompt in enumerate(chosen):
             for name in ("eagle-1", "ar"):
-                if (name, i) not in skip and sample_key(prompt.id, method(name).key, 0) not in folder.done():
+                if (name, i) not in skip and sample_key(prompt.id, method(name).key, 0) not in folder.done:
                     folder.append(measured(prompt, name, i, **changes))
         folder.finish(summarise(folder.figures, read_run(folder.path)))
         return folder.path

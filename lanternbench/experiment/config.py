@@ -174,8 +174,7 @@ class Sweep(Decoding):
         kinds = () if not self.drafter else ("model",) if self.drafter.partition("=")[0] in catalogue() else FILED
         for values in itertools.product(*(options[k] for k in several)):
             one = method(spec["method"], **options | dict(zip(several, values, strict=True)))
-            fits = one.proposal.drafter_kind in kinds and not one.drafter
-            yield replace(one, drafter=self.drafter) if fits else one
+            yield replace(one, drafter=self.drafter) if one.proposal.drafter_kind in kinds and not one.drafter else one
 
     def record(self) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched off."""
@@ -185,10 +184,8 @@ class Sweep(Decoding):
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
-    """Validated settings of a sweep, by default with as many prompts as tell every method apart from the baseline.
-
-    With ``until_told_apart`` these are the most.  Raises UserError as ``checked`` does.
-    """
+    """Validated settings of a sweep, by default with as many prompts as tell every method apart from the baseline, or
+    ``until_told_apart`` at most as many.  Raises UserError as ``checked`` does."""
     config, is_set = checked(Sweep, values, where), "num_prompts" in values
     if is_set and not config.until_told_apart:
         return config
@@ -198,8 +195,7 @@ def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
     if config.batch > 1 or config.repeats > 1 or not (methods and config.baseline):
         raise UserError("--until-told-apart compares speeds with ar's, of one seed at batch 1: leave out what differs")
     most = look_sizes(methods)[-1]
-    count = min(most, config.num_prompts or most) if is_set else most
-    return config.model_copy(update={"num_prompts": count})
+    return config.model_copy(update={"num_prompts": min(most, config.num_prompts or most) if is_set else most})
 
 
 def checked(kind: type[Settings], values: dict[str, Any], where: str = "the command line") -> Settings:

@@ -76,11 +76,10 @@ class Connection:
 def is_listening(address: str) -> bool:
     """Does anyone at HOST:PORT?"""
     host, _, port = address.rpartition(":")
-    try:
+    with suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def ray() -> Any:
@@ -126,8 +125,7 @@ def check_reachable(address: str) -> None:
     except ValueError:
         raise no_cluster(address, "it has no port") from None
     except subprocess.SubprocessError:
-        reason = "Ray's health check fails; if it wants tokens, set RAY_AUTH_MODE=token"
-        raise no_cluster(address, reason) from None
+        raise no_cluster(address, "Ray's health check fails; if it wants tokens, set RAY_AUTH_MODE=token") from None
 
 
 def no_cluster(address: str | None, reason: str) -> UserError:
@@ -281,14 +279,11 @@ class RayExecutor(Executor):
 
     def _first(self, calls: list[Any]) -> Any:
         """The first of them that ends.  Raises UserError when the cluster is out of reach or has no fitting node."""
-        waited = False
-        while True:
+        self.connection.check()
+        while not (ended := self._ray.wait(calls, timeout=PULSE, fetch_local=False)[0]):
             self.connection.check()
-            if waited:  # and not before the line above: Ray waits a minute for a lost control process, and ends us
-                self.connection.check_nodes()
-            if ended := self._ray.wait(calls, timeout=PULSE, fetch_local=False)[0]:
-                return ended[0]
-            waited = True
+            self.connection.check_nodes()  # not before: Ray waits a minute for a lost control process, and ends us
+        return ended[0]
 
     def _get(self, call: Any) -> Any:
         """A worker's result.  Raises its errors, WorkerLost without one, UserError without a cluster."""

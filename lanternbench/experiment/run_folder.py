@@ -157,11 +157,9 @@ def read_samples(path: Path) -> list[Sample]:
 
 def samples_digest(path: Path) -> str | None:
     """The SHA-256 of a run folder's samples.jsonl; None where there is none."""
-    try:
-        with open_file(Path(path) / "samples.jsonl") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    except OSError:
-        return None
+    with suppress(OSError), open_file(Path(path) / "samples.jsonl") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    return None
 
 
 def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -231,7 +229,7 @@ def listing(root: Path) -> list[dict[str, Any]]:
 
 
 class RunFolder(ExitStack):
-    """A run folder opened by this process alone, until closed; ``figures`` of its samples, ``images`` by label."""
+    """A run folder that this process alone has open; ``done``: keys of its samples, ``images`` of them by label."""
 
     def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
         super().__init__()
@@ -239,7 +237,7 @@ class RunFolder(ExitStack):
         moved = without_momentary(environment) != without_momentary(run.get("environment"))
         self._elsewhere = environment if moved else None
         self._setting = setting_name(environment)
-        self._keys, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()
+        self.done, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()
         self._samples, end = path / "samples.jsonl", 0
         for end, sample in whole_lines(self._samples):  # noqa: B007 (the last one counts)
             self._count(sample)
@@ -282,10 +280,6 @@ class RunFolder(ExitStack):
         with acquire(Path(path), FRESH) as lock:
             return cls(Path(path), run, lock)
 
-    def done(self) -> set[str]:
-        """Keys of the finished samples."""
-        return set(self._keys)
-
     def samples(self) -> Iterator[Sample]:
         """The finished samples in the order in which they were written, read from disk one at a time."""
         return iter_samples(self.path)
@@ -298,7 +292,7 @@ class RunFolder(ExitStack):
         ``where``: the device that decoded it, where there are several, for ``devices.jsonl``.
         Raises ValueError for a key already stored, UserError when the disk is full or not writable.
         """
-        if sample.key in self._keys:
+        if sample.key in self.done:
             raise ValueError(f"sample {sample.key!r} is stored already")
         self._check()
         if self._elsewhere:  # latencies from two machines: the summary says so
@@ -319,7 +313,7 @@ class RunFolder(ExitStack):
         return sample
 
     def _count(self, sample: Sample) -> None:
-        self._keys.add(sample.key)
+        self.done.add(sample.key)
         self.figures.add(sample)
         self.images.setdefault(sample.label, []).extend([self.path / sample.image] if sample.image else [])
 

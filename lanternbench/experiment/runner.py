@@ -35,16 +35,12 @@ MARGIN = 1.5  # an image on a busy machine takes longer than a few steps say: 1.
 
 
 class Callbacks(NamedTuple):
-    """Callbacks of a run, and its time budget.
-
-    ``on_step`` (tokens done, of) is called after each step of an image, where this process decodes it.  ``budget_s``:
-    seconds once the models are loaded.  The last methods that do not fit are left out; after that time no further
-    prompt is begun, but at least one is completed.
-    """
+    """Callbacks of a run, and its time budget: the last methods that do not fit are left out; after that time no
+    further prompt is begun, but at least one is completed."""
 
     progress: Progress = silent
-    on_step: OnStep | None = None
-    budget_s: float = inf
+    on_step: OnStep | None = None  # (tokens done, of), after each step of an image, where this process decodes it
+    budget_s: float = inf  # once the models are loaded
 
 
 def run(
@@ -128,7 +124,7 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
 
     Raises UserError where it would be drawn by other methods, or with other seeds, than what is stored.
     """
-    done, keys = folder.done(), {m.label: m.key for m in config.methods()}
+    done, keys = folder.done, {m.label: m.key for m in config.methods()}
     recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
     if other := [label for label, key in keys.items() if recorded.get(label) != key]:
         text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
@@ -136,8 +132,8 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
     units = []
     for seed, start in itertools.product(config.seeds, range(0, len(prompts), config.batch)):
         group = prompts.prompts[start : start + config.batch]
-        digest = hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest()
-        order = random.Random(digest).sample(list(keys), len(keys))
+        seeded = random.Random(hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest())
+        order = seeded.sample(list(keys), len(keys))
         jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
         units.append([job for job in jobs if job.prompts])
     return [unit for unit in units if unit]
@@ -165,7 +161,7 @@ def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: Prom
     units, images = missing_units(folder, config, prompts), len(prompts) * config.repeats
 
     def say(what: str) -> None:
-        watch.progress(len(folder.done()), images * len(names), what)
+        watch.progress(len(folder.done), images * len(names), what)
 
     deadline, complete, left_out = time.monotonic() + watch.budget_s, images - len(units), list[str]()
     if units and watch.budget_s < inf:

@@ -91,21 +91,18 @@ class Journal:
 
 
 class Scoring:
-    """Scores images by some metrics and holds what they gave.
-
-    ``values``: of single images by metric; ``sets``: of whole sets by label; ``computed``: metrics whose notes are new;
-    ``compared``: columns of sets that saw real images.  What is scored is scored ``again`` only if asked for.
-    """
+    """Scores images by some metrics and holds what they gave; what is scored is scored ``again`` only if asked for."""
 
     def __init__(
         self, scorers: Sequence[ImageMetric | SetMetric], setup: Setup, again: bool = False, progress: Progress = silent
     ):
         self.scorers, self.setup, self.again, self.progress = scorers, setup, again, progress
-        self.values: dict[str, Values] = {}
-        self.sets: Sets = {}
+        self.values: dict[str, Values] = {}  # of single images, by metric
+        self.sets: Sets = {}  # of whole sets, by label
         self.notes: list[Note] = []
         self.costs: Costs = {}
-        self.computed, self.compared = set[str](), set[str]()
+        self.computed = set[str]()  # metrics whose notes are new
+        self.compared = set[str]()  # columns of sets that saw real images
 
     def score_images(self, items: Sequence[Item], journal: Journal, scored: Container[tuple[str, str]] = ()) -> None:
         """Score single images, but for the (metric, image) that are ``scored``."""
@@ -192,9 +189,7 @@ class Scoring:
 
 
 def _left_out(scorer: ImageMetric | SetMetric, unreadable: list[str]) -> list[Note]:
-    return (
-        [Note("warning", scorer.name, f"{len(unreadable)} images are left out. {unreadable[0]}")] if unreadable else []
-    )
+    return [Note("warning", scorer.name, f"{len(unreadable)} images are left out. {why}") for why in unreadable[:1]]
 
 
 def score_run(
@@ -230,8 +225,7 @@ def score_run(
         folder.replace(map(rescored, folder.samples()))
         summary = summarise(folder.figures, folder.run, scoring.sets, folder.run.get("config", {}).get("seed") or 0)
         notes = summary.notes + [n for n in old.notes if n.metric not in scoring.computed] + scoring.notes
-        costs = old.costs | scoring.costs
-        summary = replace(summary, notes=list(dict.fromkeys(notes)), costs=costs, reference=real)
+        summary = replace(summary, notes=[*dict.fromkeys(notes)], costs=old.costs | scoring.costs, reference=real)
         folder.finish(summary)
         return replace(summary, notes=summary.notes + scoring.unread_reference())
 

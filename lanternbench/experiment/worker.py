@@ -98,7 +98,6 @@ class Worker:
 
     def facts(self) -> Facts:
         decoders, t = self.decoders, self.target
-        guidance = next(iter(decoders.values())).guidance
         lossless = {label: decoder.lossless for label, decoder in decoders.items()}
         weights = dict(t.weights)  # digests of the target's files, and of those of the drafters that methods name
         for spec, drafted in self.targets.items():
@@ -109,7 +108,7 @@ class Worker:
         target |= {"weights": weights, "prompt_template": t.prompt_template}
         target |= {"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {}
         target |= {"remark": t.remark} if t.remark else {}
-        return Facts(self.device, guidance, lossless, target, environment() | mode(t))
+        return Facts(self.device, next(iter(decoders.values())).guidance, lossless, target, environment() | mode(t))
 
     def prepare(self, captions: list[str]) -> None:
         """Encode captions and load scorers before any clock starts; the text encoder is loaded once."""
@@ -257,12 +256,12 @@ def figures(decoder: SpeculativeDecoder, generations: list[Generation]) -> list[
     if trace is None:
         return [{} for _ in generations]
     tokens = torch.stack([g.tokens for g in generations])
-    loss = decode_loss(decoder, trace, tokens)
     drafter = drafter_figures(trace) if decoder.method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
-    rows: list[dict[str, Any]] = [{"fidelity_loss": None if x.isnan() else float(x)} for x in loss]
-    for i, row in enumerate(rows):
-        row |= {"stats": _of_image(target, i), "drafter": _of_image(drafter, i)}
+    rows: list[dict[str, Any]] = []
+    for i, loss in enumerate(decode_loss(decoder, trace, tokens)):
+        rows.append({"fidelity_loss": None if loss.isnan() else float(loss)})
+        rows[-1] |= {"stats": _of_image(target, i), "drafter": _of_image(drafter, i)}
     if trace.seen is not None and not decoder.warp.greedy:  # several rows of the image were drawn at once
         grid = decoder.target.grid
         losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]

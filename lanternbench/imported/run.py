@@ -51,21 +51,17 @@ LAYOUTS = "a .jsonl, .npz or .safetensors file, or a folder of images (docs/impo
 
 
 class Entry(NamedTuple):
-    """One image: its ``tokens`` [L], or an ``image`` (a file, or pixels [H, W, 3]).
-
-    ``number``: of its prompt from 0, without a caption.  ``steps``, ``seconds``: as the other code states them;
-    ``per_step``: tokens a step, in place of ``steps``.
-    """
+    """One image: its ``tokens``, or an ``image``; ``steps`` and ``seconds`` as the other code states them."""
 
     where: str
     caption: str | None = None
-    tokens: NDArray[np.int64] | None = None
-    image: Path | NDArray[np.uint8] | None = None
+    tokens: NDArray[np.int64] | None = None  # [L]
+    image: Path | NDArray[np.uint8] | None = None  # a file, or pixels [H, W, 3]
     steps: int | None = None
     seconds: float | None = None
     id: str | None = None
-    number: int | None = None
-    per_step: float | None = None
+    number: int | None = None  # of its prompt from 0, without a caption
+    per_step: float | None = None  # tokens a step, in place of ``steps``
 
 
 class _Part(BaseModel):
@@ -281,10 +277,9 @@ def import_run(
     chosen = PromptSet(tuple({item.prompt.id: item.prompt for item in items}.values()), source, dataset, config.seed)
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
-    baseline = config.methods()[: int(config.baseline)]
-    with open_run(out, config, worker.facts(), chosen, baseline, fresh) as folder:
+    with open_run(out, config, worker.facts(), chosen, config.methods()[: int(config.baseline)], fresh) as folder:
         method = _declare(folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]}))
-        base, done, outside = config.methods()[0].key, folder.done(), 0
+        base, done, outside = config.methods()[0].key, folder.done, 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
         missing = [item for item in items if item.key(method["key"]) not in done]
         worker.prepare([item.prompt.text for item in alone + missing])
@@ -300,11 +295,9 @@ def import_run(
                 folder.append(sample.model_copy(update={"metrics": score}), image)
         summary = summarise(folder.figures, folder.run, seed=config.seed)
         if outside:
-            text = (
-                f"{outside} tokens of {method['label']} are outside the target's top-k or top-p and count as "
-                "probability 1e-10: give the --temperature, --top-k, --top-p and --guidance that they were drawn with."
-            )
-            summary.notes.append(Note("warning", LOG_PROB, text))
+            text = f"{outside} tokens of {method['label']} are outside the target's top-k or top-p and count as"
+            fix = "give the --temperature, --top-k, --top-p and --guidance that they were drawn with."
+            summary.notes.append(Note("warning", LOG_PROB, f"{text} probability 1e-10: {fix}"))
         folder.finish(summary)
         return folder.path
 

@@ -66,14 +66,12 @@ def study_codebook(
         apart = (codes.float() - codes[table[:, k - 1]].float()).norm(dim=-1).median()
         noise = float(peak_signal_noise_ratio(_pixels(images), pixels, data_range=255.0))
         likenesses.append(Likeness(k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None))
-    twins = len(codes) - len(codes.unique(dim=0))
-    return Codebook(len(codes), codes.shape[1], twins, likenesses, rows)
+    return Codebook(len(codes), codes.shape[1], len(codes) - len(codes.unique(dim=0)), likenesses, rows)
 
 
 def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
-    rank = torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)
-    return table[tokens, rank]
+    return table[tokens, torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)]
 
 
 def _pixels(images: list[Image.Image]) -> Tensor:

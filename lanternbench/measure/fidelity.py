@@ -38,8 +38,7 @@ def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total:
     loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
     for sampled in (True, False):
         nodes = ((trace.tried > 0) & (trace.sampled == sampled)).flatten().nonzero()[:, 0]
-        per_node = vocab * (rule.group_size if sampled else 1)
-        for part in nodes.split(max(1, CHUNK // per_node)):
+        for part in nodes.split(max(1, CHUNK // (vocab * (rule.group_size if sampled else 1)))):
             q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
             children, tried, depth = (t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth))
             loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
@@ -47,15 +46,10 @@ def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total:
     return loss if total else loss / length
 
 
-def greedy_loss(trace: Trace, tokens: Tensor) -> Tensor:
-    """Temperature 0, where q and K are one-hot: the share of tokens [B, L] that are not the target's argmax, [B]."""
-    return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
-
-
 def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False) -> Tensor:
     """The fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests bound nothing."""
-    if decoder.warp.greedy:
-        return greedy_loss(trace, tokens)
+    if decoder.warp.greedy:  # q and K are one-hot: the share of tokens that are not the target's argmax
+        return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
     if not decoder.method.bounded:
         return torch.full((len(tokens),), torch.nan)
     if trace.seen is not None:
@@ -115,10 +109,8 @@ def node_losses(
         reached = tried > j
         if p is not None:
             reached = reached & (at(p, x) > 0)  # a child that p cannot draw changes nothing
-        local = 0.5 * (q - kernel(q, p, x, depth, rule, residual)).abs().sum(-1)
-        losses[:, j] = torch.where(reached, local, 0.0)
-        rest = normalised(residual(q, p, x, depth, rule), q)
-        q = torch.where(reached[:, None], rest, q)
+        losses[:, j] = torch.where(reached, 0.5 * (q - kernel(q, p, x, depth, rule, residual)).abs().sum(-1), 0.0)
+        q = torch.where(reached[:, None], normalised(residual(q, p, x, depth, rule), q), q)
         if p is not None:
             left = p.scatter(-1, x[:, None], 0.0)
             p = normalised(left, torch.zeros_like(left))

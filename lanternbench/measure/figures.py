@@ -32,8 +32,7 @@ Flags = NDArray[np.bool_]
 def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps' accepted lengths."""
     ends = lengths.cumsum()
-    whole = ends[-1] if len(ends) else 0
-    part = np.minimum((ends - lengths) * PARTS // max(whole, 1), PARTS - 1)
+    part = np.minimum((ends - lengths) * PARTS // max(lengths.sum(), 1), PARTS - 1)
     return np.bincount(part, lengths, PARTS).astype(np.int64), np.bincount(part, minlength=PARTS)
 
 
@@ -158,9 +157,8 @@ class Figures:
         self.metrics: dict[str, None] = {}
         self.steps: defaultdict[str, Steps] = defaultdict(Steps)  # by label
         self._codes = {name: array("q") for name in ("label", "prompt", "category", "seed", "setting")}
-        self._columns: defaultdict[str, tuple[array, array, array]] = defaultdict(  # sample, top, bottom
-            lambda: (array("q"), array("d"), array("d"))
-        )
+        # sample, top, bottom
+        self._columns = defaultdict[str, tuple[array, array, array]](lambda: (array("q"), array("d"), array("d")))
         for sample in samples:
             self.add(sample)
 

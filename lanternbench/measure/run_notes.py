@@ -78,11 +78,8 @@ def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
     now = counts(figures)
     wanted, each = asked_for(run, now)
     if any(now.get(label, 0) < each for label in wanted):
-        text = (
-            f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different "
-            "methods rest on different prompts, and speedups alone are paired."
-        )
-        yield Note("unfit", None, text)
+        text = f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different"
+        yield Note("unfit", None, f"{text} methods rest on different prompts, and speedups alone are paired.")
     if left_out := [label for label in map(str, run.get("left_out") or []) if label not in now]:
         text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
         yield Note("warning", None, text)
@@ -118,14 +115,10 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
         yield disturbed
     for environment in environments if timed.any() else ():
         if (environment.get("workers") or 1) > 1:
-            on_cpu = environment.get("device") == "cpu"
-            shared = "sharing cores and caches" if on_cpu else "each on a GPU of its own"
-            text = (
-                f"{environment['workers']} workers measured latencies beside each other, {shared}: speedups are "
-                "paired, as a prompt's methods ran on one worker unless it was lost (devices.jsonl names each "
-                "sample's), but alone a latency may be shorter."
-            )
-            yield Note("warning", "latency_s", text)
+            shared = "sharing cores and caches" if environment.get("device") == "cpu" else "each on a GPU of its own"
+            text = f"{environment['workers']} workers measured latencies beside each other, {shared}: speedups are"
+            text += " paired, as a prompt's methods ran on one worker unless it was lost (devices.jsonl names each"
+            yield Note("warning", "latency_s", f"{text} sample's), but alone a latency may be shorter.")
 
 
 def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
@@ -135,10 +128,8 @@ def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
         yield Note("unfit", "latency_s", text)
     dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
     if (run.get("target") or {}).get("name") == "tiny" and dataset not in ("demo", IMPORTED) and "." not in dataset:
-        text = (
-            f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count, "
-            "its images and their scores do not; --prompts demo has captions that it knows."
-        )
+        text = f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count"
+        text += ", its images and their scores do not; --prompts demo has captions that it knows."
         yield Note("warning", None, text)
     noise = "the times are real, the images are noise, and no metric is computed."
     if config.get("random_weights"):

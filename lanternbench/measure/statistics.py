@@ -134,8 +134,7 @@ def holm(p: ArrayLike) -> Floats:
     """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold with 1 − α together."""
     values = np.asarray(p, np.float64)
     order, adjusted = np.argsort(values), np.empty_like(values)
-    raised = np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order])
-    adjusted[order] = np.minimum(raised, 1.0)
+    adjusted[order] = np.minimum(np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order]), 1.0)
     return adjusted
 
 

@@ -126,10 +126,8 @@ def tex_escape(text: str, limit: int = 200) -> str:
     """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack becomes "?"."""
     line = one_line(text, limit)
     beyond = {sign for sign in line if sign >= "\u0180"} - TEX.keys()
-    ascii = {
-        ord(sign): unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?" for sign in beyond
-    }
-    return line.translate(ascii).translate({ord(sign): text for sign, text in TEX.items()})
+    plain = {ord(s): unicodedata.normalize("NFKD", s).encode("ascii", "ignore").decode() or "?" for s in beyond}
+    return line.translate(plain).translate({ord(sign): text for sign, text in TEX.items()})
 
 
 def run_of(row: Row) -> str | None:

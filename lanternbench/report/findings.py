@@ -70,8 +70,7 @@ def _pairs(figure: str, figures: Figures, labels: list[str], looks: int) -> list
     labels = [label for label in dict.fromkeys(labels) if label in figures.labels]
     if figure == TAU:
         labels = [label for label in labels if label != BASELINE]  # 1 by definition
-    name = "latency_s" if figure == SPEED else figure
-    values = {label: figures.values(name, label) for label in labels}
+    values = {label: figures.values("latency_s" if figure == SPEED else figure, label) for label in labels}
     pairs = [(method, against) for against, method in combinations(labels, 2)]
     pairs = [(m, a) for m, a in pairs if np.isfinite(values[m] + values[a]).sum() > 1]
     if not pairs:

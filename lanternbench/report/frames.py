@@ -21,11 +21,8 @@ LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "ke
 
 @dataclass(frozen=True)
 class RunFrames(Run):
-    """A run: ``summary`` has a row per method, ``samples`` a row per image.
-
-    ``notes``: what to know beside the figures; ``recipe``: guidance, temperature, prompts, device, and what else they
-    depend on.
-    """
+    """A run: ``summary`` has a row per method, ``samples`` a row per image; ``notes``: what to know beside the figures;
+    ``recipe``: guidance, temperature, prompts, device, and what else they depend on."""
 
     @property
     def path(self) -> Path:
@@ -38,10 +35,8 @@ class RunFrames(Run):
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row per image, with a column per metric; the tokens themselves are in ``tokens.safetensors``.
-
-        Raises UserError for a damaged samples.jsonl.
-        """
+        """One row per image, with a column per metric; the tokens themselves are in ``tokens.safetensors``.  Raises
+        UserError for a damaged samples.jsonl."""
         records = []
         for sample in iter_samples(self.path):
             drafter = {f"drafter_{name}": value for name, value in (sample.drafter or {}).items()}
@@ -62,8 +57,7 @@ class RunFrames(Run):
         return scene_figure(scatter(trade_off(self.rows, columns[quality]), NARROW))
 
     def _repr_html_(self) -> str:
-        overview = self.summary.filter(OVERVIEW)
-        return str(overview.to_html(index=False, escape=True, float_format="{:.3g}".format))
+        return str(self.summary.filter(OVERVIEW).to_html(index=False, escape=True, float_format="{:.3g}".format))
 
 
 def run_frames(path: str | Path) -> RunFrames:

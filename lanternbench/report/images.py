@@ -153,10 +153,8 @@ def images_figure(heads: Sequence[str], rows: Sequence[Sequence[Image.Image | No
 def token_map(
     per_step: list[int], accept_lengths: list[int], grid: tuple[int, int], before: int = 0
 ) -> NDArray[np.float64]:
-    """float [h, w]: the value `per_step` of the step that committed each image token; NaN: unknown.
-
-    `before`: tokens of other grids, which come first.
-    """
+    """float [h, w]: the value `per_step` of the step that committed each image token; NaN: unknown; `before`: tokens of
+    other grids, which come first."""
     flat = np.full(grid[0] * grid[1], np.nan)
     steps = min(len(per_step), len(accept_lengths))
     repeats = np.clip(np.asarray(accept_lengths[:steps], dtype=np.int64), 0, before + flat.size)
@@ -167,8 +165,7 @@ def token_map(
 
 def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> NDArray[np.uint8]:
     """uint8 [..., 3] RGB of values between low and high."""
-    scaled = (values - low) / max(high - low, 1.0)
-    return matplotlib.colormaps[COLOURS[kind]](scaled, bytes=True)[..., :3]
+    return matplotlib.colormaps[COLOURS[kind]]((values - low) / max(high - low, 1.0), bytes=True)[..., :3]
 
 
 def image_and_map(
@@ -244,10 +241,8 @@ def open_image(path: Path | None, side: int = 0) -> Image.Image | None:
 
 
 def image_uri(path: Path | None, most: int = 1 << 20) -> str | None:
-    """The image as a data URI of about ``most`` bytes; None when it is missing or no readable image.
-
-    A small image stays as it is where that is not too long, others are scaled down, at most LARGEST pixels a side.
-    """
+    """The image as a data URI of about ``most`` bytes; None when it is missing or no readable image.  A small one stays
+    as it is where that is not too long, others are scaled down, at most LARGEST pixels a side."""
     if (picture := open_image(path, LARGEST)) is None:
         return None
     if max(picture.size) <= LARGEST and len(uri := data_uri(picture, "PNG", optimize=True)) <= most:

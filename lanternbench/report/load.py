@@ -75,8 +75,7 @@ class Run:
 
     def like(self, other: Run) -> bool:
         """May figures of the two runs be compared?"""
-        unknown = not self.weights or not other.weights
-        return self.setup == other.setup and (unknown or self.weights == other.weights)
+        return self.setup == other.setup and (not self.weights or not other.weights or self.weights == other.weights)
 
     @property
     def grid(self) -> tuple[int, int] | None:

@@ -35,11 +35,8 @@ class TradeOff(NamedTuple):
 
 
 def pareto_frontier(x: list[float], y: list[float], lower_is_better: bool) -> list[int]:
-    """Indices of the points that no other point beats, by growing x.
-
-    A higher x is better. A point is beaten by another that is at least as good on both axes and better on one; equal
-    points stay together. Points with NaN never count.
-    """
+    """Indices of the points that no other point beats, by growing x, of which more is better.  A point is beaten by
+    another that is at least as good on both axes and better on one (equal ones stay); points with NaN never count."""
     points = [(a, -b if lower_is_better else b, i) for i, (a, b) in enumerate(zip(x, y)) if math.isfinite(a + b)]
     points.sort(key=lambda p: (p[0], -p[1]))
     return [i for a, b, i in points if not any(c >= a and d >= b and (c, d) != (a, b) for c, d, _ in points)]
@@ -131,8 +128,7 @@ def scatter(data: TradeOff, width: int) -> scene.Scene:
 
 def _stairs(corners: Sequence[Point]) -> tuple[Point, ...]:
     """The frontier: up or down at the earlier point, then across to the later one."""
-    steps = [corner for (x0, _), (x1, y1) in pairwise(corners) for corner in ((x0, y1), (x1, y1))]
-    return (*corners[:1], *steps)
+    return (*corners[:1], *(corner for (x0, _), (x1, y1) in pairwise(corners) for corner in ((x0, y1), (x1, y1))))
 
 
 def _signs(data: TradeOff) -> list[Sign]:
@@ -235,10 +231,8 @@ def place_labels(
     taken, labels, key = list(marks), dict[int, Label](), list[tuple[int, str]]()
 
     def best(i: int, text: str, far: bool = False) -> Label | None:
-        """The place of the least price, which is distance and what it covers of lines; ``far``: any free place.
-
-        Else only a place counts that is nearer to its point than to any other by 4 pixels.
-        """
+        """The place of the least price, which is distance and what it covers of lines; ``far``: any free place, else
+        one that is nearer to its point than to any other by 4 pixels."""
         (x, y), found, least = points[i], None, math.inf
         for rank, (dx, dy, anchor) in enumerate(_places(far, frame)):
             label = Text(round(x + dx, 1), round(y + dy, 1), text, anchor=anchor)

@@ -108,22 +108,17 @@ def _panel(row: Row, title: Sequence[str], left: float, width: float, top: float
 def write_pictures(pictures: Sequence[Picture], out: Path) -> list[Path]:
     """Each as .png, .svg and .pdf in ``out``, a column of a paper wide."""
     kinds = ("png", "svg", "pdf")
-    return [
-        file for one in pictures for file in scene.save(partial(scene.scene_figure, one.narrow), out / one.key, kinds)
-    ]
+    return [file for p in pictures for file in scene.save(partial(scene.scene_figure, p.narrow), out / p.key, kinds)]
 
 
 class Entry(NamedTuple):
-    """A line of a list: its name, the text right of it, its colour, its description on the page, and its drawing.
-
-    draw: from the axis and the height of its middle, and None a heading's.
-    """
+    """A line of a list."""
 
     name: str
-    texts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()  # right of it
     colour: str = ""
-    hint: str = ""
-    draw: Callable[[Axis, float], list[Item]] | None = None
+    hint: str = ""  # its description on the page
+    draw: Callable[[Axis, float], list[Item]] | None = None  # from the axis and its middle's height; a heading has none
 
 
 def forest(rows: Sequence[Row], width: int) -> Scene | None:

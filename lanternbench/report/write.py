@@ -205,8 +205,7 @@ def _metric_notes(rows: Sequence[Any]) -> Iterator[Note]:
     if any(metrics.column(key).random for key in keys):
         yield RANDOM_NOTE
     for key in keys:
-        estimates = [row.figure(key) for row in rows]
-        if counts := {e.n for e in estimates if e.value is not None and e.lo is None and e.n}:
+        if counts := {e.n for e in (row.figure(key) for row in rows) if e.value is not None and e.lo is None and e.n}:
             span = " to ".join(map(str, sorted({min(counts), max(counts)})))
             name = metric_column(key).title
             text = f"{name} is over {span} images per row and changes with their number: compare equal counts only."

@@ -74,11 +74,10 @@ class Protocol(NamedTuple):
     def deviations(self, run: Mapping[str, Any]) -> list[str]:
         """What of a run, by its run.json, is not as the protocol has it."""
         config, target = run.get("config") or {}, run.get("target") or {}
-        weights = target.get("weights") or {}
         actual = {"repeats": 1} | config | {
             "target": target.get("name"),
             "prompts_hash": (run.get("prompts") or {}).get("hash"),
-            "weights": {part: weights.get(part) for part in self.settings.get("weights", ())},
+            "weights": {part: (target.get("weights") or {}).get(part) for part in self.settings.get("weights", ())},
         }  # fmt: skip
         frozen = [(name, value) for name, value in self.settings.items() if name != "prompts"]  # compared by their hash
         wrong = [f"{name} is {actual.get(name)}, not {value}" for name, value in frozen if actual.get(name) != value]

@@ -112,8 +112,7 @@ class Judge:
         self.decoder, self.generator = decoder, torch.Generator().manual_seed(seed)
 
     def uniforms(self, *shape: int) -> Tensor:
-        u = torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE)
-        return u.to(self.decoder.target.device)
+        return torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE).to(self.decoder.target.device)
 
     def verify(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
         """Drafts and q [B, N, V]; a single draft is judged ``JUDGEMENTS`` times, as a batch."""
@@ -124,10 +123,8 @@ class Judge:
         return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
 
     def ranks(self, rule: AcceptanceRule, p: Tensor, q: Tensor, star: StaticTree, sampled: bool) -> Floats:
-        """How often each child, or none, is accepted at nodes of depth 0 …: p, q [d, V] -> shares [d, K + 1].
-
-        ``star``: a root with K children.
-        """
+        """How often each child of ``star``, a root with K children, or none, is accepted at nodes of depth 0 …: p, q
+        [d, V] -> shares [d, K + 1]."""
         d, k = len(p), star.tree.width
         p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
         tokens = draw_distinct(p, self.uniforms(len(p), k)) if sampled else p.topk(k).indices
@@ -236,10 +233,8 @@ def expected_length(paths: Iterable[tuple[int, ...]], table: Floats) -> float:
 
 
 def best_trees(table: Floats, nodes: int) -> list[Paths]:
-    """The best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K children a node, as child paths.
-
-    Fewer than ``nodes`` where no larger tree fits.
-    """
+    """The best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K children a node, as child paths;
+    fewer than ``nodes`` where no larger tree fits."""
     depths, ranks = table.shape
 
     @cache

@@ -25,11 +25,7 @@ COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 
 @dataclass(frozen=True)
 class Result:
-    """The measurement of one candidate.
-
-    ``ratio``: tokens per second over those with the default sizes, prompt by prompt.  ``robust``: by the times that
-    other programs disturb least (``measure.figures.robust``).
-    """
+    """The measurement of one candidate; ``robust``: by the times that other programs disturb least."""
 
     name: str
     label: str
@@ -38,7 +34,7 @@ class Result:
     tau: float
     tokens_per_s: float
     robust_tokens_per_s: float
-    ratio: Estimate
+    ratio: Estimate  # of tokens per second to those with the default sizes, prompt by prompt
     robust_ratio: Estimate
     fidelity_loss: float | None
 
@@ -89,10 +85,8 @@ class Tuning:
         """One sentence."""
         c, chosen, tried = self.config, self.result(self.best), tried_of(self.results)
         if self.best != DEFAULT:
-            text = (
-                f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of the method's own"
-            )
-            text += f" sizes, as the best of {len(tried)} on {c.num_prompts} prompts"
+            text = f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of the method's"
+            text += f" own sizes, as the best of {len(tried)} on {c.num_prompts} prompts"
             chose = f"{min(c.recorded, c.num_prompts)} of which also chose them"
             return f"{text}, {chose}: run it on other prompts before you quote it"
         best = with_interval(max(tried, key=lambda r: r.speed).robust_ratio) if tried else None

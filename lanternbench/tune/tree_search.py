@@ -148,10 +148,8 @@ class TreeSearch:
         return reach(self.rates, depth)[depth].tolist()
 
     def deepest(self, sizes: Iterable[Options]) -> int:
-        """How many of these sizes, in order of depth, the method supports: Medusa drafts one level a head.
-
-        Raises UserError where it supports none.
-        """
+        """How many of these sizes, in order of depth, the method supports: Medusa drafts one level a head.  Raises
+        UserError where it supports none."""
         for count, options in enumerate(sizes):
             try:
                 self.decoder(options)
@@ -231,8 +229,7 @@ class ShapeSearch(TreeSearch):
         return candidates
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        known = records and self.ranks > 1
-        return child_table(records["chain"]["children"], self.levels).tolist() if known else None
+        return child_table(records["chain"]["children"], self.levels).tolist() if records and self.ranks > 1 else None
 
 
 class LengthSearch(ShapeSearch):

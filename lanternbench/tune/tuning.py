@@ -27,7 +27,7 @@ from lanternbench.experiment.run_folder import free
 from lanternbench.experiment.worker import WARMUP_STEPS, mode
 from lanternbench.measure.fidelity import decode_loss
 from lanternbench.measure.figures import BASELINE, robust
-from lanternbench.measure.statistics import Estimate, bootstrap_ratio
+from lanternbench.measure.statistics import bootstrap_ratio
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
@@ -267,19 +267,15 @@ def _measure(
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
     image = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
     loss = None if image.trace is None else float(decode_loss(decoder, image.trace, image.tokens[None]))
-    seconds = robust(image.step_s, image.cpu_s, cpu_threads(decoder.target.device))[0]
     return Measured(
         name=name, prompt=prompt.id, tokens=sum(image.accept_lengths), steps=image.steps, decode_s=image.decode_s,
-        robust_s=seconds, fidelity_loss=loss,
+        robust_s=robust(image.step_s, image.cpu_s, cpu_threads(decoder.target.device))[0], fidelity_loss=loss,
     )  # fmt: skip
 
 
 def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Measured]) -> list[Result]:
     def values(name: str, field: str) -> list[Any]:
         return [getattr(line, field) for line in lines if line.name == name]
-
-    def ratio(name: str, seconds: str) -> Estimate:
-        return bootstrap_ratio(values(DEFAULT, seconds), values(name, seconds))
 
     results = []
     for name in (BASELINE, *chosen):
@@ -288,7 +284,6 @@ def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Me
         tokens, steps, wall_s, robust_s = (sum(values(name, x)) for x in ("tokens", "steps", "decode_s", "robust_s"))
         losses = [loss for loss in values(name, "fidelity_loss") if loss is not None]
         rates = tokens / steps, tokens / wall_s, tokens / robust_s
-        speedup, undisturbed = ratio(name, "decode_s"), ratio(name, "robust_s")
-        loss = fmean(losses) if losses else None
-        results.append(Result(name, label, options, candidate, *rates, speedup, undisturbed, loss))
+        speedups = [bootstrap_ratio(values(DEFAULT, x), values(name, x)) for x in ("decode_s", "robust_s")]
+        results.append(Result(name, label, options, candidate, *rates, *speedups, fmean(losses) if losses else None))
     return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from rules import EXACT, annealed, lantern
@@ -196,7 +198,8 @@ def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):
     trace = trace_of(*nodes)
     tokens = trace.q.argmax(-1)
     tokens[1, :6] = (tokens[1, :6] + 1) % V
-    assert fidelity.greedy_loss(trace, tokens).tolist() == pytest.approx([0.0, 6 / 24])
+    decoder = SimpleNamespace(warp=SimpleNamespace(greedy=True))
+    assert fidelity.decode_loss(decoder, trace, tokens).tolist() == pytest.approx([0.0, 6 / 24])
 
 
 def test_drafter_figures_of_a_perfect_a_wrong_and_an_absent_drafter(nodes):

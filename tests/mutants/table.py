@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "loss-doubled",
         "the fidelity loss is doubled",
-        (("lanternbench/measure/fidelity.py", "local = 0.5 * (q - kernel", "local = (q - kernel"),),
+        (("lanternbench/measure/fidelity.py", "reached, 0.5 * (q - kernel", "reached, (q - kernel"),),
         "cool-sd",
         ("tests/measure/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",),
     ),
