@@ -157,7 +157,6 @@ class FeatureMetric(SetMetric):
 
     @cached_property
     def net(self) -> Net:
-        """The feature net, loaded on first use."""
         from lanternbench.metrics import features
 
         if self.embedded:

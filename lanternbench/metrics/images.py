@@ -79,7 +79,6 @@ class ImageFiles:
         return self.images(self.paths)
 
     def images(self, paths: Sequence[Path]) -> Iterator[Image.Image]:
-        """The images of some of the files."""
         for path in paths:
             try:
                 image = read_image(path)
