@@ -85,7 +85,6 @@ class Entry(_Row):
         return cache_dir() / "targets" / self.name
 
     def absent(self, folder: Path) -> list[str]:
-        """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
         return [role for role in self.files or ("model",) if not present(folder, role)]
 
 

@@ -48,7 +48,6 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """One of each kind."""
     makes: Any = (model.new_eagle, partial(model.new_eagle, True), partial(dflash.DFlash.untrained, model))
     return {net.kind: net for net in (random_net(make, device, dtype) for make in makes)}
 

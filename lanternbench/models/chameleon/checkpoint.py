@@ -144,7 +144,6 @@ class ChameleonFamily(PublishedFamily):
         return folder / "model" / ("text_tokenizer.json" if meta else "tokenizer.json")
 
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
-        """Either layout's."""
         config = config if "model_type" in config else from_params(config)
         check_type(config, self.title, "chameleon")
         return ChameleonConfig(**ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm")))

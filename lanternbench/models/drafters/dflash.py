@@ -81,7 +81,6 @@ class DFlash(Direct):
         return f"{kind}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, blocks of {self.block}"
 
     def misfit(self, target: Any) -> str | None:
-        """Why it cannot draft for ``target``; None where it can."""
         deepest, layers = max(self.depths, default=0), target.model.config.decoder.n_layer
         if deepest > layers:
             return f"it reads states after {deepest} layers, the target has {layers}"
@@ -105,7 +104,6 @@ class Medusa(nn.Module):
         return f"Medusa, {self.heads} heads"
 
     def misfit(self, target: Any) -> str | None:
-        """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:

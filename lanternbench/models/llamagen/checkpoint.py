@@ -49,6 +49,8 @@ _CLEANED = (
     (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
     (r"\.{2,}|\s+\.\s+", " "),
 )
+# our state -> the official key names, in which queries, keys and values are one matrix too
+to_official = partial(split, layout={"feed_forward.w13": OFFICIAL["feed_forward.w13"]})
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,6 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LlamaGen(ImageDecoder):
-    """LlamaGen's decoder: conditioning, token embeddings, layers, head (arXiv 2406.06525)."""
-
     fits = (
         *ImageDecoder.fits,
         ("model_type", "as conditioning"),
@@ -260,10 +260,9 @@ class T5Features:
                 f"{self.width}: it has to be Flan-T5-XL"
             )
 
-        def tokens(caption: str) -> Tensor:
-            return tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt")["input_ids"]
-
-        return encoder.to(self.device).eval(), tokens  # type: ignore[arg-type]
+        options: dict[str, Any] = {"max_length": self.length, "truncation": True, "return_tensors": "pt"}
+        encoder.to(self.device).eval()  # type: ignore[arg-type]
+        return encoder, lambda caption: tokenizer([caption], **options)["input_ids"]
 
 
 class RandomT5Features(T5Features):
@@ -287,11 +286,6 @@ class RandomT5Features(T5Features):
             return torch.tensor([[*ids, 1]])
 
         return encoder, tokens
-
-
-def to_official(state: State) -> State:
-    """Ours -> the official key names, in which queries, keys and values are one matrix too."""
-    return split(state, {"feed_forward.w13": OFFICIAL["feed_forward.w13"]})
 
 
 @register("target", "llamagen")
@@ -321,7 +315,6 @@ class LlamaGenFamily(PublishedFamily):
         return config, None
 
     def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None) -> State:
-        """From LANTERN's conversion or the official file."""
         return from_published(state, self.prefixes)
 
 

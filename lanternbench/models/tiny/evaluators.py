@@ -78,7 +78,6 @@ class FeatureNet(nn.Module):
 
 
 def load_clip(path: Path) -> CLIP:
-    """CLIP-tiny from its file."""
     return _filled(build(), load_file(path))
 
 
