@@ -159,9 +159,7 @@ class FeatureMetric(SetMetric):
     def net(self) -> Net:
         from lanternbench.metrics import features
 
-        if self.embedded:
-            return features.tiny_net()[0]
-        return features.inception_net(self.setup, self.resize, self.layer)
+        return features.tiny_net()[0] if self.embedded else features.inception_net(self.setup, self.resize, self.layer)
 
     @cached_property
     def real(self) -> Any:

@@ -218,8 +218,7 @@ class GenEval(ImageMetric):
             if (line := lines.get(caption)) is None:
                 self.unknown[caption] = None
                 return math.nan
-            groups = detect(model, image, names).items()
-            objects = {name: confident(group, line["tag"]) for name, group in groups}
+            objects = {name: confident(group, line["tag"]) for name, group in detect(model, image, names).items()}
             return float(correct(line, objects, partial(colours, image)))
 
         return lambda images, captions: torch.tensor(list(map(correctness, images, captions)))

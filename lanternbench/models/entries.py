@@ -108,10 +108,8 @@ def catalogue() -> dict[str, Entry]:
         folder = MODULES.get(kind, "").split(".")[0]
         rows = Path(__file__).parent / folder / "catalogue.yaml" if folder else family(kind).rows
         for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
-            if taken := entries.get(name):
-                raise UserError(
-                    f"the families '{taken.family}' and '{kind}' both have a target '{name}': uninstall one"
-                )
+            if same := entries.get(name):
+                raise UserError(f"the families '{same.family}' and '{kind}' both have a target '{name}': uninstall one")
             entries[name] = Entry(name=name, family=kind, **row)
     return entries
 

@@ -363,5 +363,4 @@ def image_tables(state: State, to_id: Tensor) -> State:
     table, head = state["tok_embeddings.weight"], state["output.weight"]
     if int(to_id.max()) >= min(len(table), len(head)):
         raise UserError(f"image tokens up to id {int(to_id.max())} of {len(table)}: use the weights' tokenizer.json")
-    tables = {"cls_embedding.weight": table, "tok_embeddings.weight": table[to_id], "output.weight": head[to_id]}
-    return state | tables
+    return state | {"cls_embedding.weight": table, "tok_embeddings.weight": table[to_id], "output.weight": head[to_id]}

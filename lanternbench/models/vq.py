@@ -100,8 +100,7 @@ def _half(cfg: VQConfig, decodes: bool) -> nn.Sequential:
     res = partial(ResBlock, wide, wide, groups)
     parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*ends[0], 3, padding=1)}
     for name in ("mid", "conv_blocks") if decodes else ("conv_blocks", "mid"):
-        middle = name == "mid"
-        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if middle else _levels(cfg, decodes)
+        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if name == "mid" else _levels(cfg, decodes)
     parts |= {"norm_out": _norm(groups, ends[1][0]), "silu": nn.SiLU(), "conv_out": nn.Conv2d(*ends[1], 3, padding=1)}
     return nn.Sequential(OrderedDict(parts))
 

@@ -25,8 +25,7 @@ class BlockLayer(Layer):
     def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int
     ) -> Tensor:
-        both = torch.cat([context, self.attention_norm(x)], 1)
-        x = x + self.attention(both, rope, mask, put, layer, x.shape[1])
+        x = x + self.attention(torch.cat([context, self.attention_norm(x)], 1), rope, mask, put, layer, x.shape[1])
         return x + self.feed_forward(self.ffn_norm(x))
 
 

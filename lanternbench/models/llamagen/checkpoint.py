@@ -123,12 +123,8 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LlamaGen(ImageDecoder):
-    fits = (
-        *ImageDecoder.fits,
-        ("model_type", "as conditioning"),
-        ("caption_dim", "as width of captions"),
-        ("cls_token_num", "conditioning positions"),
-    )
+    fits = (*ImageDecoder.fits, ("model_type", "as conditioning"), ("caption_dim", "as width of captions"))
+    fits += (("cls_token_num", "conditioning positions"),)
     cls_embedding: CaptionEmbedding | LabelEmbedding
 
     def __init__(self, config: LlamaGenConfig):
@@ -136,8 +132,7 @@ class LlamaGen(ImageDecoder):
         self.cls_embedding = CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        rope = rope_2d(*config.grid, config.decoder.head_dim, config.prefix)
-        self.register_buffer("rope", rope, persistent=False)
+        self.register_buffer("rope", rope_2d(*config.grid, config.decoder.head_dim, config.prefix), persistent=False)
 
     @property
     def prompt_positions(self) -> int:
@@ -153,8 +148,7 @@ class LlamaGen(ImageDecoder):
         if features.ndim == 3:
             features, mask = left_pad(features, mask)
         if guided:
-            unconditional = self.cls_embedding.unconditional(len(features))
-            features, mask = torch.cat([features, unconditional]), mask.repeat(2, 1)
+            features, mask = torch.cat([features, self.cls_embedding.unconditional(len(features))]), mask.repeat(2, 1)
         x = self.cls_embedding(features)
         ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
