@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig, BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextModel
@@ -101,9 +100,6 @@ def score_function(path: Path | None, vocabulary: Path | None, device: str) -> S
     with files.seeded():
         model = RewardModel()
     files.filled(model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
-
-    def values(images: list[Image.Image], captions: list[str]) -> Tensor:
-        ids, mask = tokenize(bert, captions)
-        return model(torch.stack([pixels(i) for i in images]).to(device), ids.to(device), mask.to(device))
-
-    return values
+    return lambda images, captions: model(
+        *(x.to(device) for x in (torch.stack(list(map(pixels, images))), *tokenize(bert, captions)))
+    )

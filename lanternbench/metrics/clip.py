@@ -59,7 +59,6 @@ class Encoder(NamedTuple):
 
 @cache
 def tiny_encoder() -> Encoder:
-    """The embedded CLIP."""
     from lanternbench.models.tiny import evaluators
 
     return Encoder(evaluators.load_clip(files.WEIGHTS / files.CLIP_TINY.file), evaluators.pixels, evaluators.tokenize)

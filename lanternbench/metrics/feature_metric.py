@@ -157,12 +157,9 @@ class FeatureMetric(SetMetric):
 
     @cached_property
     def net(self) -> Net:
-        """The feature net, loaded on first use."""
         from lanternbench.metrics import features
 
-        if self.embedded:
-            return features.tiny_net()[0]
-        return features.inception_net(self.setup, self.resize, self.layer)
+        return features.tiny_net()[0] if self.embedded else features.inception_net(self.setup, self.resize, self.layer)
 
     @cached_property
     def real(self) -> Any:

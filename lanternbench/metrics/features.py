@@ -51,8 +51,7 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
         if not isinstance(images, ImageFiles) or net.settings is None:
             blocks = list(_computed(net, images))
         else:
-            starts = range(0, len(images.paths), BLOCK)
-            blocks = [_cached(net, images, images.paths[i : i + BLOCK]) for i in starts]
+            blocks = [_cached(net, images, images.paths[i : i + BLOCK]) for i in range(0, len(images.paths), BLOCK)]
         blocks = [block.double() for block in blocks if len(block)]
         return torch.cat(blocks) if blocks else torch.zeros(0, 0, dtype=torch.float64)
 

@@ -48,13 +48,15 @@ class Weights(NamedTuple):
 
 CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
-_ROWS = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8"))
+_ROWS = {
+    name: Weights(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    for name, row in yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")).items()
+}
 
 
 def published(*names: str) -> tuple[Weights, ...]:
     """The rows of ``weights.yaml`` by name."""
-    rows: list[Any] = [{k: tuple(v) if isinstance(v, list) else v for k, v in _ROWS[name].items()} for name in names]
-    return tuple(Weights(name, **row) for name, row in zip(names, rows))
+    return tuple(map(_ROWS.__getitem__, names))
 
 
 def missing(*wanted: Weights) -> str | None:

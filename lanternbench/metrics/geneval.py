@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,8 +43,6 @@ BACKGROUND = "#999"
 
 
 class Detection(NamedTuple):
-    """A detected object."""
-
     box: Sequence[float]  # x1, y1, x2, y2 in pixels, y downwards
     confidence: float
     mask: Any = None  # bool [H, W]
@@ -145,29 +143,21 @@ def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, li
     return objects
 
 
-class ColourNames:
-    """Zero-shot colours of objects by CLIP: the object's crop, its surroundings grey."""
+def colour_names(encoder: Encoder) -> Callable[[Image.Image, list[Detection], str], list[str]]:
+    """(image, objects of a class, its name) -> zero-shot colours by CLIP: the object's crop, its surroundings grey."""
+    from torch.nn.functional import normalize
 
-    def __init__(self, encoder: Encoder):
-        self.encoder = encoder
-        self.classifier = cache(self._classifier)
-
-    def _classifier(self, name: str) -> Tensor:
+    @cache
+    def classifier(name: str) -> Tensor:
         """Unit embeddings of the colours of a class [10, D]: the mean over the templates."""
-        from torch.nn.functional import normalize
-
         texts = [t.format(colour=colour, name=name) for colour in COLOURS for t in TEMPLATES]
-        means = self.encoder.captions(texts).unflatten(0, (len(COLOURS), len(TEMPLATES))).mean(1)
-        return normalize(means, dim=-1)
+        return normalize(encoder.captions(texts).unflatten(0, (len(COLOURS), len(TEMPLATES))).mean(1), dim=-1)
 
-    def of(self, image: Image.Image) -> Colours:
-        """What names the colours of objects in this image."""
+    def colours(image: Image.Image, objects: list[Detection], name: str) -> list[str]:
+        likeness = encoder.images([crop(image, one) for one in objects]) @ classifier(name).T
+        return [COLOURS[i] for i in likeness.argmax(1).tolist()]
 
-        def colours(objects: list[Detection], name: str) -> list[str]:
-            likeness = self.encoder.images([crop(image, one) for one in objects]) @ self.classifier(name).T
-            return [COLOURS[i] for i in likeness.argmax(1).tolist()]
-
-        return colours
+    return colours
 
 
 def crop(image: Image.Image, one: Detection) -> Image.Image:
@@ -222,20 +212,18 @@ class GenEval(ImageMetric):
         metadata, names_file = self.paths.values()  # of files, else it is not available
         names, lines = read_names(names_file), {line["prompt"]: line for line in geneval_metadata(metadata)}
         model = detector(self.setup.find(DETECTOR), len(names), self.setup.device)
-        colours = ColourNames(clip_encoder(self.setup, CLIP, "ViT-L-14-quickgelu"))
+        colours = colour_names(clip_encoder(self.setup, CLIP, "ViT-L-14-quickgelu"))
 
         def correctness(image: Image.Image, caption: str) -> float:
             if (line := lines.get(caption)) is None:
                 self.unknown[caption] = None
                 return math.nan
-            groups = detect(model, image, names).items()
-            objects = {name: confident(group, line["tag"]) for name, group in groups}
-            return float(correct(line, objects, colours.of(image)))
+            objects = {name: confident(group, line["tag"]) for name, group in detect(model, image, names).items()}
+            return float(correct(line, objects, partial(colours, image)))
 
         return lambda images, captions: torch.tensor(list(map(correctness, images, captions)))
 
     def notes(self) -> list[Note]:
-        """The captions that are none of GenEval's prompts."""
         if not self.unknown:
             return []
         first = next(iter(self.unknown))[:80]

@@ -79,7 +79,6 @@ class ImageFiles:
         return self.images(self.paths)
 
     def images(self, paths: Sequence[Path]) -> Iterator[Image.Image]:
-        """The images of some of the files."""
         for path in paths:
             try:
                 image = read_image(path)
@@ -121,8 +120,7 @@ def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> s
         path = component("prompts", name)().locate(name, where if colon else None)
         return f"{export_geneval(images, geneval_metadata(path), folder)} images in {folder}"
     if name == "dpg":
-        ids = {prompt.text: prompt.id for prompt in load(layout)}
-        count, side = export_dpg(images, ids, folder)
+        count, side = export_dpg(images, {prompt.text: prompt.id for prompt in load(layout)}, folder)
         return f"{count} files in {folder}, for --resolution {side}"
     raise UserError(f"there is no layout {name}: use geneval or dpg.")
 

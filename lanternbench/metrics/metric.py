@@ -30,8 +30,6 @@ ScoreFunction = Callable[[list[Image.Image], list[str]], "Tensor"]  # images, ca
 
 
 class Column(NamedTuple):
-    """A column of results: its key, how to title and print it, and what computed it."""
-
     key: str
     title: str
     higher_is_better: bool | None = True  # None: neither
@@ -46,14 +44,11 @@ Extra = Column  # an additional column of a metric, with its first four fields s
 
 
 class Setup(NamedTuple):
-    """What all scorers of one scoring share.
-
-    ``random``: networks at full size, without any file; their times are real and their values mean nothing.
-    """
+    """What all scorers of one scoring share."""
 
     reference: Path | None = None  # a folder of real images
     device: str = "cpu"
-    random: bool = False
+    random: bool = False  # networks at full size, without any file: their times are real, their values mean nothing
 
     def find(self, weights: Weights) -> Path | None:
         """The file to read; None for random weights.  Raises UserError for a missing file."""

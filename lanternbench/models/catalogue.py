@@ -105,8 +105,7 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         folder = None if random_weights else Path(where) if where else loader.home(row)
         if folder and "model" in loader.missing(row, folder):
             raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
-        net = loader.decoder(row, folder, device, target.dtype)
-        target = replace(target, drafters=target.drafters | {kind: net})
+        target = replace(target, drafters=target.drafters | {kind: loader.decoder(row, folder, device, target.dtype)})
     digests = {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()} if folder else {}
     return packed(replace(target, weights=target.weights | digests)), kind
 

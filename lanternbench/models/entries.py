@@ -85,7 +85,6 @@ class Entry(_Row):
         return cache_dir() / "targets" / self.name
 
     def absent(self, folder: Path) -> list[str]:
-        """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
         return [role for role in self.files or ("model",) if not present(folder, role)]
 
 
@@ -109,10 +108,8 @@ def catalogue() -> dict[str, Entry]:
         folder = MODULES.get(kind, "").split(".")[0]
         rows = Path(__file__).parent / folder / "catalogue.yaml" if folder else family(kind).rows
         for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
-            if taken := entries.get(name):
-                raise UserError(
-                    f"the families '{taken.family}' and '{kind}' both have a target '{name}': uninstall one"
-                )
+            if same := entries.get(name):
+                raise UserError(f"the families '{same.family}' and '{kind}' both have a target '{name}': uninstall one")
             entries[name] = Entry(name=name, family=kind, **row)
     return entries
 

@@ -13,21 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
+from lanternbench.models import loading
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash, eagle
 from lanternbench.models.entries import Entry, present
-from lanternbench.models.loading import (
-    State,
-    dtype_for,
-    explain_errors,
-    from_published,
-    image_tables,
-    load_into,
-    load_layers,
-    random_net,
-    read_config,
-    read_state,
-)
 from lanternbench.models.target import Pads, Target
 from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
@@ -37,7 +26,7 @@ Drafter = eagle.Eagle | dflash.DFlash
 
 def drafter_at(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None) -> Drafter:
     """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises UserError."""
-    kind = dflash if "target_layers" in read_state(path) else eagle
+    kind = dflash if "target_layers" in loading.read_state(path) else eagle
     return kind.load(path, model, device, dtype or model.dtype)
 
 
@@ -48,9 +37,8 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
-    """One of each kind."""
     makes: Any = (model.new_eagle, partial(model.new_eagle, True), partial(dflash.DFlash.untrained, model))
-    return {net.kind: net for net in (random_net(make, device, dtype) for make in makes)}
+    return {net.kind: net for net in (loading.random_net(make, device, dtype) for make in makes)}
 
 
 class Family:
@@ -139,8 +127,8 @@ class PublishedFamily(Family):
     def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
         """The decoder's configuration, and ``image_ids``."""
         path = self.config_file(folder)
-        published = read_config(path)
-        with explain_errors(path, f"is no config of {self.title}"):
+        published = loading.read_config(path)
+        with loading.explain_errors(path, f"is no config of {self.title}"):
             config = replace(self.described(published, row), **decoder_shape(row))
         ids = self.image_ids(folder, config)
         return config if ids is None else replace(config, vocab_size=len(ids)), ids
@@ -148,29 +136,29 @@ class PublishedFamily(Family):
     def config_file(self, folder: Path) -> Path:
         return self.weights(folder) / "config.json"
 
-    def renamed(self, state: State, config: Any, image_ids: Tensor | None) -> State:
+    def renamed(self, state: loading.State, config: Any, image_ids: Tensor | None) -> loading.State:
         """Tensors of one layer, or all that belong to none, under our names."""
-        state = from_published(state, self.prefixes, config)
-        return state if image_ids is None else image_tables(state, image_ids)
+        state = loading.from_published(state, self.prefixes, config)
+        return state if image_ids is None else loading.image_tables(state, image_ids)
 
     def new_vq(self, row: Entry, folder: Path | None) -> Any:
         """An image tokeniser without trained weights: by default of LlamaGen's kind."""
         return VQModel(VQConfig(**row.shape.get("vq", {})))
 
-    def vq_state(self, where: Path, folder: Path) -> State:
+    def vq_state(self, where: Path, folder: Path) -> loading.State:
         """The image tokeniser's tensors at ``where`` under our names."""
-        return from_vqgan(read_state(where))
+        return from_vqgan(loading.read_state(where))
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Any:
         """The image tokeniser in float32; None where image decoding is not implemented."""
         if folder is None:
-            return random_net(lambda: self.new_vq(row, None), device, torch.float32)
+            return loading.random_net(lambda: self.new_vq(row, None), device, torch.float32)
         where = folder / ("vq" if present(folder, "vq") else "model")
-        with explain_errors(where, f"holds no image tokeniser of {row.name}"):
+        with loading.explain_errors(where, f"holds no image tokeniser of {row.name}"):
             state = self.vq_state(where, folder)
         if not any(key.startswith("decoder.") for key in state):
             raise UserError(f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}")
-        return load_into(lambda: self.new_vq(row, folder), state, where, device, torch.float32)
+        return loading.load_into(lambda: self.new_vq(row, folder), state, where, device, torch.float32)
 
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
         """The text before and after a caption."""
@@ -190,7 +178,7 @@ class PublishedFamily(Family):
         raise NotImplementedError
 
     def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
-        dtype = dtype or dtype_for(device)
+        dtype = dtype or loading.dtype_for(device)
         text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
         model = self.decoder(row, folder, device, dtype)
         drafters = random_drafters(model, device, dtype) if folder is None else drafters_in(folder, model, device)
@@ -201,10 +189,10 @@ class PublishedFamily(Family):
         return Target(row.name, model, vq, text, *sampling, **fields | self.fields(row, model, text, folder))
 
     def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Any:
-        dtype = dtype or dtype_for(device)
+        dtype = dtype or loading.dtype_for(device)
         if folder is None:
-            return random_net(lambda: self.network(self.config(row)), device, dtype)
+            return loading.random_net(lambda: self.network(self.config(row)), device, dtype)
         config, ids = self.published(row, folder)
         new = partial(self.network, config, *() if ids is None else (ids,))
         convert = partial(self.renamed, config=config, image_ids=ids)
-        return load_layers(new, self.weights(folder), convert, device, dtype)
+        return loading.load_layers(new, self.weights(folder), convert, device, dtype)

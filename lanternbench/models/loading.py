@@ -256,13 +256,12 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
         net = make()
     generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
 
-    def drawn(name: str, shape: torch.Size) -> Tensor:
-        value = torch.empty(shape, device=device, dtype=dtype)
+    values = {name: torch.empty(p.shape, device=device, dtype=dtype) for name, p in net.named_parameters()}
+    for name, value in values.items():
         if "norm" in name:
-            return value.fill_(float(name.rpartition(".")[2] == "weight"))
-        return value.normal_(std=0.02, generator=generator)
-
-    values = {name: drawn(name, empty.shape) for name, empty in net.named_parameters()}
+            value.fill_(float(name.rpartition(".")[2] == "weight"))
+        else:
+            value.normal_(std=0.02, generator=generator)
     net.load_state_dict(values, strict=False, assign=True)
     return net.to(device).eval()
 
@@ -378,5 +377,4 @@ def image_tables(state: State, to_id: Tensor) -> State:
     table, head = state["tok_embeddings.weight"], state["output.weight"]
     if int(to_id.max()) >= min(len(table), len(head)):
         raise UserError(f"image tokens up to id {int(to_id.max())} of {len(table)}: use the weights' tokenizer.json")
-    tables = {"cls_embedding.weight": table, "tok_embeddings.weight": table[to_id], "output.weight": head[to_id]}
-    return state | tables
+    return state | {"cls_embedding.weight": table, "tok_embeddings.weight": table[to_id], "output.weight": head[to_id]}

@@ -79,7 +79,6 @@ class Target:
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """Grids of image tokens in the order in which they are drawn."""
         return self.model.grids
 
     @property

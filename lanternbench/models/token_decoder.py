@@ -25,8 +25,6 @@ VARIANTS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "rope_scaling",
 
 @dataclass(frozen=True)
 class TokenDecoderConfig(DecoderConfig):
-    """Shape of the decoder."""
-
     dim: int = 4096
     n_layer: int = 32
     n_head: int = 32

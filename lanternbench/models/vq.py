@@ -59,13 +59,6 @@ class AttnBlock(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).reshape_as(x))
 
 
-def _resample(c: int, down: bool) -> nn.Sequential:
-    """Half the resolution, or twice."""
-    first = nn.ZeroPad2d((0, 1, 0, 1)) if down else nn.Upsample(scale_factor=2.0)
-    conv = nn.Conv2d(c, c, 3, stride=2) if down else nn.Conv2d(c, c, 3, padding=1)
-    return nn.Sequential(OrderedDict(first=first, conv=conv))
-
-
 class Level(nn.Module):
     """One resolution: residual blocks, attention at the coarsest, then a change of resolution called ``change``."""
 
@@ -74,8 +67,11 @@ class Level(nn.Module):
         self.res = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
         self.attn = nn.ModuleList(AttnBlock(c_out, groups) for _ in range(blocks if attention else 0))
         self.change = change
-        if change:
-            self.add_module(change, _resample(c_out, change == "downsample"))
+        if change:  # half the resolution, or twice
+            down = change == "downsample"
+            first = nn.ZeroPad2d((0, 1, 0, 1)) if down else nn.Upsample(scale_factor=2.0)
+            conv = nn.Conv2d(c_out, c_out, 3, 2) if down else nn.Conv2d(c_out, c_out, 3, padding=1)
+            self.add_module(change, nn.Sequential(OrderedDict(first=first, conv=conv)))
 
     def forward(self, x: Tensor) -> Tensor:
         for i, res in enumerate(self.res):
@@ -104,8 +100,7 @@ def _half(cfg: VQConfig, decodes: bool) -> nn.Sequential:
     res = partial(ResBlock, wide, wide, groups)
     parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*ends[0], 3, padding=1)}
     for name in ("mid", "conv_blocks") if decodes else ("conv_blocks", "mid"):
-        middle = name == "mid"
-        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if middle else _levels(cfg, decodes)
+        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if name == "mid" else _levels(cfg, decodes)
     parts |= {"norm_out": _norm(groups, ends[1][0]), "silu": nn.SiLU(), "conv_out": nn.Conv2d(*ends[1], 3, padding=1)}
     return nn.Sequential(OrderedDict(parts))
 

@@ -84,8 +84,7 @@ def table(text: str, path: Path, **dialect: Any) -> Rows:
         yield 0, dict.fromkeys(header)  # a blank prompt, so that a wrong header is reported without any row
         begun = reader.line_num + 1
         for row in reader:
-            swallowed = physical[begun : reader.line_num]
-            if any(line.count(dialect["delimiter"]) + 1 >= len(header) for line in swallowed):
+            if any(line.count(dialect["delimiter"]) + 1 >= len(header) for line in physical[begun : reader.line_num]):
                 raise csv.Error(f"a quote that opens there closes in line {reader.line_num}, with whole rows between")
             if any(cell.strip() for cell in row):
                 yield reader.line_num, dict(zip(header, row, strict=False)) | dict.fromkeys(header[len(row) :])

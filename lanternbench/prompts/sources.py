@@ -131,7 +131,6 @@ def load(spec: str, count: int | None = None, seed: int = 0, caption: Caption = 
 
 
 def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
-    """The prompts of a user's file."""
     text, suffix = read_text(path), path.suffix.lower()
     if suffix == ".json" and isinstance(value := formats.parsed(text, path), dict) and "annotations" in value:
         return _coco_prompts(value, path, seed, caption)
@@ -261,7 +260,6 @@ class Dpg(PromptSource):
     official = Official("dpg_bench.csv", f"{_GITHUB}/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv")
 
     def locate(self, name: str, where: str | None) -> Path | None:
-        """As for every source; also a folder of text files."""
         folder = Path(where or "").expanduser()
         return folder if where and any(folder.glob("*.txt")) else super().locate(name, where)
 

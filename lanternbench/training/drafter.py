@@ -43,8 +43,6 @@ MUON = 6  # its learning rate, in AdamW's
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training."""
-
     target: str
     prompts: PromptSet
     steps: int

@@ -63,10 +63,7 @@ class Feed(NamedTuple):
 
 
 def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None = None) -> Tensor:
-    """Tokens [B, L] -> the embeddings of slots 0 … S − 2, row ends between rows, for ``rows`` R: [R, S − 1, dim].
-
-    They are what the drafter ``net`` reads, or the target where there is none.
-    """
+    """Tokens [B, L] -> embeddings [``rows``, S − 1, dim] of slots 0 … S − 2, row ends too, by ``net`` or the target."""
     model = target.model
     embeddings = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
     if width := target.row_width:
@@ -150,8 +147,7 @@ def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
     """
     ends = token_in(fed.slots - 1, fed.row_width)[1].nonzero()[:, 0]  # slots
     at = torch.cat([ends + fed.prefix - 1, at.to(ends.device)])
-    depths = max(depths, 2) if len(ends) else depths
-    level_1, *deeper = levels(net, fed, at, depths)
+    level_1, *deeper = levels(net, fed, at, max(depths, 2) if len(ends) else depths)
     level_1 = level_1[:, fed.prefix - 1 :]
     first = level_1.index_copy(1, ends, deeper[0][:, : len(ends)]) if len(ends) else level_1
     return Drafts(fed.of_tokens(first), level_1, at, deeper)
@@ -213,8 +209,7 @@ def block_read(target: Target, net: DFlash, prefix: Prefix, tokens: Tensor) -> t
     places = torch.cat([torch.arange(before - 1, device=device), slots[:length] - 1])
     rope, anchors = target.model.rope, target.model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1)
     rope = rope[torch.cat([places, slots]).clamp(max=len(rope) - 1), None]
-    seen = None if prefix.seen.all() else prefix.seen
-    fed = BlockFeed(states[:, places].float(), anchors.float(), rope, seen)
+    fed = BlockFeed(states[:, places].float(), anchors.float(), rope, None if prefix.seen.all() else prefix.seen)
     return fed, fed.context[:, 1 - tokens.shape[1] :, : target.model.config.dim].to(target.dtype)
 
 
@@ -225,10 +220,7 @@ def block_first(net: DFlash, fed: BlockFeed) -> Tensor:
 
 
 def block_drafts(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
-    """The states [R, m, B − 1, dim] that draft the tokens after the anchors ``at`` [m].
-
-    A block attends to the context before its anchor and to itself, as in decoding.
-    """
+    """States [R, m, B − 1, dim] that draft after anchors ``at`` [m]; a block sees the context before it and itself."""
     n, m, b, length = fed.context.shape[1], len(at), net.block, fed.anchors.shape[1]
     x = torch.cat([net.read(fed.context), net.blocks(fed.anchors[:, at]).flatten(1, 2)], 1)
     inside = torch.ones(b, b, device=at.device)
@@ -243,15 +235,12 @@ def block_drafts(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
 
 
 def block_losses(net: DFlash, fed: BlockFeed, rng: np.random.Generator, logits: Logits, wanted: Tensor) -> Losses:
-    """Cross entropy to ``wanted``, q of tokens 1 … L − 1 [B, L − 1, V], and total variation, at every slot k.
-
-    Slots are weighted exp(−(k − 1)/γ), γ = B/2.
-    """
+    """Cross entropy to ``wanted``, q of tokens 1 … L − 1 [B, L − 1, V], and total variation, at every slot k."""
     count, device = wanted.shape[1], wanted.device
     at = torch.from_numpy(rng.choice(count, min(DEEPER, count), replace=False)).to(device)
     slot = torch.arange(net.block - 1, device=device)  # k − 1
     token = at[:, None] + slot  # less 1: of ``wanted``
-    weight = torch.where(token < count, torch.exp(-2 * slot / net.block), 0.0)
+    weight = torch.where(token < count, torch.exp(-2 * slot / net.block), 0.0)  # exp(−(k − 1)/γ), γ = B/2
     pairs = distances(logits(block_drafts(net, fed, at)), wanted[:, token.clamp(max=count - 1)])
     cross, accepted = (x.mean(0) for x in pairs)  # [m, B − 1]
     loss = (weight * (cross + VARIATION * (1 - accepted))).sum() / weight.sum()

@@ -367,13 +367,13 @@ def test_colours_are_those_of_the_objects_without_their_surroundings():
         return torch.stack(means)[:, :, None, None]
 
     model = Mean()
-    namer = geneval.ColourNames(Encoder(model, prepared, Texts))
+    namer = geneval.colour_names(Encoder(model, prepared, Texts))
     image = Image.new("RGB", (30, 20), "blue")
     image.paste("red", (5, 5, 15, 15))
     mask = np.zeros((20, 30), bool)
     mask[5:15, 5:15] = True
     boxes = [Detection((5, 5, 15, 15), 1.0, mask), Detection((20.4, 0, 30, 10), 1.0, ~mask)]
-    assert namer.of(image)(boxes, "car") == ["red", "blue"]
+    assert namer(image, boxes, "car") == ["red", "blue"]
     assert model.read[:3] == ["a photo of a red car", "a photo of a red-colored car", "a photo of a red object"]
     assert len(model.read) == 30
     cut = geneval.crop(image, Detection((0, 0, 15, 15), 1.0, mask))
@@ -408,8 +408,7 @@ def small_geneval(monkeypatch, tmp_path):
     seen = {"car": [Detection((0, 0, 9, 9), 0.8)], "dog": [Detection((20, 0, 29, 9), 0.85)]}
     monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
     monkeypatch.setattr(geneval, "clip_encoder", lambda *a: None)
-    named = lambda self, image: lambda found, name: ["red"] * len(found)  # noqa: E731
-    monkeypatch.setattr(geneval.ColourNames, "of", named)
+    monkeypatch.setattr(geneval, "colour_names", lambda encoder: lambda image, found, name: ["red"] * len(found))
     return tmp_path / "geneval_metadata.jsonl"
 
 

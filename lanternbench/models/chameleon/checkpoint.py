@@ -144,7 +144,6 @@ class ChameleonFamily(PublishedFamily):
         return folder / "model" / ("text_tokenizer.json" if meta else "tokenizer.json")
 
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
-        """Either layout's."""
         config = config if "model_type" in config else from_params(config)
         check_type(config, self.title, "chameleon")
         return ChameleonConfig(**ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm")))
@@ -155,8 +154,7 @@ class ChameleonFamily(PublishedFamily):
             return vq_config(read_config(path).get("vq_config") or {})
 
     def new_vq(self, row: Entry, folder: Path | None) -> VQModel:
-        shape = self.vq_config(folder) if folder else replace(VQ, **row.shape.get("vq", {}))
-        return VQModel(shape, spherical=False)
+        return VQModel(self.vq_config(folder) if folder else replace(VQ, **row.shape.get("vq", {})), spherical=False)
 
     def vq_state(self, where: Path, folder: Path) -> State:
         checkpoint = next(iter(sorted(where.rglob("*.ckpt"))), where)
@@ -176,5 +174,4 @@ class ChameleonFamily(PublishedFamily):
     def fields(self, row: Entry, model: Chameleon, text: Any, folder: Path | None) -> dict[str, Any]:
         dialect, (height, width) = self.dialect(row), (PIXELS * side for side in model.config.grid)
         frame = dialect.frame(text.ids, width, height)
-        prompts = {"condition": frame, "prompt_template": frame.template}
-        return prompts | {"pixels": truncated, "row_end": dialect.row_end}
+        return {"condition": frame, "prompt_template": frame.template, "pixels": truncated, "row_end": dialect.row_end}

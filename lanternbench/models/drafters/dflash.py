@@ -25,8 +25,7 @@ class BlockLayer(Layer):
     def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int
     ) -> Tensor:
-        both = torch.cat([context, self.attention_norm(x)], 1)
-        x = x + self.attention(both, rope, mask, put, layer, x.shape[1])
+        x = x + self.attention(torch.cat([context, self.attention_norm(x)], 1), rope, mask, put, layer, x.shape[1])
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -81,7 +80,6 @@ class DFlash(Direct):
         return f"{kind}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, blocks of {self.block}"
 
     def misfit(self, target: Any) -> str | None:
-        """Why it cannot draft for ``target``; None where it can."""
         deepest, layers = max(self.depths, default=0), target.model.config.decoder.n_layer
         if deepest > layers:
             return f"it reads states after {deepest} layers, the target has {layers}"
@@ -105,7 +103,6 @@ class Medusa(nn.Module):
         return f"Medusa, {self.heads} heads"
 
     def misfit(self, target: Any) -> str | None:
-        """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -88,7 +88,6 @@ class Eagle(Direct):
         return f"{name}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
 
     def misfit(self, target: Any) -> str | None:
-        """Why it cannot draft for ``target``; None where it can."""
         return wrong_width(self.config.dim, target)
 
     def fused(self) -> "Eagle":

@@ -139,7 +139,6 @@ class Emu3Family(PublishedFamily):
         return {"condition": frame, "pixels": truncated, "row_end": ids[ROW_END]}
 
     def described(self, config: dict[str, Any], row: Entry) -> Emu3Config:
-        """Either layout's config.json."""
         check_type(config, self.title, "emu3", "Emu3")
         fields, grid = Emu3Config.llama_fields(config.get("text_config") or config), grid_of(row.shape["grid"])
         published = round(config["image_area"] ** 0.5 / 8) if "image_area" in config else grid

@@ -173,8 +173,7 @@ class GlmImageFamily(PublishedFamily):
         """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
         sizes = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
         after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
-        uncond = [*text.encode("", *self.template(row, folder)), *after]
-        condition = {"condition": PromptFrame([], after, uncond)}
+        condition = {"condition": PromptFrame([], after, [*text.encode("", *self.template(row, folder)), *after])}
         if folder is None:
             return condition
         if not (present(folder, "diffusion") and importlib.util.find_spec("diffusers")):

@@ -63,10 +63,9 @@ class EngineCache:
     def __init__(self, put: Put):
         self.put = put
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, ...]:
         """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
-        keys, values = self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
-        return keys, values
+        return self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
 
     def get_seq_length(self, layer: int = 0) -> int:
         return 0  # positions are given

@@ -49,6 +49,8 @@ _CLEANED = (
     (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
     (r"\.{2,}|\s+\.\s+", " "),
 )
+# our state -> the official key names, in which queries, keys and values are one matrix too
+to_official = partial(split, layout={"feed_forward.w13": OFFICIAL["feed_forward.w13"]})
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,8 @@ def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LlamaGen(ImageDecoder):
-    """LlamaGen's decoder: conditioning, token embeddings, layers, head (arXiv 2406.06525)."""
-
-    fits = (
-        *ImageDecoder.fits,
-        ("model_type", "as conditioning"),
-        ("caption_dim", "as width of captions"),
-        ("cls_token_num", "conditioning positions"),
-    )
+    fits = (*ImageDecoder.fits, ("model_type", "as conditioning"), ("caption_dim", "as width of captions"))
+    fits += (("cls_token_num", "conditioning positions"),)
     cls_embedding: CaptionEmbedding | LabelEmbedding
 
     def __init__(self, config: LlamaGenConfig):
@@ -136,8 +132,7 @@ class LlamaGen(ImageDecoder):
         self.cls_embedding = CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        rope = rope_2d(*config.grid, config.decoder.head_dim, config.prefix)
-        self.register_buffer("rope", rope, persistent=False)
+        self.register_buffer("rope", rope_2d(*config.grid, config.decoder.head_dim, config.prefix), persistent=False)
 
     @property
     def prompt_positions(self) -> int:
@@ -153,8 +148,7 @@ class LlamaGen(ImageDecoder):
         if features.ndim == 3:
             features, mask = left_pad(features, mask)
         if guided:
-            unconditional = self.cls_embedding.unconditional(len(features))
-            features, mask = torch.cat([features, unconditional]), mask.repeat(2, 1)
+            features, mask = torch.cat([features, self.cls_embedding.unconditional(len(features))]), mask.repeat(2, 1)
         x = self.cls_embedding(features)
         ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
@@ -260,10 +254,9 @@ class T5Features:
                 f"{self.width}: it has to be Flan-T5-XL"
             )
 
-        def tokens(caption: str) -> Tensor:
-            return tokenizer([caption], max_length=self.length, truncation=True, return_tensors="pt")["input_ids"]
-
-        return encoder.to(self.device).eval(), tokens  # type: ignore[arg-type]
+        options: dict[str, Any] = {"max_length": self.length, "truncation": True, "return_tensors": "pt"}
+        encoder.to(self.device).eval()  # type: ignore[arg-type]
+        return encoder, lambda caption: tokenizer([caption], **options)["input_ids"]
 
 
 class RandomT5Features(T5Features):
@@ -287,11 +280,6 @@ class RandomT5Features(T5Features):
             return torch.tensor([[*ids, 1]])
 
         return encoder, tokens
-
-
-def to_official(state: State) -> State:
-    """Ours -> the official key names, in which queries, keys and values are one matrix too."""
-    return split(state, {"feed_forward.w13": OFFICIAL["feed_forward.w13"]})
 
 
 @register("target", "llamagen")
@@ -321,7 +309,6 @@ class LlamaGenFamily(PublishedFamily):
         return config, None
 
     def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None) -> State:
-        """From LANTERN's conversion or the official file."""
         return from_published(state, self.prefixes)
 
 

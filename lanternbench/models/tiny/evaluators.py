@@ -53,8 +53,7 @@ def pixels(images: list[Image.Image]) -> Tensor:
 
 
 def _block(c_in: int, c_out: int, stride: int) -> nn.Sequential:
-    conv = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(c_out), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU())
 
 
 class FeatureNet(nn.Module):
@@ -78,7 +77,6 @@ class FeatureNet(nn.Module):
 
 
 def load_clip(path: Path) -> CLIP:
-    """CLIP-tiny from its file."""
     return _filled(build(), load_file(path))
 
 
