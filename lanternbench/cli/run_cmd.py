@@ -63,8 +63,7 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
     """Of the run: its methods, and the target and prompts where they are not the default."""
     from lanternbench.experiment.config import name_part, prompts_name
 
-    names = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
-    parts = ["run", "+".join(names)]
+    parts = ["run", "+".join(Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods)]
     parts += [] if target == "tiny" else [Path(target.partition("=")[0]).name]
     parts += [] if prompts == "demo" else [prompts_name(prompts)]
     return name_part("-".join(parts))
@@ -96,14 +95,12 @@ def sweep(
     if dry_run:
         show_plan(runs, where, as_json)
         return
-    finished = []
-    for config in runs:
-        finished.append(execute(config, where))
-        if not as_json:
-            show(*finished[-1], title=config.name if len(runs) > 1 else None)
     if as_json:
-        records = [output.record(path, summary) for path, summary in finished]
+        records = [output.record(*execute(config, where)) for config in runs]
         print_json(records[0] if len(records) == 1 else {"runs": records})
+        return
+    for config in runs:
+        show(*execute(config, where), title=config.name if len(runs) > 1 else None)
 
 
 def import_(

@@ -174,8 +174,7 @@ def digest(path: Path) -> str:
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
     """Check a file by its ``published`` digest (or its start), else by the first one taken.  Raises UserError."""
     known = remembered(path)
-    unchanged = known is not None and known == _entry(path, known.sha256)
-    sha256 = known.sha256 if known and unchanged and not again else digest(path)
+    sha256 = known.sha256 if known and known == _entry(path, known.sha256) and not again else digest(path)
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"
