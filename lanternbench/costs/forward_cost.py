@@ -1,9 +1,4 @@
-"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on it.
-
-``time_steps`` measures steps of any decoder at given lengths; ``fit`` makes a model of several such measurements, which
-then gives the seconds of shapes that were not measured: forwards against nodes and cached length, the drafter's levels,
-the rest.
-"""
+"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -33,11 +28,6 @@ class Bandwidth(NamedTuple):
     median: float
     passes: int
     threads: int
-
-    @property
-    def spread(self) -> float:
-        """By how much the median pass falls short of the best one, which no other program held up: a share."""
-        return 1 - self.median / self.best
 
 
 def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
@@ -94,7 +84,7 @@ class Timed(NamedTuple):
 
 
 class StepCost(BaseModel):
-    """What a step costs, from measurements of several shapes.  Times in seconds."""
+    """What a step of any shape costs, from measurements of several (see ``fit``).  Times in seconds."""
 
     model_config = ConfigDict(frozen=True)
 

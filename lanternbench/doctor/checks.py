@@ -26,7 +26,6 @@ PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree o
 CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above a yellow star")
 STEPS = 24  # of a decode on the GPU
 PAIR_STEPS = 40  # what a minute allows on a laptop, for a model of some hundred million weights
-TEMPERATURES = (0.0, 1.0)
 
 
 def first_difference(expected: Sequence[Generation], decoded: Sequence[Generation]) -> str | None:
@@ -92,7 +91,7 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
     weights = sum(p.numel() for p in net.parameters())
     rows = [check_row(f"drafter '{kind}'", f"{net.about}, {weights / 1e6:.1f}M weights")]
     rows.append(check_row("fits the target", misfit or "yes", misfit is None))
-    for temperature in TEMPERATURES:
+    for temperature in (0.0, 1.0):
         drafted = generate(build(target, used, temperature), captions, max_steps=PAIR_STEPS)
         accepted, count = first_tokens(drafted)
         known = row and expectation(row, kind, used.choices.tree, temperature)

@@ -123,8 +123,7 @@ def probe(
         costs[label] = method_cost(build(target, case_method, *sampling), proposals.get(label), caption)
     dtype = str(target.dtype).removeprefix("torch.")
     plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
-    least = float(costs[BASE].verify @ (1, 1, 1))
-    model = host(target.device, plain.network, least, plain.rows, dtype)
+    model = host(target.device, plain.network, float(costs[BASE].verify @ (1, 1, 1)), plain.rows, dtype)
     rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
     facts = f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
     notes = [f"this machine, probed: {facts}"]
