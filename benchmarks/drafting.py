@@ -89,8 +89,8 @@ def predicted(name: str) -> list[Share]:
         net = proposer.drafter.network()
         whole = roofline.step(shape.network, net, load_, levels, np.full(1, TAU), device, "bfloat16")
         alone = roofline.forward(shape.network, load_, device, "bfloat16", roofline.STEP + roofline.TREE)
-        draft = 1e3 * float(whole.total[0] - alone.total[0])
-        found.append(Share(drafter, 1 + len(levels), draft, 1e3 * float(whole.total[0])))
+        draft = 1e3 * float((sum(whole) - sum(alone))[0])
+        found.append(Share(drafter, 1 + len(levels), draft, 1e3 * float(sum(whole)[0])))
     return found
 
 

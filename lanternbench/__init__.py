@@ -1,7 +1,5 @@
 """lanternbench: benchmark speculative decoding for autoregressive image generation."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -30,7 +28,7 @@ def load(
     compile_mode: str | None = None,
     threads: int | None = None,
     random_weights: bool = False,
-) -> Model:
+) -> "Model":
     """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
 
     ``drafter``: a smaller target, or a file or folder with an EAGLE drafter, in place of the target's own of that kind.
@@ -49,7 +47,7 @@ def load(
     return Model(load_with_drafter(target, drafter, chosen, random_weights, dtype=dtype, compile_mode=compile_mode))
 
 
-def load_run(path: str | Path) -> RunFrames:
+def load_run(path: "str | Path") -> "RunFrames":
     """A run as pandas frames: ``load_run("demo").summary``, and ``.samples``.  Raises UserError if there is none.
 
     ``path``: a run folder, or under ``results/`` the id of a run, or the name of which the newest counts.

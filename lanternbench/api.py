@@ -1,7 +1,5 @@
 """The Python interface: load a target, generate with any method."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -46,7 +44,7 @@ class Result:
         picture = f'<img src="{data_uri(self.image, "PNG")}"><br>' if self.image else ""
         return picture + escape(repr(self.stats))
 
-    def plot(self) -> Figure:
+    def plot(self) -> "Figure":
         """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""
         from lanternbench.report.images import image_and_map
 

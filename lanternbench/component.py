@@ -102,10 +102,9 @@ class Component(BaseModel):
         """This component with sizes that can be enumerated (see ``option``); what is no larger stays."""
         sizes = {}
         for name, extra in self._extras():
-            value = getattr(self, name)
-            if "small" in extra and value is not None:
-                fits = extra["small"] is not None and value <= extra["small"]
-                sizes[name] = value if fits else extra["small"]
+            value, small = getattr(self, name), extra.get("small", ...)
+            if small is not ... and value is not None and (small is None or value > small):
+                sizes[name] = small
         return self.model_copy(update=sizes)
 
     def _extras(self) -> list[tuple[str, dict[str, Any]]]:

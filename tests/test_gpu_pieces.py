@@ -242,7 +242,7 @@ def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(shallow, 
 
     monkeypatch.setattr(checks, "set_device", lambda device: None)
     monkeypatch.setattr(checks, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
-    monkeypatch.setattr(checks, "exact_target", lambda device: shallow)
+    monkeypatch.setattr(checks.tiny, "load", lambda **_: shallow)
     monkeypatch.setattr(checks, "Graphs", lambda: Graphs(record))
     monkeypatch.setattr(checks, "STEPS", 3)
     rows = checks.check_gpu("cuda", [{"name": "a GPU", "memory_gb": 80}])

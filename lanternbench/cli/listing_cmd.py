@@ -1,7 +1,5 @@
 """``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: what there is, or a page on one; without torch."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from fnmatch import fnmatch
@@ -78,10 +76,9 @@ def option_rows(method: Method, preset: Preset, target: str | None = None) -> li
         open_ = fields[name].default is None and name not in preset.options
         text = f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
         default = "–" if value is None or (open_ and not value) else text  # an option without a value is off
+        source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
         if open_ and default == "–":
             source = "target" if "the target's" in meaning and not target else "–"
-        else:
-            source = "preset" if name in preset.options else "target" if open_ and of_target else "component"
         stated = defaults.default_of(method.preset, preset.choices, flag(name), target) if target else None
         if stated and stated.equals(default):
             default, source = stated.default.strip("`"), stated.source.replace("`", "")
@@ -96,8 +93,7 @@ def _method_page(name: str, preset: Preset, method: Method, target: str | None) 
     titles = ("option", "symbol", "default", "source" if target else "of the", "bounds", "meaning")
     for row in rows:
         row |= {"symbol": ""} if row["symbol"] == row["option"][2:].replace("-", "_") else {}
-    lossless = "lossless" if method.lossless else "not lossless"
-    console.print(Text(f"{name}: {lossless}; {preset.paper or 'no paper'}"))
+    console.print(Text(f"{name}: {'' if method.lossless else 'not '}lossless; {preset.paper or 'no paper'}"))
     console.print(Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items())))
     if target:
         console.print(Text(f"defaults on {target}, whose own are on `lanternbench targets {target}`:"))
@@ -127,7 +123,7 @@ def metrics(
         print_page(f"{name}: {metric_class(name).title or name}", _metric_page(name, metric_class(name)))
 
 
-def _metric_row(name: str, kind: type[Metric]) -> dict[str, Any]:
+def _metric_row(name: str, kind: "type[Metric]") -> dict[str, Any]:
     from lanternbench.metrics.metric import ImageMetric
 
     row = {"metric": name, "column": ", ".join(c.title for c in kind.columns(name))}
@@ -136,13 +132,13 @@ def _metric_row(name: str, kind: type[Metric]) -> dict[str, Any]:
     return row | {"here": "–" if ":" in name else present, "size": _size(sum(w.gigabytes for w in kind.weights), kind)}
 
 
-def _size(gigabytes: float, kind: type[Metric]) -> str:
+def _size(gigabytes: float, kind: "type[Metric]") -> str:
     if kind.embedded:
         return "in the package"
     return f"{gigabytes:.2g} GB" if gigabytes >= 0.001 else f"{gigabytes * 1e3:.2g} MB" if gigabytes else "–"
 
 
-def _metric_page(name: str, kind: type[Metric]) -> dict[str, str]:
+def _metric_page(name: str, kind: "type[Metric]") -> dict[str, str]:
     """The texts of a page, by title."""
     from lanternbench.metrics.metric import ImageMetric
 
@@ -152,7 +148,6 @@ def _metric_page(name: str, kind: type[Metric]) -> dict[str, str]:
     reads += " and its caption" if getattr(kind, "captions", False) else ""
     files = [f"{w.title} ({_size(w.gigabytes, kind)}, {'here' if w.find() else 'not here'})" for w in kind.weights]
     fetch = "comes with the package" if kind.embedded else f"lanternbench fetch {name}"
-    real = " --reference FOLDER" if kind.compares else ""
     return {
         "measures": " ".join(f"{module} This one: {description}".replace("``", "`").split()) if description else module,
         "value of": reads + (", against the real images of --reference" if kind.compares else ""),
@@ -163,7 +158,7 @@ def _metric_page(name: str, kind: type[Metric]) -> dict[str, str]:
         "computed": "where --metrics names it" if kind.extra else f"by default{' on tiny' if kind.embedded else ''}",
         "on tiny": f"{kind.stand_in} in its place" if kind.stand_in else "the same",
         "citation": kind.paper or "none",
-        "example": f"lanternbench score --metrics {name}{real}",
+        "example": f"lanternbench score --metrics {name}{' --reference FOLDER' if kind.compares else ''}",
     }
 
 

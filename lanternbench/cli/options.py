@@ -209,8 +209,7 @@ def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
 
 def check_names(args: Sequence[str], positional: bool = False) -> None:
     """Raises UserError for unknown targets and methods, ``positional`` ones too, before torch is imported."""
-    leading = itertools.takewhile(lambda text: positional and not text.startswith("-"), args)
-    named = [("-m", name) for name in leading]
+    named = [("-m", name) for name in itertools.takewhile(lambda text: positional and not text.startswith("-"), args)]
     named += [pair for pair in itertools.pairwise(args) if pair[0] in ("-m", "--method", "--target")]
     joined = (text.partition("=") for text in args if text.startswith(("--method=", "--target=")))
     for flag, value in [*named, *((flag, value) for flag, _, value in joined)]:

@@ -1,7 +1,5 @@
 """What commands print: JSON for scripts, tables and notes for people; progress as bars, or lines without a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -55,7 +53,7 @@ def print_json(value: Any) -> None:
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
-def record(path: Path, summary: Summary) -> dict[str, Any]:
+def record(path: Path, summary: "Summary") -> dict[str, Any]:
     """A run as JSON for scripts: each row has its figures as intervals, and the plain values by name."""
     rows = [vars(row) | {name: figure.value for name, figure in row.figures.items()} for row in summary.rows]
     return {"run": str(path), **vars(summary), "rows": rows}
@@ -66,7 +64,7 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def print_table(rows: Sequence[Row], columns: Sequence[Column] | None = None) -> None:
+def print_table(rows: "Sequence[Row]", columns: "Sequence[Column] | None" = None) -> None:
     """The compact table, or these columns: as many as fit a terminal; all of them into a file or pipe."""
     from lanternbench.report.tables import terminal_table
 
@@ -136,24 +134,6 @@ def _cell(value: Any) -> Text:
     if isinstance(value, dict):
         value = ", ".join(f"{k}={v}" for k, v in value.items())
     return Text(one_line(str(value), LONGEST))
-
-
-@contextmanager
-def display(title: str, bars: bool = True, each: bool = True) -> Iterator[Bars | Lines]:
-    """Bars on stderr if it is a terminal, else lines; without ``each``, none for a finished piece."""
-    console = Console(stderr=True)
-    if bars and console.is_terminal and not console.is_dumb_terminal:
-        with progress_bar(console) as bar:
-            yield Bars(bar, title)
-    else:
-        with closing(Lines(title, each)) as lines:
-            yield lines
-
-
-def progress_bar(console: Console) -> Progress:
-    """Bars with description and figures, one per line."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
 class Bars:
@@ -227,3 +207,21 @@ class Lines:
     def _print(self, line: str) -> None:
         self.next = time.monotonic() + SILENCE
         print(one_line(line, LONGEST), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def display(title: str, bars: bool = True, each: bool = True) -> Iterator[Bars | Lines]:
+    """Bars on stderr if it is a terminal, else lines; without ``each``, none for a finished piece."""
+    console = Console(stderr=True)
+    if bars and console.is_terminal and not console.is_dumb_terminal:
+        with progress_bar(console) as bar:
+            yield Bars(bar, title)
+    else:
+        with closing(Lines(title, each)) as lines:
+            yield lines
+
+
+def progress_bar(console: Console) -> Progress:
+    """Bars with description and figures, one per line."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)

@@ -63,8 +63,7 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
     """Of the run: its methods, and the target and prompts where they are not the default."""
     from lanternbench.experiment.config import name_part, prompts_name
 
-    names = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
-    parts = ["run", "+".join(names)]
+    parts = ["run", "+".join(Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods)]
     parts += [] if target == "tiny" else [Path(target.partition("=")[0]).name]
     parts += [] if prompts == "demo" else [prompts_name(prompts)]
     return name_part("-".join(parts))
@@ -96,14 +95,11 @@ def sweep(
     if dry_run:
         show_plan(runs, where, as_json)
         return
-    finished = []
+    if as_json and len(runs) > 1:
+        print_json({"runs": [output.record(*execute(config, where)) for config in runs]})
+        return
     for config in runs:
-        finished.append(execute(config, where))
-        if not as_json:
-            show(*finished[-1], title=config.name if len(runs) > 1 else None)
-    if as_json:
-        records = [output.record(path, summary) for path, summary in finished]
-        print_json(records[0] if len(records) == 1 else {"runs": records})
+        finish(*execute(config, where), as_json, title=config.name if len(runs) > 1 else None)
 
 
 def import_(
@@ -134,13 +130,12 @@ def import_(
     ]
     selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
     settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
-    metrics = settings.pop("metrics")
     settings |= {"prompts": prompts or "captions", "temperature": temperature, "top_p": top_p}
     config = sweep(settings | {"metrics": [], "methods": ["ar"], "num_prompts": 1}, "the command line")
     device = choose(where.device, where.threads)
     with display("import") as bars:
         folder = run.import_run(entries, label, config, selected, where.out, device, where.fresh, bars.show)
-        summary = scoring.score_run(folder, metrics, Setup(device=device), progress=bars.show)
+        summary = scoring.score_run(folder, settings["metrics"], Setup(device=device), progress=bars.show)
     finish(folder, summary, as_json)
 
 
@@ -240,8 +235,11 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
     return finished
 
 
-def show(path: Path, summary: Summary, title: str | None = None) -> None:
-    """The table of a run on stdout, below what makes it unfit to be quoted; the most important notes on stderr."""
+def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None) -> None:
+    """A run's summary as JSON, or its table below what makes it unfit to be quoted, and on stderr its main notes."""
+    if as_json:
+        print_json(output.record(path, summary))
+        return
     notes = by_importance(summary.all_notes())
     for line in filter(None, (preliminary(notes), title)):
         print(line)
@@ -250,14 +248,6 @@ def show(path: Path, summary: Summary, title: str | None = None) -> None:
     lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
     more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
     print_notes([*lines[:NOTES], f"{path}  ·  next: {output.program()} report{more}"])
-
-
-def finish(path: Path, summary: Summary, as_json: bool) -> None:
-    """What one run has to show: its table, or its summary as JSON."""
-    if as_json:
-        print_json(output.record(path, summary))
-    else:
-        show(path, summary)
 
 
 def show_plan(runs: list[Sweep], where: Execution, as_json: bool) -> None:

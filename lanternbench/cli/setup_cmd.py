@@ -69,8 +69,7 @@ def _target(row: Entry, dry_run: bool, verify: bool) -> None:
     if dry_run:
         for file in files:
             _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
-        size = sum(f.size for f in files) / 1e9
-        _CONSOLE.print(f"{size:.2f} GB into {row.folder} (licence: {row.licence})")
+        _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
         return
     where = fetching.fetch(row, files, _CONSOLE.print, verify)
     _CONSOLE.print(f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2")

@@ -1,7 +1,5 @@
 """``verify``, ``profile``, ``tune``, ``predict``, ``codebook``: proofs of methods, and what their time depends on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -61,7 +59,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def checks_table(rows: list[Row]) -> Table:
+def checks_table(rows: "list[Row]") -> Table:
     """The checks for a terminal."""
     numbers = [["–" if x is None else f"{x:.3g}" for x in (r.value, r.limit)] for r in rows]
     cells = ((r.method, r.check, MARKS[r.passed], *each, r.detail) for r, each in zip(rows, numbers))
@@ -109,11 +107,11 @@ def profile(
         rows.append((p.label, *times, *rates))
     titles = ("method", "τ", "step", "draft", "verify", "commit", "other", "out", "speedup", "limit", "GB/s")
     print_cells(titles, rows, padding=(0, 1, 0, 0), pad_edge=False)
-    share = profiles[0].achieved / limit.best
+    share, below = profiles[0].achieved / limit.best, 1 - limit.median / limit.best
     print("step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows")
     print(
         f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
-        f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"
+        f"their median {below:.0%} below); ar's forward uses {share:.0%} of that"
     )
 
 

@@ -1,11 +1,7 @@
-"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on it.
-
-``time_steps`` measures steps of any decoder at given lengths; ``fit`` makes a model of several such measurements, which
-then gives the seconds of shapes that were not measured: forwards against nodes and cached length, the drafter's levels,
-the rest.
-"""
+"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, product
 from statistics import median
 from time import perf_counter
@@ -19,7 +15,6 @@ from scipy.optimize import isotonic_regression, nnls
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
-from lanternbench.engine.state import DecodeState
 from lanternbench.utils.device import cores, last_level_cache
 
 PASSES = 10  # over memory, at the least
@@ -33,11 +28,6 @@ class Bandwidth(NamedTuple):
     median: float
     passes: int
     threads: int
-
-    @property
-    def spread(self) -> float:
-        """By how much the median pass falls short of the best one, which no other program held up: a share."""
-        return 1 - self.median / self.best
 
 
 def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
@@ -65,11 +55,7 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds of a piece of work, until the device has done it."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     wait()
     clock = perf_counter()
     work()
@@ -98,7 +84,7 @@ class Timed(NamedTuple):
 
 
 class StepCost(BaseModel):
-    """What a step costs, from measurements of several shapes.  Times in seconds."""
+    """What a step of any shape costs, from measurements of several (see ``fit``).  Times in seconds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -117,16 +103,13 @@ class StepCost(BaseModel):
 
     def draft(self, levels: Sequence[int], depth: int = 1) -> float:
         """The drafter's forwards: none where nothing is drafted."""
-        if not depth:
-            return 0.0
-        return self.root_s + sum(_rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes)
-
-    def rest(self, shape: Shape) -> float:
-        each, node, level = self.chain_rest if shape.chain else self.tree_rest
-        return each + node * shape.nodes + level * shape.depth
+        further = sum(_rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes)
+        return self.root_s + further if depth else 0.0
 
     def step(self, shape: Shape) -> float:
-        return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + self.rest(shape)
+        each, node, level = self.chain_rest if shape.chain else self.tree_rest
+        rest = each + node * shape.nodes + level * shape.depth
+        return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + rest
 
 
 def _rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> float:
@@ -142,15 +125,16 @@ def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int],
     An order other than raster has lengths of its own: its steps are those that follow each other.
     """
     state, proposer_state = begin(decoder, [caption], [0])
-    advance = decoder.step or step
     for length, i in product(cached, range(WARMUP + steps)):
-        if decoder.step is None:
-            set_length(state, length)
+        if decoder.step is None:  # the cache holds what was not decoded as zeros, at the same cost
+            tokens = torch.full_like(state.now.length.device, length)
+            state.now = state.now._replace(length=Lengths.of(tokens, PerPrompt((length,) * state.batch)))
+            state.steps = 0  # uniforms are there for one image
         elif not state.active:
             return
         sizes = decoder.proposer.sizes(proposer_state)
         state.clock.start()
-        proposer_state, result = advance(decoder, state, proposer_state)
+        proposer_state, result = (decoder.step or step)(decoder, state, proposer_state)
         whole, phases = state.clock.stop(), state.clock.spent
         draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
         if i >= WARMUP:
@@ -169,13 +153,6 @@ def medians(times: Iterable[Timed]) -> list[Timed]:
     """Those of all steps with the same shape and cached length."""
     groups = groupby(sorted(times), key=lambda t: t[:2])
     return [Timed(*size, *map(median, list(zip(*same, strict=True))[2:])) for size, same in groups]
-
-
-def set_length(state: DecodeState, length: int) -> None:
-    """As if so many image tokens were committed: what was not decoded is in the cache as zeros, at the same cost."""
-    lengths = Lengths.of(torch.full_like(state.now.length.device, length), PerPrompt((length,) * state.batch))
-    state.now = state.now._replace(length=lengths)
-    state.steps = 0  # uniforms are there for one image
 
 
 def lengths_of(image: int, deepest: int) -> list[int]:

@@ -13,8 +13,6 @@ The head follows guidance, so it sees half the rows.  Source: Williams et al. 20
 this engine.  All arguments are numbers or arrays of one shape; all times are seconds.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
@@ -109,11 +107,7 @@ class Parts(NamedTuple):
     vocabulary: Any
     launches: Any
 
-    @property
-    def total(self) -> Any:
-        return sum(self)
-
-    def __add__(self, other: Any) -> Parts:  # type: ignore[override]
+    def __add__(self, other: Any) -> "Parts":  # type: ignore[override]
         return Parts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -140,15 +134,14 @@ def step(target: Network, drafter: Network | None, load: Load, levels: tuple[int
 
     Without ``graphs`` the host issues its kernels one by one: what the device waits is launch overhead.
     """
-    drafts = bool(np.any(np.asarray(load.new) > 1)) or drafter is not None
-    beside = STEP + TREE * drafts
+    beside = STEP + TREE * (drafter is not None or bool(np.any(np.asarray(load.new) > 1)))
     spent, kernels = forward(target, load, device, dtype, beside), LAYER * target.layers + beside
     if drafter is not None:
         for new in (committed, *levels):
             spent += forward(drafter, load._replace(new=new), device, dtype, LEVEL)
             load = load._replace(cached=load.cached + new)
             kernels += LAYER * drafter.layers + LEVEL
-    waited = 0.0 if graphs else np.maximum(0.0, kernels * device.issue * 1e-6 - spent.total)
+    waited = 0.0 if graphs else np.maximum(0.0, kernels * device.issue * 1e-6 - sum(spent))
     return spent._replace(launches=spent.launches + waited)
 
 

@@ -26,7 +26,6 @@ PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree o
 CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above a yellow star")
 STEPS = 24  # of a decode on the GPU
 PAIR_STEPS = 40  # what a minute allows on a laptop, for a model of some hundred million weights
-TEMPERATURES = (0.0, 1.0)
 
 
 def first_difference(expected: Sequence[Generation], decoded: Sequence[Generation]) -> str | None:
@@ -56,11 +55,6 @@ def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int
     return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
 
 
-def exact_target(device: str) -> Target:
-    """The embedded target in float64."""
-    return tiny.load(device=device, dtype=torch.float64)
-
-
 def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first minute on a GPU, as rows; ``facts``: of each GPU, see ``experiment.environment``.  Raises UserError."""
     if not device.startswith("cuda"):
@@ -70,7 +64,7 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, An
     mine = facts[torch.device(device).index or 0] if facts else {}
     rows = [check_row(key.replace("_", " "), value) for key, value in mine.items()]
     rows.append(check_row("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))
-    target = exact_target(device)
+    target = tiny.load(device=device, dtype=torch.float64)
     for name in PRESETS:
         wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
         value = wrong or f"the tokens of launched steps, {STEPS} steps"
@@ -97,7 +91,7 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
     weights = sum(p.numel() for p in net.parameters())
     rows = [check_row(f"drafter '{kind}'", f"{net.about}, {weights / 1e6:.1f}M weights")]
     rows.append(check_row("fits the target", misfit or "yes", misfit is None))
-    for temperature in TEMPERATURES:
+    for temperature in (0.0, 1.0):
         drafted = generate(build(target, used, temperature), captions, max_steps=PAIR_STEPS)
         accepted, count = first_tokens(drafted)
         known = row and expectation(row, kind, used.choices.tree, temperature)
@@ -107,7 +101,10 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
             text += f"; published: at least {known.first_token_acceptance:.0%} ({known.source})"
         rows.append(check_row(f"first token accepted, T = {temperature:g}", text, known and note is None))
         if temperature == 0:
-            rows.append(same_as_ar(target, drafted, captions))
+            known = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]  # tokens so far
+            plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(known))
+            equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, known, strict=True))
+            rows.append(check_row("greedy tokens", "those of ar" if equal else "not those of ar", bool(equal)))
     return rows
 
 
@@ -115,11 +112,3 @@ def first_tokens(drafted: list[Generation]) -> tuple[int, int]:
     """Steps whose first drafted token was accepted, and all steps; not the last, which the end of the image may cut."""
     steps = [n for g in drafted for n in g.accept_lengths[:-1]]
     return sum(n > 1 for n in steps), max(1, len(steps))
-
-
-def same_as_ar(target: Target, drafted: list[Generation], captions: list[str]) -> dict[str, Any]:
-    """Greedy tokens so far against autoregressive decoding's."""
-    known = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
-    plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(known))
-    equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, known, strict=True))
-    return check_row("greedy tokens", "those of ar" if equal else "not those of ar", bool(equal))

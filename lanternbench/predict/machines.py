@@ -55,9 +55,8 @@ class Roofline:
             cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
         for at, levels in by_levels(case.measured, steps):
             load = Load(steps.batch[at], case.shape.rows * steps.batch[at], steps.nodes[at], cached[at])
-            target, before = case.shape.network, steps.before[at]
-            how = self.device, self.dtype, self.graphs
-            spent = roofline.step(target, case.drafter, load, levels, before, *how)
+            how = steps.before[at], self.device, self.dtype, self.graphs
+            spent = roofline.step(case.shape.network, case.drafter, load, levels, *how)
             for name, value in spent._asdict().items():
                 parts[name][at] = value
         return parts
@@ -115,8 +114,7 @@ def probe(
     ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded.
     """
     c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
-    device = choose("auto", threads)
-    target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, None, c.compile)
+    target = load_with_drafter(c.target, c.drafter, choose("auto", threads), c.random_weights, c.dtype, None, c.compile)
     sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
     methods, costs = {BASE: method(BASE), **cases.methods}, {}
     proposals = {case.label: case.measured for case in cases.traces}
@@ -125,8 +123,7 @@ def probe(
         costs[label] = method_cost(build(target, case_method, *sampling), proposals.get(label), caption)
     dtype = str(target.dtype).removeprefix("torch.")
     plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
-    least = float(costs[BASE].verify @ (1, 1, 1))
-    model = host(target.device, plain.network, least, plain.rows, dtype)
+    model = host(target.device, plain.network, float(costs[BASE].verify @ (1, 1, 1)), plain.rows, dtype)
     rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
     facts = f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
     notes = [f"this machine, probed: {facts}"]

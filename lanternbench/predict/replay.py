@@ -112,8 +112,7 @@ def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Step
     if batch <= len(traces):
         whole = len(traces) // batch * batch
         return [_together(traces[i : i + batch], np.ones(batch), keeps_shape) for i in range(0, whole, batch)]
-    counts = np.full(len(traces), batch // len(traces))
-    counts[: batch % len(traces)] += 1
+    counts = batch // len(traces) + (np.arange(len(traces)) < batch % len(traces))
     return [_together(traces, counts, keeps_shape)]
 
 

@@ -39,10 +39,8 @@ def choose(device: str, threads: int | None = None) -> str:
     import torch
 
     request_threads(threads)
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu":
-        return device
+    if device in ("auto", "cpu"):
+        return "cuda" if device == "auto" and torch.cuda.is_available() else "cpu"
     kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
         raise UserError(f"unknown device '{device}': use auto, cpu, cuda or cuda:N")
@@ -135,10 +133,9 @@ def load_average() -> float | None:
 def process_count(model: nn.Module, items: int) -> int:
     """How many processes should share ``items`` prompts: one on a GPU, for a large model, or on a single core."""
     weights = list(model.parameters())
-    if sys.platform != "linux" or any(p.device.type != "cpu" for p in weights):
-        return 1
-    small = sum(p.numel() for p in weights) <= SMALL
-    return max(1, min(requested() or cores(), items // LEAST)) if small else 1
+    shared = sys.platform == "linux" and all(p.device.type == "cpu" for p in weights)
+    shared = shared and sum(p.numel() for p in weights) <= SMALL
+    return max(1, min(requested() or cores(), items // LEAST)) if shared else 1
 
 
 def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], count: int) -> Iterator[Result]:
@@ -149,8 +146,7 @@ def side_by_side(work: Callable[[list[Item]], list[Result]], items: list[Item], 
     if count == 1:
         yield from work(items)
         return
-    cuts = [len(items) * i // count for i in range(count + 1)]
-    shares = [items[a:b] for a, b in pairwise(cuts)]
+    shares = [items[a:b] for a, b in pairwise(len(items) * i // count for i in range(count + 1))]
     with contextlib.ExitStack() as stack:
         answers = [stack.enter_context(_forked(work, share)) for share in shares]
         for share, answer in zip(shares, answers, strict=True):

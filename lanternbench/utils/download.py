@@ -23,7 +23,6 @@ from lanternbench.errors import UserError
 from lanternbench.utils.files import HOME, open_file, replacing
 
 BLOCK = 1 << 20
-_BROKEN_ARCHIVE = (zipfile.BadZipFile, KeyError, EOFError, zlib.error, NotImplementedError, RuntimeError)
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
 
 
@@ -150,7 +149,7 @@ def _extracted(archive: Path, file: Remote) -> Path:
             member.unlink(missing_ok=True)
             with open(member, "xb") as out:
                 shutil.copyfileobj(source, out, BLOCK)
-    except _BROKEN_ARCHIVE:
+    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError):
         archive.unlink()
         member.unlink(missing_ok=True)
         raise UserError(f"{file.url} is not the archive with {file.member}: get the file by hand") from None
@@ -174,8 +173,7 @@ def digest(path: Path) -> str:
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
     """Check a file by its ``published`` digest (or its start), else by the first one taken.  Raises UserError."""
     known = remembered(path)
-    unchanged = known is not None and known == _entry(path, known.sha256)
-    sha256 = known.sha256 if known and unchanged and not again else digest(path)
+    sha256 = known.sha256 if known and known == _entry(path, known.sha256) and not again else digest(path)
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"

@@ -58,8 +58,7 @@ def writing(path: Path, elsewhere: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"cannot write {path} ({reason}): free some space or {elsewhere}.") from None
+        raise UserError(f"cannot write {path} ({error.strerror or error}): free some space or {elsewhere}.") from None
 
 
 def check_writable(path: Path, elsewhere: str) -> None:
@@ -106,8 +105,7 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
                 raise UserError(f"{folder} is in use by another process: wait for it to end, or {elsewhere}.") from None
             except OSError as error:
                 if place != folder:
-                    text = f"cannot lock {folder} ({error.strerror}): choose a local folder."
-                    raise UserError(text) from None
+                    raise UserError(f"cannot lock {folder} ({error.strerror}): choose a local folder.") from None
         return held.pop_all()
 
 
@@ -131,15 +129,11 @@ def read_yaml(path: Path, what: str) -> Any:
 def load_yaml(text: str) -> Any:
     """The YAML document of a text.  Raises YAMLError for broken YAML, a key given twice, too many or deep values."""
     try:
-        loader = yaml.SafeLoader(text)
-        try:
-            root = loader.get_single_node()
-            if root is None:
-                return None
-            _check(root, {}, 0)
-            return loader.construct_document(root)
-        finally:
-            loader.dispose()
+        root = yaml.compose(text, yaml.SafeLoader)
+        if root is None:
+            return None
+        _check(root, {}, 0)
+        return yaml.SafeLoader("").construct_document(root)
     except (ValueError, OverflowError, RecursionError) as error:  # a date or a number that Python does not have
         raise yaml.YAMLError(str(error).partition("\n")[0] or type(error).__name__) from None
 
@@ -153,12 +147,10 @@ def _check(node: Node, sizes: dict[int, int], depth: int) -> int:
     children: list[Node] = node.value if isinstance(node, SequenceNode) else []
     if isinstance(node, MappingNode):
         children, keys = [child for pair in node.value for child in pair], set()
-        for key in children[::2]:
-            if isinstance(key, ScalarNode):
-                if key.value in keys:
-                    problem = f"the key '{key.value}' is given twice"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                keys.add(key.value)
+        for key in (child for child in children[::2] if isinstance(child, ScalarNode)):
+            if key.value in keys:
+                raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark)
+            keys.add(key.value)
     size = 1 + sum(_check(child, sizes, depth + 1) for child in children)
     if size > MAX_VALUES:
         raise yaml.MarkedYAMLError(problem=f"more than {MAX_VALUES} values", problem_mark=node.start_mark)

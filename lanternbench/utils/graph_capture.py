@@ -1,7 +1,5 @@
 """CUDA graphs: work is recorded once per shape and then replayed by one launch, in place of hundreds."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Container
 from typing import Any
@@ -68,16 +66,6 @@ class _Reads(TorchDispatchMode):
                 known.setdefault(address, x)
 
 
-def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a GPU."""
-    on_gpu = device.startswith("cuda")
-    if mode not in (None, "eager", "graphs"):
-        raise UserError(f"unknown compile mode '{mode}': use eager or graphs")
-    if mode == "graphs" and not on_gpu:
-        raise UserError(f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager")
-    return Graphs() if on_gpu and mode != "eager" else None
-
-
 class Replay:
     """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the returned tensors.
 
@@ -106,3 +94,13 @@ class Graphs:
     def __init__(self, record: Recorder = cuda_graph):
         self.record = record
         self.caches: dict[Any, Any] = {}  # see ``open_cache``
+
+
+def of_mode(mode: str | None, device: str) -> Graphs | None:
+    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a GPU."""
+    on_gpu = device.startswith("cuda")
+    if mode not in (None, "eager", "graphs"):
+        raise UserError(f"unknown compile mode '{mode}': use eager or graphs")
+    if mode == "graphs" and not on_gpu:
+        raise UserError(f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager")
+    return Graphs() if on_gpu and mode != "eager" else None

@@ -243,7 +243,7 @@ def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
         name="made", about="", bandwidth=40, memory=8, tflops={"float32": 0.5}, gap=gap, issue=0, source="test"
     )
     net = Network(12, 40_000_000, 2_000_000, 12 * 512, 12 * 256, 1024, 43_000_000)
-    least = float(roofline.forward(net, Load(1, 2, 1, 1), made, "float32", roofline.STEP).total)
+    least = float(sum(roofline.forward(net, Load(1, 2, 1, 1), made, "float32", roofline.STEP)))
     monkeypatch.setattr(machines, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
     monkeypatch.setattr(machines, "seconds_of", lambda work, device: 2 * machines.SIDE**3 / 0.5e12)
     found = machines.host(torch.device("cpu"), net, least, 2, "float32")
