@@ -28,7 +28,9 @@ def report(
     results: options.Results = Path("results"),
     out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
     published: Annotated[bool, Option("--published", help="Show the papers' numbers beside ours.")] = False,
-    formats: Annotated[str | None, Option("--format", help="Of md,csv,tex,html,json (default: all).")] = None,
+    formats: Annotated[
+        str | None, Option("--format", help="Of md,csv,tex,html,json, comma-separated (default: all).")
+    ] = None,
     methods: Annotated[str | None, Option(help="These alone, in this order: labels or names, comma-separated.")] = None,
     columns: Annotated[str | None, Option(help="Columns of tables by key: speedup,accept_len,fidelity_loss.")] = None,
     names: Annotated[Path | None, Option(metavar="FILE", help="YAML of names in a paper, as `eagle-1: EAGLE`.")] = None,
@@ -137,7 +139,9 @@ def score(
     reference: Annotated[Path | None, Option(help="Folder of real images for FID, precision, recall.")] = None,
     captions: Annotated[str | None, Option(help=CAPTIONS)] = None,
     caption: Annotated[str, Option(help="Caption of a COCO image: first, longest, random.")] = "first",
-    random_weights: Annotated[bool, Option("--random-weights", help="Without files: what it would take.")] = False,
+    random_weights: Annotated[
+        bool, Option("--random-weights", help="Full-size networks without files: what it would take.")
+    ] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
     again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,

@@ -33,9 +33,13 @@ class Execution(NamedTuple):
 
     device: options.Device = "auto"
     threads: options.Threads = None
-    executor: Annotated[str, Option(help="local, or ray: prompts shared out to GPUs of a cluster, or CPUs.")] = "local"
+    executor: Annotated[
+        str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
+    ] = "local"
     workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
-    ray_address: Annotated[str | None, Option(help="Cluster to join (default: RAY_ADDRESS, or one of its own).")] = None
+    ray_address: Annotated[
+        str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
+    ] = None
     time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
     out: options.Results = Path("results")
     fresh: options.Fresh = False

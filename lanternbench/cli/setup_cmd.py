@@ -140,7 +140,9 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
 
 def drafter(
     c: Annotated[Any, options.Takes("target prompts seed dtype")],
-    recipe: Annotated[Literal["eagle-1", "eagle-3", "dflash"], Option(help="Its kind and training.")] = "eagle-1",
+    recipe: Annotated[
+        Literal["eagle-1", "eagle-3", "dflash"], Option(help="The drafter's kind, and how it is trained.")
+    ] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,

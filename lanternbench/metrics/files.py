@@ -48,10 +48,9 @@ class Weights(NamedTuple):
 
 CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
-_TABLE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8"))
 _ROWS = {
-    name: Weights(name=name, **{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
-    for name, row in _TABLE.items()
+    name: Weights(name, **dict[str, Any]((k, tuple(v) if isinstance(v, list) else v) for k, v in row.items()))
+    for name, row in yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")).items()
 }
 
 
