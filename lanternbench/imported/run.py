@@ -184,11 +184,10 @@ def _folder(path: Path) -> list[Entry]:
     for image in images:
         if statistics and image.stem not in statistics:
             raise UserError(f"{image} is not in the global_statistics of its folder: remove it, or put them back.")
-        number = re.search(r"(\d{1,9})$", image.stem)
         if statistics:
             s = statistics[image.stem]
             entries.append(Entry(image.name, s.prompt, image=image, seconds=s.latency, per_step=s.step_compression))
-        elif number:
+        elif number := re.search(r"(\d{1,9})$", image.stem):
             entries.append(Entry(image.name, image=image, number=int(number[1])))
         else:
             raise UserError(f"{image} has no number at the end of its name: number images by their prompts from 0.")

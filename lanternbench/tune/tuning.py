@@ -284,8 +284,7 @@ def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Me
         tokens, steps, wall_s, robust_s = (sum(values(name, x)) for x in ("tokens", "steps", "decode_s", "robust_s"))
         losses = [loss for loss in values(name, "fidelity_loss") if loss is not None]
         rates = tokens / steps, tokens / wall_s, tokens / robust_s
-        times = ((values(DEFAULT, x), values(name, x)) for x in ("decode_s", "robust_s"))
-        ratio, robust_ratio = (bootstrap_ratio(*pair) for pair in times)
+        ratio, robust_ratio = (bootstrap_ratio(values(DEFAULT, x), values(name, x)) for x in ("decode_s", "robust_s"))
         loss = fmean(losses) if losses else None
         results.append(Result(name, label, options, candidate, *rates, ratio, robust_ratio, loss))
     return results
