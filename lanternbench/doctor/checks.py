@@ -101,9 +101,9 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
             text += f"; published: at least {known.first_token_acceptance:.0%} ({known.source})"
         rows.append(check_row(f"first token accepted, T = {temperature:g}", text, known and note is None))
         if temperature == 0:
-            known = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]  # tokens so far
-            plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(known))
-            equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, known, strict=True))
+            so_far = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
+            plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(so_far))
+            equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, so_far, strict=True))
             rows.append(check_row("greedy tokens", "those of ar" if equal else "not those of ar", bool(equal)))
     return rows
 
