@@ -1,9 +1,4 @@
-"""Machines to predict for: the seconds of replayed steps on a device model, or on this machine, probed.
-
-The probe times a few steps of each method of the run at a few cached lengths; what they cost is fitted to their sizes.
-For other targets the host becomes a device model: its bandwidth, its FLOP/s, and the overhead per kernel that the
-shortest forward leaves unexplained.
-"""
+"""Machines to predict for: the seconds of replayed steps on a device model, or on this machine, probed."""
 
 import os
 from collections import Counter
@@ -133,7 +128,7 @@ def probe(
 
 
 def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str) -> MethodCost:
-    """What a method's steps cost: least squares over their medians, by size and cached length."""
+    """What a method's steps cost: least squares over medians of a few at a few cached lengths, by size and length."""
     lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
     times = list(step_times(decoder, caption, lengths, STEPS))
     usual, counts = medians(times), Counter(t[:2] for t in times)
@@ -150,7 +145,7 @@ def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption:
 
 @torch.inference_mode()
 def host(device: torch.device, target: Network, least: float, rows: int, dtype: str) -> DeviceModel:
-    """This machine as a device model: its bandwidth, its FLOP/s and its overhead per kernel.
+    """This machine as a device model, for other targets: its bandwidth, its FLOP/s and its overhead per kernel.
 
     The last is what the shortest forward of ``target``, ``least`` seconds, takes beyond its bytes and products.
     """

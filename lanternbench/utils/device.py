@@ -126,7 +126,7 @@ def load_average() -> float | None:
     """Processes that ran or wanted to run, on average over the last minute; None where the system does not say."""
     try:
         return os.getloadavg()[0]
-    except (AttributeError, OSError):
+    except OSError:
         return None
 
 
