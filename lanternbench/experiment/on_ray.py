@@ -227,11 +227,8 @@ class RayExecutor(Executor):
         calls: Calls = {}
         try:
             yield from self._samples(calls, units, caption, say)
-        except (Exception, KeyboardInterrupt):  # what was finished while something else failed is kept
-            if calls and (self.connection.raylet is None or is_listening(self.connection.raylet)):
-                for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
-                    with suppress(self._ray.exceptions.RayError):
-                        yield from self._counted(self._ray.get(call))
+        except (Exception, KeyboardInterrupt):
+            yield from self._finished(calls)
             raise
         finally:
             self._dismiss()
@@ -269,6 +266,13 @@ class RayExecutor(Executor):
                 ask(worker, unit[1:])
             else:
                 idle.append(worker)
+
+    def _finished(self, calls: Calls) -> Iterator[Finished]:
+        """What was finished while something else failed; nothing where the node's object store is gone."""
+        if calls and (self.connection.raylet is None or is_listening(self.connection.raylet)):
+            for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
+                with suppress(self._ray.exceptions.RayError):
+                    yield from self._counted(self._ray.get(call))
 
     def _counted(self, answer: Answer) -> list[Finished]:
         """The samples of an answer, its costs and memory counted."""
