@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -117,11 +118,12 @@ def grid_figure(run: Run, contents: Contents, view: View, prompts: int) -> Figur
 
 def images_figure(heads: Sequence[str], rows: Sequence[Sequence[Image.Image | None]], captions: list[str]) -> Figure:
     """Images [captions][heads] side by side, at most ``ACROSS``, each row beside its caption; None: missing."""
-    side = (WIDTH - CAPTION) / max(min(len(heads), ACROSS), 3) - GAP
+    across = ceil(len(heads) / ceil(len(heads) / ACROSS)) if heads else 1  # lines alike, as 5 and 4 of 9 images
+    side = (WIDTH - CAPTION) / max(across, 3) - GAP
     titles = ["\n".join(line for part in head.split("\n") for line in wrap(part, side, SIZE)) for head in heads]
     texts = ["\n".join(wrap(one_line(text, 120), CAPTION - 6, SIZE)) for text in captions]
     heights = [max(side, LINE * (text.count("\n") + 1)) + GAP for text in texts]
-    blocks = [range(first, min(first + ACROSS, len(heads))) for first in range(0, len(heads), ACROSS)]
+    blocks = [range(first, min(first + across, len(heads))) for first in range(0, len(heads), across)]
     tops = [LINE * (max(titles[i].count("\n") for i in block) + 1) + 4 for block in blocks]
     height = sum(tops) + len(blocks) * (sum(heights) + 2 * GAP) + GAP
     figure = Figure(figsize=(WIDTH / 72, height / 72))

@@ -6,7 +6,7 @@ import io
 import re
 import shutil
 import subprocess
-from itertools import combinations
+from itertools import combinations, groupby
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from test_report import flat, make_run, row
 from lanternbench.errors import UserError
 from lanternbench.registry import components
 from lanternbench.report.columns import columns, metric_column
+from lanternbench.report.images import images_figure
 from lanternbench.report.load import View, paper_name, read_names
 from lanternbench.report.pareto import (
     box_of,
@@ -307,6 +308,13 @@ def test_the_grid_holds_the_images_of_the_chosen_methods(tmp_path):
     # two prompts × two of at least three columns of red squares, the captions and the third column white
     assert 0.4 < red < 0.65
     assert Path(folder / "report" / "grid.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_images_are_shared_out_over_the_lines_of_the_grid():
+    for count, lines in ((3, [3]), (8, [8]), (9, [5, 4]), (25, [7, 7, 7, 4])):
+        figure = images_figure(["a\n1×"] * count, [[None] * count], ["a caption"])
+        heights = [round(axes.get_position().y0, 4) for axes in figure.axes]
+        assert [len(list(line)) for _, line in groupby(heights)] == lines
 
 
 def test_the_table_and_the_pictures_fit_a_two_column_paper(tmp_path):
