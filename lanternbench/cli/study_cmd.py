@@ -107,11 +107,11 @@ def profile(
         rows.append((p.label, *times, *rates))
     titles = ("method", "τ", "step", "draft", "verify", "commit", "other", "out", "speedup", "limit", "GB/s")
     print_cells(titles, rows, padding=(0, 1, 0, 0), pad_edge=False)
-    share, below = profiles[0].achieved / limit.best, 1 - limit.median / limit.best
+    share = profiles[0].achieved / limit.best
     print("step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows")
     print(
         f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
-        f"their median {below:.0%} below); ar's forward uses {share:.0%} of that"
+        f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"
     )
 
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
-from scipy.optimize import isotonic_regression, nnls
 
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
@@ -28,6 +27,11 @@ class Bandwidth(NamedTuple):
     median: float
     passes: int
     threads: int
+
+    @property
+    def spread(self) -> float:
+        """By how much the median pass falls short of the best one, which no other program held up: a share."""
+        return 1 - self.median / self.best
 
 
 def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
@@ -168,6 +172,8 @@ def fit(timed: Sequence[Timed]) -> StepCost:
     regression); the rest is a non-negative least-squares fit of a constant, a share per node and a share per level, for
     chains and for trees, whose commit moves cache entries.
     """
+    from scipy.optimize import isotonic_regression  # not where only the bandwidth is asked for
+
     cached = sorted({t.cached for t in timed})
     nodes = sorted({t.shape.nodes for t in timed})
     forward = [
@@ -191,6 +197,8 @@ def fit(timed: Sequence[Timed]) -> StepCost:
 
 
 def _rest(timed: Sequence[Timed]) -> tuple[float, float, float]:
+    from scipy.optimize import nnls
+
     rows = np.array([(1.0, t.shape.nodes, t.shape.depth) for t in timed])
     each, node, level = nnls(rows, np.array([t.rest_s for t in timed]))[0]
     return float(each), float(node), float(level)

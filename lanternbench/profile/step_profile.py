@@ -74,7 +74,10 @@ def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
     """A trace of a few steps for chrome://tracing or Perfetto."""
     from torch import profiler
 
-    with profiler.profile() as trace:  # of the CPU, and of a GPU if there is one
+    activities = [profiler.ProfilerActivity.CPU]
+    if decoder.target.device.type == "cuda":
+        activities.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=activities) as trace:
         generate(decoder, [caption], max_steps=TRACED_STEPS)
     with writing(path, TRACE):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -39,8 +39,10 @@ def choose(device: str, threads: int | None = None) -> str:
     import torch
 
     request_threads(threads)
-    if device in ("auto", "cpu"):
-        return "cuda" if device == "auto" and torch.cuda.is_available() else "cpu"
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu":
+        return device
     kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
         raise UserError(f"unknown device '{device}': use auto, cpu, cuda or cuda:N")
@@ -126,7 +128,7 @@ def load_average() -> float | None:
     """Processes that ran or wanted to run, on average over the last minute; None where the system does not say."""
     try:
         return os.getloadavg()[0]
-    except OSError:
+    except (AttributeError, OSError):
         return None
 
 

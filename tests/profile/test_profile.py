@@ -57,6 +57,7 @@ def test_bandwidth_is_the_best_of_many_passes_with_all_cores_over_more_than_the_
     assert {threads for _, threads in read} == {2} == {found.threads}
     assert found.passes == forward_cost.PASSES == len(read) - 1
     assert 0.1 < found.median <= found.best < 10_000
+    assert found.spread == pytest.approx(1 - found.median / found.best)
     assert torch.get_num_threads() == 1
 
 
