@@ -38,11 +38,16 @@ class Warp(NamedTuple):
         return x.softmax(-1)
 
 
+def on_host(x: Tensor) -> bool:
+    """Can the host read x without waiting for a device?"""
+    return x.is_cpu
+
+
 def kth_largest(x: Tensor, k: int) -> Tensor:
-    """[..., V] -> [..., 1].  On a CPU numpy's selection takes a quarter of top-k's time."""
-    if x.device.type != "cpu":
+    """[..., V] -> [..., 1].  On a CPU numpy's selection is the faster one for many rows."""
+    if not on_host(x) or x.requires_grad:
         return x.topk(k).values[..., -1:]
-    place, values = x.shape[-1] - k, x.detach().numpy().copy()
+    place, values = x.shape[-1] - k, x.numpy().copy()
     values.partition(place)
     return torch.from_numpy(values[..., place : place + 1])
 

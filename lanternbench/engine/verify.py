@@ -20,7 +20,7 @@ from lanternbench.component import Component, Prepared
 from lanternbench.engine.chosen import closed_form, is_argmax, lone_root, rank_by_rank, verify_greedy
 from lanternbench.engine.draft import Draft, VerifyResult, walk
 from lanternbench.engine.plain import PlainRule, Probs
-from lanternbench.engine.sampling import at, draw, normalised, rows_at
+from lanternbench.engine.sampling import at, draw, normalised, on_host, rows_at
 from lanternbench.models.target import Target
 
 PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
@@ -196,11 +196,29 @@ def _sampled_chain(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, res
     length = p.shape[1]
     x, depth = draft.tokens.narrow(1, 1, length), static.tree.depth.narrow(1, 1, length)
     ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u.narrow(1, 1, length))
+    if len(ok) == 1 and on_host(ok):
+        return _end_on_host(rule, draft, q, u, residual, [*ok[0].tolist(), False].index(False))
     accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
     q_stop, p_stop, x_stop = rows_at(q, accepted), rows_at(p, rejected), at(x, rejected)
     weights = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
     return end_of_chain(draft, q_stop, weights, accepted, u, at(p_stop, x_stop) == 0)  # p cannot draw x: q stays
+
+
+def _end_on_host(
+    rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual, accepted: int
+) -> VerifyResult:
+    """``end_of_chain`` for one prompt on a CPU: the host knows what was rejected and computes only what follows."""
+    static, p, weights = draft.static, draft.p, q.select(1, accepted)
+    assert static is not None
+    assert p is not None
+    if accepted < p.shape[1]:
+        p_stop, x_stop = p.select(1, accepted), draft.tokens.select(1, accepted + 1)
+        left = residual(weights, p_stop, x_stop, static.tree.depth.select(1, accepted + 1), rule)
+        if p_stop.take(x_stop).item() > 0 and left.any().item():  # else p cannot draw x, or nothing is left
+            weights = left
+    path = static.tree.depth.clamp(max=accepted)
+    return VerifyResult(path, path.select(1, p.shape[1]), draw(weights, u.select(1, 0)), static.sizes)
 
 
 def _sampled_tree(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:

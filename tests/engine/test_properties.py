@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -127,6 +129,28 @@ def scalar(static: StaticTree, draft: Draft, q_all: Tensor, u: list[float], b: i
             p = [c / left if left > 0 else 0.0 for c in p]
         else:
             return path, q
+
+
+def test_a_chain_of_one_prompt_is_verified_as_in_a_batch():
+    rows, vocab, static = 400, 5, from_paths(((0,), (0, 0), (0, 0, 0)))
+    p, q = distributions(0, rows, 3, vocab), distributions(1, rows, 4, vocab)
+    q[::2, :3] = p[::2]  # a rejection leaves nothing of q − p
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(vocab, (rows, 4), generator=generator)  # p may be 0 there
+    u = torch.rand(rows, 4, generator=generator, dtype=torch.float64)
+    rule, cases = annealed([1.4, 0.8, 0.3]), Counter[str]()
+    for residual in (standard, optimal):
+        verify = partial(rule.verify, residual=residual, greedy=False)
+        together = verify(Draft(tokens, p, static), q, Uniforms(u, u[:, :0]))
+        for b in range(rows):
+            own = slice(b, b + 1)
+            alone = verify(Draft(tokens[own], p[own], static), q[own], Uniforms(u[own], u[own, :0]))
+            assert all(torch.equal(x, y[own]) for x, y in zip(alone, together, strict=True))
+            n = int(alone.accepted)
+            stop = "all accepted" if n == 3 else "p is 0" if p[b, n, tokens[b, n + 1]] == 0 else "rejected"
+            cases[stop + " with q = p" * (stop == "rejected" and b % 2 == 0)] += 1
+    assert len(cases) == 4
+    assert min(cases.values()) > 20, cases
 
 
 class Carried(NamedTuple):
