@@ -45,9 +45,9 @@ def on_host(x: Tensor) -> bool:
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
     """[..., V] -> [..., 1].  On a CPU numpy's selection is the faster one for many rows."""
-    if not on_host(x) or x.requires_grad:
+    if not on_host(x):
         return x.topk(k).values[..., -1:]
-    place, values = x.shape[-1] - k, x.numpy().copy()
+    place, values = x.shape[-1] - k, x.numpy(force=x.requires_grad).copy()
     values.partition(place)
     return torch.from_numpy(values[..., place : place + 1])
 

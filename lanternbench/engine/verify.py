@@ -215,7 +215,7 @@ def _end_on_host(
     if accepted < p.shape[1]:
         p_stop, x_stop = p.select(1, accepted), draft.tokens.select(1, accepted + 1)
         left = residual(weights, p_stop, x_stop, static.tree.depth.select(1, accepted + 1), rule)
-        if p_stop.take(x_stop).item() > 0 and left.any().item():  # else p cannot draw x, or nothing is left
+        if p_stop.take(x_stop).item() != 0 and left.any().item():  # else p cannot draw x, or nothing is left
             weights = left
     path = static.tree.depth.clamp(max=accepted)
     return VerifyResult(path, path.select(1, p.shape[1]), draw(weights, u.select(1, 0)), static.sizes)
