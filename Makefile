@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m tools.line_budget
+	$(BIN)/python -m tools.density
 
 docs: $(VENV)/.installed
 	$(PIP) --editable ".[docs]"

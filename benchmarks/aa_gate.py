@@ -2,7 +2,8 @@
 
     python -m benchmarks.aa_gate [METHOD ...] [--pairs 20] [--prompts 16]
 
-Each pair is two runs of the same sweep, one after the other; every prefix of 4, 8, 16, … prompts is a gate of its own.
+Each pair is two runs of the same sweep, one after the other; every prefix of 4, 8, 16, … prompts
+is a gate of its own.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ def main() -> None:
     failed = {(text, n): 0 for text in CONDITIONS for n in sizes}
     for pair in range(arguments.pairs):
         with tempfile.TemporaryDirectory() as folder:
-            old, new = (run(config, Path(folder) / side, device=device)[0] for side in ("old", "new"))
+            old, new = (
+                run(config, Path(folder) / side, device=device)[0] for side in ("old", "new")
+            )
             for text, n in failed:
-                failed[text, n] += bool(judge(first(old, n), first(new, n), [condition(text)]).failed)
+                failed[text, n] += bool(
+                    judge(first(old, n), first(new, n), [condition(text)]).failed
+                )
         counts = ", ".join(f"{text} at {n}: {count}" for (text, n), count in failed.items())
         print(f"{pair + 1} pairs, false alarms: {counts}", flush=True)
 

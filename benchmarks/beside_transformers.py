@@ -1,8 +1,10 @@
-"""A token of ``ar`` beside the loop that one writes with transformers, at a target's shape with random weights.
+"""A token of ``ar`` beside the loop that one writes with transformers, at a target's shape with
+random weights.
 
     python -m benchmarks.beside_transformers [--target llamagen-b-c2i] [--threads 2] [--rounds 7]
 
-Both in float32 with CFG, one prompt, in turns on the same threads.  Writes benchmarks/results/beside-transformers.md.
+Both in float32 with CFG, one prompt, in turns on the same threads.  Writes
+benchmarks/results/beside-transformers.md.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ TOKENS = 96
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--target", default="llamagen-b-c2i")
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     options.add_argument("--rounds", type=int, default=7)
@@ -41,12 +45,24 @@ def main() -> None:
     for _ in range(chosen.rounds):
         made = generate(decoder, [caption], max_steps=TOKENS)[0]
         ours.append(1e3 * made.decode_s / made.steps)
-        plain.append(1e3 * plain_seconds(shape, target.guidance, prompt, TOKENS, "cpu", torch.float32, lambda: None))
+        plain.append(
+            1e3
+            * plain_seconds(
+                shape, target.guidance, prompt, TOKENS, "cpu", torch.float32, lambda: None
+            )
+        )
         print(f"{ours[-1]:.1f} ms beside {plain[-1]:.1f} ms", flush=True)
     ratios = sorted(b / a for a, b in zip(ours, plain, strict=True))
-    read, limit = read_bytes(target.model) / median(ours) / 1e6, bandwidth(torch.device("cpu")).best
+    read, limit = (
+        read_bytes(target.model) / median(ours) / 1e6,
+        bandwidth(torch.device("cpu")).best,
+    )
     rows = [
-        ["lanternbench", f"{median(ours):.1f}", f"{median(ratios):.2f}× ({ratios[0]:.2f} to {ratios[-1]:.2f})"],
+        [
+            "lanternbench",
+            f"{median(ours):.1f}",
+            f"{median(ratios):.2f}× ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        ],
         ["transformers, static cache", f"{median(plain):.1f}", "1"],
     ]
     machine = environment()

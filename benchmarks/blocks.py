@@ -1,7 +1,8 @@
 """A chain of five from one forward of a block drafter, beside five forwards of an EAGLE drafter.
 
-``python -m benchmarks.study`` runs it.  Writes benchmarks/results/blocks.md from two runs of configs/blocks.yaml: one
-of batch 1, timed, and one of more prompts, for what does not depend on the clock.
+``python -m benchmarks.study`` runs it.  Writes benchmarks/results/blocks.md from two runs of
+configs/blocks.yaml: one of batch 1, timed, and one of more prompts, for what does not depend on
+the clock.
 """
 
 from __future__ import annotations
@@ -29,5 +30,9 @@ def report(timed: Path, counted: Path) -> None:
     lines = ["# A block in one forward, or five forwards", ""]
     for run, columns in ((timed, TIMED), (counted, COUNTED)):
         lines += [setting(run), "", *figure_table(read_summary(run).rows, columns), ""]
-    lines += ["Acceptance by position of the draft:", "", acceptance_table(read_summary(counted).rows)]
+    lines += [
+        "Acceptance by position of the draft:",
+        "",
+        acceptance_table(read_summary(counted).rows),
+    ]
     write("blocks.md", lines)

@@ -1,8 +1,10 @@
-"""Do robust speedups survive a busy machine?  One sweep on the machine as it is, and again beside a busy loop per CPU.
+"""Do robust speedups survive a busy machine?  One sweep on the machine as it is, and again beside
+  a busy loop per CPU.
 
     python -m benchmarks.clocks --num-prompts 12
 
-Prints both speedups of either run, how far apart they are, and whether the run noticed that its clock was disturbed.
+Prints both speedups of either run, how far apart they are, and whether the run noticed that its
+clock was disturbed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,17 @@ SPEEDUPS = {"wall": "speedup", "robust": "robust_speedup"}
 def measured(folder: Path, prompts: int) -> Summary:
     """The methods beside ``ar``, interleaved, in a process of their own."""
     chosen = [word for name in METHODS for word in ("-m", name)]
-    command = [sys.executable, "-m", "lanternbench", "run", *chosen, "-n", str(prompts), "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "lanternbench",
+        "run",
+        *chosen,
+        "-n",
+        str(prompts),
+        "--out",
+        str(folder),
+    ]
     subprocess.run([*command, "--metrics", ""], check=True, capture_output=True)
     (run,) = folder.iterdir()
     return read_summary(run)
@@ -34,7 +46,9 @@ def measured(folder: Path, prompts: int) -> Summary:
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
     """So many processes that compute without end."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)
+    ]
     try:
         yield
     finally:
@@ -62,7 +76,9 @@ def main() -> None:
         other = next(r for r in summaries[1].rows if r.label == row.label)
         for name, key in SPEEDUPS.items():
             change = other.value(key) / row.value(key) - 1
-            print(f"| {row.label} | {name} | {cell(row, key)} | {cell(other, key)} | {change:+.1%} |")
+            print(
+                f"| {row.label} | {name} | {cell(row, key)} | {cell(other, key)} | {change:+.1%} |"
+            )
     for where, summary in zip(("alone", "beside busy loops"), summaries, strict=True):
         notes = [note.text for note in summary.all_notes() if "clock was disturbed" in note.text]
         print(f"\n{where}: {notes[0] if notes else 'no note about the clock'}")

@@ -1,4 +1,5 @@
-"""How far SJD++ and SJD-SV leave the target's distribution, by exact enumeration, beside their exact counterparts.
+"""How far SJD++ and SJD-SV leave the target's distribution, by exact enumeration, beside their
+exact counterparts.
 
     python benchmarks/distances.py
 

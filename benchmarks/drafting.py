@@ -1,10 +1,11 @@
-"""Drafting as a share of the step: five forwards of an EAGLE drafter beside one of a block drafter.
+"""Drafting as a share of the step: five forwards of an EAGLE drafter beside one of a block
+drafter.
 
     python -m benchmarks.drafting [--threads 1]
 
-Measured on this CPU, one image at a time, in turns, with acceptance simulated alike for all; and by the roofline of
-`lanternbench predict` on an H100.  A drafter's time does not depend on its weights: block drafters have random ones.
-Writes benchmarks/results/drafting.md.
+Measured on this CPU, one image at a time, in turns, with acceptance simulated alike for all; and
+by the roofline of `lanternbench predict` on an H100.  A drafter's time does not depend on its
+weights: block drafters have random ones. Writes benchmarks/results/drafting.md.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def with_block(target: Target, layers: int) -> Target:
 
 def cases(target: Target) -> list[tuple[str, Target, Method]]:
     every = [(m.preset, with_block(target, 1), m) for m in EAGLE]
-    return every + [(f"dflash, {n} layer{'s' * (n > 1)}", with_block(target, n), BLOCK) for n in (1, 2, 5)]
+    return every + [
+        (f"dflash, {n} layer{'s' * (n > 1)}", with_block(target, n), BLOCK) for n in (1, 2, 5)
+    ]
 
 
 def measured(threads: int) -> list[Share]:
@@ -70,7 +73,10 @@ def measured(threads: int) -> list[Share]:
     found = cases(target)
     for _, one, _ in found:
         pack(one.drafters["dflash"])
-    decoders = [build(target, method("ar")), *(build(t, m, simulate_acceptance=TAU) for _, t, m in found)]
+    decoders = [
+        build(target, method("ar")),
+        *(build(t, m, simulate_acceptance=TAU) for _, t, m in found),
+    ]
     made: list[Profile] = profile(decoders, [prompt.text for prompt in load("demo", PROMPTS)])
     return [
         Share(name, DRAFTS if m is not BLOCK else 1, row.draft_ms, row.step_ms)
@@ -84,11 +90,20 @@ def predicted(name: str) -> list[Share]:
     target = load_unpacked(name, "meta", random_weights=True)
     for drafter, one, made in cases(target):
         shape, proposer = shape_of(one), prepared_proposal(one, made)
-        load_ = Load(np.ones(1), np.full(1, shape.rows), np.full(1, DRAFTS + 1), np.full(1, shape.length / 2))
+        load_ = Load(
+            np.ones(1),
+            np.full(1, shape.rows),
+            np.full(1, DRAFTS + 1),
+            np.full(1, shape.length / 2),
+        )
         levels = proposer.levels(DRAFTS, DRAFTS + 1)
         net = proposer.drafter.network()
-        whole = roofline.step(shape.network, net, load_, levels, np.full(1, TAU), device, "bfloat16")
-        alone = roofline.forward(shape.network, load_, device, "bfloat16", roofline.STEP + roofline.TREE)
+        whole = roofline.step(
+            shape.network, net, load_, levels, np.full(1, TAU), device, "bfloat16"
+        )
+        alone = roofline.forward(
+            shape.network, load_, device, "bfloat16", roofline.STEP + roofline.TREE
+        )
         draft = 1e3 * float((sum(whole) - sum(alone))[0])
         found.append(Share(drafter, 1 + len(levels), draft, 1e3 * float(sum(whole)[0])))
     return found

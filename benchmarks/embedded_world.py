@@ -1,4 +1,5 @@
-"""What the embedded world is like: recognisable images? as ambiguous as images are? how dear is a draft step?
+"""What the embedded world is like: recognisable images? as ambiguous as images are? how dear is a
+draft step?
 
     python -m benchmarks.embedded_world
 
@@ -50,18 +51,27 @@ def main() -> None:
         "retrieval among 64, AR samples at CFG 3": retrieval(images, captions),
         "retrieval among 64, real scenes": retrieval(real, captions),
         "mean top-1 probability of the target, T = 1, CFG 3": float(probability.mean()),
-        "share of tokens with top-1 probability under 0.2": float((probability < 0.2).float().mean()),
-        "share of tokens with top-1 probability over 0.9": float((probability > 0.9).float().mean()),
+        "share of tokens with top-1 probability under 0.2": float(
+            (probability < 0.2).float().mean()
+        ),
+        "share of tokens with top-1 probability over 0.9": float(
+            (probability > 0.9).float().mean()
+        ),
         **costs(target),
     }
     maps(images[:8], probability[:8].view(-1, *target.grid), ROOT / "docs/images/top1.png")
     lines = ["# The embedded world", "", "| figure | value |", "|---|---|"]
     lines += [f"| {k} | {v:.3f} |" for k, v in figures.items()]
     machine = environment()
-    lines += ["", f"`python -m benchmarks.embedded_world` on {machine['cpu']}, {machine['threads']} threads."]
+    lines += [
+        "",
+        f"`python -m benchmarks.embedded_world` on {machine['cpu']}, {machine['threads']} threads.",
+    ]
     out = ROOT / "benchmarks/results"
     (out / "embedded-world.md").write_text("\n".join(lines) + "\n")
-    (out / "embedded-world.json").write_text(json.dumps({"figures": figures, "environment": machine}, indent=2) + "\n")
+    (out / "embedded-world.json").write_text(
+        json.dumps({"figures": figures, "environment": machine}, indent=2) + "\n"
+    )
     print("\n".join(lines))
 
 
@@ -78,24 +88,33 @@ def held_out() -> list[int]:
 def retrieval(images: list[Image.Image], captions: list[str]) -> float:
     """Share of images, 0…1, whose own caption is the best of all given ones, by CLIP-tiny.
 
-    ``captions[i]`` belongs to ``images[i]``; a caption given twice counts as right at either place.
+    ``captions[i]`` belongs to ``images[i]``; a caption given twice counts as right at either
+    place.
     """
     encoder = tiny_encoder()
     best = (encoder.images(images) @ encoder.captions(captions).T).argmax(1).tolist()
-    return sum(captions[b] == caption for b, caption in zip(best, captions, strict=True)) / len(images)
+    return sum(captions[b] == caption for b, caption in zip(best, captions, strict=True)) / len(
+        images
+    )
 
 
 def costs(target) -> dict[str, float]:
     """Medians of interleaved single forwards at batch 1 with guidance: ratios within one run."""
     figures: dict[str, list[float]] = {}
-    decoder, single = build(target, method("eagle-1", shape="chain-5")), build(target, method("ar")).proposer
+    decoder, single = (
+        build(target, method("eagle-1", shape="chain-5")),
+        build(target, method("ar")).proposer,
+    )
     caption = "a small red circle in the center on a plain blue background"
     with torch.inference_mode():
         state = opening.start(decoder, [caption], [1], trace=False)
         proposer_state, drafter = decoder.proposer.begin(state), decoder.proposer.drafter
         u = state.step_uniforms(False).draft
         for _ in range(40):
-            drafted, alone = decoder.proposer.draft(state, proposer_state, u), single.draft(state, (), u)
+            drafted, alone = (
+                decoder.proposer.draft(state, proposer_state, u),
+                single.draft(state, (), u),
+            )
             for name, draft in (("one token", alone), ("chain of 6", drafted)):
                 clock = perf_counter()
                 forward(state, draft)
@@ -114,10 +133,14 @@ def costs(target) -> dict[str, float]:
 
 def maps(images: list[Image.Image], probability: torch.Tensor, path: Path) -> None:
     """Samples above, the target's top-1 probability at each of their tokens below."""
-    figure, axes = plt.subplots(2, len(images), figsize=(1.5 * len(images), 3.3), layout="constrained")
+    figure, axes = plt.subplots(
+        2, len(images), figsize=(1.5 * len(images), 3.3), layout="constrained"
+    )
     for column, image in enumerate(images):
         axes[0, column].imshow(np.asarray(image), interpolation="nearest")
-        picture = axes[1, column].imshow(probability[column], vmin=0, vmax=1, cmap="magma", interpolation="nearest")
+        picture = axes[1, column].imshow(
+            probability[column], vmin=0, vmax=1, cmap="magma", interpolation="nearest"
+        )
         for row in axes[:, column]:
             row.set_axis_off()
     figure.colorbar(picture, ax=axes[1], label="top-1 probability", fraction=0.02)

@@ -1,8 +1,10 @@
-"""What the engine costs: the loop beside the forwards; a forward against nodes, cached length, size; batches; memory.
+"""What the engine costs: the loop beside the forwards; a forward against nodes, cached length,
+size; batches; memory.
 
     python -m benchmarks.engine [--threads 2]
 
-Every row compares what was timed in turns in one run.  Writes benchmarks/results/engine.md and engine.json, dated.
+Every row compares what was timed in turns in one run.  Writes benchmarks/results/engine.md and
+engine.json, dated.
 """
 
 from __future__ import annotations
@@ -53,14 +55,21 @@ def forwards(model: ImageDecoder, cases: list[tuple[int, int]], repeats: int = 1
     rows, width = 2, max(n + base for n, base in cases)
     like = torch.zeros(rows, 1, model.config.decoder.dim)
     cache = DecoderCache(
-        model, model.config.decoder, raster(width, 0, 0, 0, width, like.device), rows, model.rope, like
+        model,
+        model.config.decoder,
+        raster(width, 0, 0, 0, width, like.device),
+        rows,
+        model.rope,
+        like,
     )
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(repeats):
         for spent, (n, base) in zip(times, cases, strict=True):
             x = torch.randn(rows, n, model.config.decoder.dim)
             clock = perf_counter()
-            model.output(cache.forward(x, run_address(base, n, None if n == 1 else causal(n, x.device))))
+            model.output(
+                cache.forward(x, run_address(base, n, None if n == 1 else causal(n, x.device)))
+            )
             spent.append(1e3 * (perf_counter() - clock))
     return [median(spent) for spent in times]
 
@@ -68,7 +77,14 @@ def forwards(model: ImageDecoder, cases: list[tuple[int, int]], repeats: int = 1
 def published(shape: dict[str, Any], grid: int = 16) -> Target:
     return packed(
         LlamaGenFamily().random_target(
-            Entry(name="random", family="llamagen", about="", shape={**shape, "grid": grid}, guidance=7.5, top_k=1000),
+            Entry(
+                name="random",
+                family="llamagen",
+                about="",
+                shape={**shape, "grid": grid},
+                guidance=7.5,
+                top_k=1000,
+            ),
             "cpu",
         )
     )
@@ -78,14 +94,20 @@ def against_nodes(models: dict[str, ImageDecoder]) -> Rows:
     lines = []
     for name, model in models.items():
         ms = forwards(model, [(n, 128) for n in NODES])
-        lines.append({"model": name, **{f"{n} nodes": f"{t / ms[0]:.2f}×" for n, t in zip(NODES, ms, strict=True)}})
+        lines.append(
+            {
+                "model": name,
+                **{f"{n} nodes": f"{t / ms[0]:.2f}×" for n, t in zip(NODES, ms, strict=True)},
+            }
+        )
     return lines
 
 
 def against_length(model: ImageDecoder) -> Rows:
     ms = forwards(model, [(1, n) for n in LENGTHS])
     return [
-        {"cached tokens": n, "ms": round(t, 1), "ratio": f"{t / ms[0]:.2f}×"} for n, t in zip(LENGTHS, ms, strict=True)
+        {"cached tokens": n, "ms": round(t, 1), "ratio": f"{t / ms[0]:.2f}×"}
+        for n, t in zip(LENGTHS, ms, strict=True)
     ]
 
 
@@ -95,7 +117,12 @@ def against_size(models: dict[str, ImageDecoder], limit: float) -> Rows:
         ms, weights = forwards(model, [(1, 128)])[0], profile.read_bytes(model)
         share = weights / 1e6 / ms / limit
         lines.append(
-            {"model": name, "weights MB": round(weights / 1e6), "AR ms": round(ms, 1), "of limit": f"{share:.0%}"}
+            {
+                "model": name,
+                "weights MB": round(weights / 1e6),
+                "AR ms": round(ms, 1),
+                "of limit": f"{share:.0%}",
+            }
         )
     return lines
 
@@ -117,7 +144,9 @@ def loop(target: Target, names: list[str], captions: list[str]) -> Rows:
 
 
 def outside(target: Target, names: list[str], steps: int = 8) -> Rows:
-    """The share of a few steps that is no forward, accepted lengths simulated: random weights accept nothing."""
+    """The share of a few steps that is no forward, accepted lengths simulated: random weights
+    accept nothing.
+    """
     lines = []
     for name in names:
         decoder = build(target, method(name), simulate_acceptance=None if name == "ar" else 2.7)
@@ -125,13 +154,18 @@ def outside(target: Target, names: list[str], steps: int = 8) -> Rows:
         generation = engine.generate(decoder, ["a cat"], max_steps=steps)[0]
         total = sum(generation.phases.values())
         forwards = generation.phases.get("draft", 0.0) + generation.phases["verify"]
-        row = {"method": name, "nodes": max(generation.tree_nodes), "step ms": round(1e3 * total / generation.steps)}
+        row = {
+            "method": name,
+            "nodes": max(generation.tree_nodes),
+            "step ms": round(1e3 * total / generation.steps),
+        }
         lines.append(row | {"outside forwards": f"{1 - forwards / total:.1%}"})
     return lines
 
 
 def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows:
-    """Images a second over the first 16 prompts (32 at batch 32); the tokens must not depend on the batch.
+    """Images a second over the first 16 prompts (32 at batch 32); the tokens must not depend on
+    the batch.
 
     As in a run, a batch is shared out to processes where that is faster.
     """
@@ -140,7 +174,9 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
         decoder, first, row = build(target, method(name)), [], {"method": name}
         engine.generate(decoder, captions[:1], max_steps=8)
 
-        def images(part: list[str], decoder: engine.SpeculativeDecoder = decoder) -> list[list[int]]:
+        def images(
+            part: list[str], decoder: engine.SpeculativeDecoder = decoder
+        ) -> list[list[int]]:
             return [made.tokens.tolist() for made in engine.generate(decoder, part)]
 
         for size in BATCHES:
@@ -153,13 +189,17 @@ def against_batch(target: Target, names: list[str], captions: list[str]) -> Rows
             first = first or [(made, rate)]
             alone, base = first[0]
             same = alone == made[: len(alone)]
-            row[f"batch {size}"] = f"{rate:.2f}/s ({rate / base:.1f}×{'' if same else ', other tokens'})"
+            row[f"batch {size}"] = (
+                f"{rate:.2f}/s ({rate / base:.1f}×{'' if same else ', other tokens'})"
+            )
         lines.append(row)
     return lines
 
 
 def memory(target: Target) -> Rows:
-    """Peak of the process above what it held before decoding, beside the caches that a decode allocates."""
+    """Peak of the process above what it held before decoding, beside the caches that a decode
+    allocates.
+    """
     decoder = build(target, method("eagle-1", shape="chain-4"))
     cfg = target.model.config.decoder
     slots = target.model.config.prefix + target.length + 6
@@ -173,7 +213,9 @@ def memory(target: Target) -> Rows:
 
 
 def fresh_memory(target: Target, names: list[str]) -> Rows:
-    """What a step takes from the system once warm (page faults), beside one tensor of nodes × vocabulary."""
+    """What a step takes from the system once warm (page faults), beside one tensor of nodes ×
+    vocabulary.
+    """
     lines = []
     for name in names:
         decoder = build(target, method(name), simulate_acceptance=2.7)
@@ -204,9 +246,14 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     limit = bandwidth(torch.device("cpu")).best
     tiny, captions = load_target("tiny"), [p.text for p in load("demo", 32)]
-    small_tables = {  # before anything large is loaded: a batch's processes are forked from this one
-        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(tiny, list(components("preset")), captions[:4]),
-        "Images a second against batch (tiny, T = 1)": against_batch(tiny, ["ar", "eagle-1", "cool-sd"], captions),
+    # before anything large is loaded: a batch's processes are forked from this one
+    small_tables = {
+        "The loop beside the forwards (tiny, 4 prompts, T = 1)": loop(
+            tiny, list(components("preset")), captions[:4]
+        ),
+        "Images a second against batch (tiny, T = 1)": against_batch(
+            tiny, ["ar", "eagle-1", "cool-sd"], captions
+        ),
     }
     large = {name: published(shape) for name, shape in SHAPES.items()}
     models = {"tiny": tiny.model, **{name: t.model for name, t in large.items()}}
@@ -218,12 +265,20 @@ def main() -> None:
         ),
         "A forward against tree nodes (1 node = 1)": against_nodes(models),
         "A forward against cached length (35 M)": against_length(long),
-        f"An AR forward with CFG against size, beside {limit:.1f} GB/s": against_size(models, limit),
+        f"An AR forward with CFG against size, beside {limit:.1f} GB/s": against_size(
+            models, limit
+        ),
         "Memory (343 M, eagle-1)": memory(large["343 M, 1024 × 24"]),
-        "New memory a step (101 M)": fresh_memory(large["101 M, 512 × 24"], ["ar", "eagle-1", "eagle-2", "lantern"]),
+        "New memory a step (101 M)": fresh_memory(
+            large["101 M, 512 × 24"], ["ar", "eagle-1", "eagle-2", "lantern"]
+        ),
     }
     machine, now = environment(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    lines = ["# What the engine costs", "", f"{now}; {machine['cpu']}, {machine['threads']} threads, float32, batch 1."]
+    lines = [
+        "# What the engine costs",
+        "",
+        f"{now}; {machine['cpu']}, {machine['threads']} threads, float32, batch 1.",
+    ]
     for title, rows in tables.items():
         lines += ["", f"## {title}", "", *markdown(rows)]
     out = Path(__file__).parent / "results"

@@ -1,8 +1,9 @@
-"""Peak host memory of loading a checkpoint, as a multiple of its size: ``python benchmarks/loading.py [MEGABYTES]``.
+"""Peak host memory of loading a checkpoint, as a multiple of its size: ``python
+benchmarks/loading.py [MEGABYTES]``.
 
-Writes random checkpoints in the published layouts to a temporary folder and loads each in a process of its own, whose
-peak resident memory is taken above what it held after its imports.  Mapped pages of the files count.  The
-checkpoints are float32; one is loaded as bfloat16 too.
+Writes random checkpoints in the published layouts to a temporary folder and loads each in a
+process of its own, whose peak resident memory is taken above what it held after its imports.
+Mapped pages of the files count.  The checkpoints are float32; one is loaded as bfloat16 too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ print(json.dumps([peak("VmHWM") - before, sum(p.numel() for p in net.parameters(
 
 
 def shape(megabytes: float) -> dict:
-    return {"dim": DIM, "n_layer": round(megabytes / LAYER), "n_head": 8, "vocab_size": 1024, "model_type": "c2i"}
+    return {
+        "dim": DIM,
+        "n_layer": round(megabytes / LAYER),
+        "n_head": 8,
+        "vocab_size": 1024,
+        "model_type": "c2i",
+    }
 
 
 def write(folder: Path, layout: str, megabytes: float) -> float:
@@ -66,7 +73,9 @@ def hugging_face(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our key names of a LlamaGen decoder -> those of LANTERN's Hugging Face class."""
     top = {"tok_embeddings.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
     layers = to_published({k: v for k, v in state.items() if k not in top})
-    return {f"model.{k}": v for k, v in layers.items()} | {top[k]: v for k, v in state.items() if k in top}
+    return {f"model.{k}": v for k, v in layers.items()} | {
+        top[k]: v for k, v in state.items() if k in top
+    }
 
 
 def shards(model: Path, state: dict[str, Tensor], count: int) -> None:
@@ -92,7 +101,9 @@ def main(megabytes: float) -> None:
         with tempfile.TemporaryDirectory() as folder:
             size = write(Path(folder), layout, megabytes)
             peak = measure(Path(folder), megabytes, dtype)
-            print(f"{layout:20}  {dtype:8}  {size:6.0f} MB  peak {peak:6.0f} MB  {peak / size:.2f} ×")
+            print(
+                f"{layout:20}  {dtype:8}  {size:6.0f} MB  peak {peak:6.0f} MB  {peak / size:.2f} ×"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What resuming, summarising and reporting a run of many samples take: seconds and memory, by the number of samples.
+"""What resuming, summarising and reporting a run of many samples take: seconds and memory, by the
+number of samples.
 
 python -m benchmarks.many_samples 20000 40000 [--profile]
 """
@@ -23,14 +24,18 @@ TOKENS = 256
 
 
 def write(folder: Path, count: int) -> Path:
-    """A run of ``count`` samples of four methods, as the embedded model makes them, with neither images nor summary."""
+    """A run of ``count`` samples of four methods, as the embedded model makes them, with neither
+    images nor summary.
+    """
     from lanternbench.experiment import RunFolder, Sample, sample_key
 
     rng = np.random.default_rng(0)
     methods = [{"label": label, "method": label.split()[0], "lossless": None} for label in LABELS]
     target = {"name": "tiny", "grid": [16, 16], "vocab": 1024, "evaluators": "tiny"}
     prompts = {"count": count // len(LABELS), "dataset": "demo"}
-    with RunFolder.open(folder, "many", {"seed": 0}, target=target, methods=methods, prompts=prompts) as run:
+    with RunFolder.open(
+        folder, "many", {"seed": 0}, target=target, methods=methods, prompts=prompts
+    ) as run:
         pass
     with open(run.path / "samples.jsonl", "w") as file:
         for i in range(count):
@@ -74,8 +79,14 @@ WORK = {"resume": resume, "report": report}
 
 def measured(name: str, path: Path, profile: bool) -> dict[str, float]:
     """Seconds and peak memory (MB) of one piece of work, in a process of its own."""
-    command = [sys.executable, __file__, "--one", name, str(path)] + (["--profile"] if profile else [])
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    command = [sys.executable, __file__, "--one", name, str(path)] + (
+        ["--profile"] if profile else []
+    )
+    return json.loads(
+        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[
+            -1
+        ]
+    )
 
 
 def one(name: str, path: Path, profile: bool) -> None:
@@ -89,7 +100,11 @@ def one(name: str, path: Path, profile: bool) -> None:
         profiler.disable()
         pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(25)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    print(json.dumps({"s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu, "mb": memory}))
+    print(
+        json.dumps(
+            {"s": time.perf_counter() - begun, "cpu_s": time.process_time() - cpu, "mb": memory}
+        )
+    )
 
 
 def main() -> None:
@@ -108,7 +123,10 @@ def main() -> None:
                 usage = measured(name, path, arguments.profile)
                 rate = 1e6 * usage["cpu_s"] / count
                 times = f"{usage['s']:7.1f} s, of the CPU {usage['cpu_s']:6.1f} s"
-                print(f"{count:>7} samples  {name:<7} {times} ({rate:4.0f} µs each)  {usage['mb']:5.0f} MB", flush=True)
+                print(
+                    f"{count:>7} samples  {name:<7} {times} ({rate:4.0f} µs each)  {usage['mb']:5.0f} MB",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Every method on the embedded model in one table per temperature, and fidelity against accepted length.
+"""Every method on the embedded model in one table per temperature, and fidelity against accepted
+length.
 
-``python -m benchmarks.study`` runs it on the sweeps of configs/methods.yaml, fidelity.yaml, annealing.yaml and
-drafters.yaml.  Writes benchmarks/results/methods.md, a section per run, and docs/images/fidelity.png.
+``python -m benchmarks.study`` runs it on the sweeps of configs/methods.yaml, fidelity.yaml,
+annealing.yaml and drafters.yaml.  Writes benchmarks/results/methods.md, a section per run, and
+docs/images/fidelity.png.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ TIMED = (
     Column("fid-tiny", "FID-tiny", 1),
 )
 POINTS = (Column("accept_len", "τ", 2, True), Column("fidelity_loss", "fidelity loss", 4, True))
-UNTIMED = [c._replace(interval=c.figure in ("accept_len", "fidelity_loss", "clip-tiny")) for c in TIMED[1:]]
+UNTIMED = [
+    c._replace(interval=c.figure in ("accept_len", "fidelity_loss", "clip-tiny"))
+    for c in TIMED[1:]
+]
 TITLES = {
     "annealing": "Cool-SD's annealing rate ν",
     "drafters": "Drafters and block verification",
@@ -58,7 +63,9 @@ def plot(lines: dict[str, list[Row]]) -> None:
     figure, axes = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
     for method, rows in lines.items():
         (x, xerr), (y, yerr) = (spread(rows, name) for name in ("accept_len", "fidelity_loss"))
-        axes.errorbar(x, y, yerr, xerr, marker="o", markersize=4, linewidth=1, capsize=2, label=method)
+        axes.errorbar(
+            x, y, yerr, xerr, marker="o", markersize=4, linewidth=1, capsize=2, label=method
+        )
     axes.set_xlabel("τ, tokens per step")
     axes.set_ylabel("fidelity loss per token")
     axes.legend(frameon=False, fontsize=8)
@@ -87,7 +94,10 @@ def section(sweep: str, run: Path) -> tuple[str, list[str]]:
 def report(runs: list[tuple[str, Path]]) -> None:
     """A section per (sweep, run); those that no run is given for stay as they are."""
     head, *parts = (RESULTS / NAME).read_text(encoding="utf-8").split("\n## ")
-    sections = {title: text.strip().splitlines() for title, _, text in (part.partition("\n") for part in parts)}
+    sections = {
+        title: text.strip().splitlines()
+        for title, _, text in (part.partition("\n") for part in parts)
+    }
     sections |= dict(section(*run) for run in runs)
     lines = [head.strip(), ""]
     for title, text in sorted(sections.items(), key=lambda part: not part[0].startswith("T =")):

@@ -1,11 +1,13 @@
-"""What every metric takes per 1,000 images, measured on real photographs with full-size networks of random weights.
+"""What every metric takes per 1,000 images, measured on real photographs with full-size networks
+of random weights.
 
     python -m benchmarks.metrics PHOTOGRAPHS CAPTIONS --threads 1 --images 32 --slow 4
 
-The first --images photographs with captions are scored (the first --slow by the large networks); their mirror images
-are the real set of FID, precision and recall.  Loading and the real set are not in the times; what a set takes once its
-features are there stands apart.  CPU seconds are those of this process: on a busy machine they say what an idle one
-would take.  Writes benchmarks/results/metrics.md.
+The first --images photographs with captions are scored (the first --slow by the large networks);
+their mirror images are the real set of FID, precision and recall.  Loading and the real set are
+not in the times; what a set takes once its features are there stands apart.  CPU seconds are those
+of this process: on a busy machine they say what an idle one would take.  Writes
+benchmarks/results/metrics.md.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ NETS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("photographs", type=Path)
     parser.add_argument("captions")
     parser.add_argument("--images", type=int)
@@ -50,7 +54,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     texts = {p.image: p.text for p in prompts.load(arguments.captions)}
-    paths = [path for path in images_in(arguments.photographs) if path.name in texts][: arguments.images]
+    paths = [path for path in images_in(arguments.photographs) if path.name in texts][
+        : arguments.images
+    ]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LANTERNBENCH_HOME"] = folder  # no cached feature
         mirrored = Path(folder) / "mirrored"
@@ -58,9 +64,16 @@ def main() -> None:
         for path in paths:
             ImageOps.mirror(read_image(path)).save(mirrored / f"{path.stem}.png")
         setup = Setup(mirrored, choose(arguments.device, arguments.threads), random=True)
-        lines = [measured(name, paths[: arguments.slow] if name in SLOW else paths, texts, setup) for name in NAMES]
+        lines = [
+            measured(name, paths[: arguments.slow] if name in SLOW else paths, texts, setup)
+            for name in NAMES
+        ]
     place = environment()
-    where = torch.cuda.get_device_name(setup.device) if setup.device.startswith("cuda") else place.get("cpu")
+    where = (
+        torch.cuda.get_device_name(setup.device)
+        if setup.device.startswith("cuda")
+        else place.get("cpu")
+    )
     options = f"--images {len(paths)} --slow {arguments.slow} --threads {torch.get_num_threads()}"
     head = [
         "# What the metrics take",
@@ -84,17 +97,23 @@ def measured(name: str, paths: list[Path], texts: dict[str | None, str], setup: 
     scorer.prepare()
     start = clocks()
     if isinstance(scorer, ImageMetric):
-        scores = scorer.score([read_image(path) for path in paths], [texts[path.name] for path in paths])
+        scores = scorer.score(
+            [read_image(path) for path in paths], [texts[path.name] for path in paths]
+        )
         values = {scorer.name: sum(v for v in scores if v is not None) / len(paths)}
         wall, cpu, once = *(b - a for a, b in zip(start, clocks(), strict=True)), None
     else:
-        # the features of FID's images are those of precision and recall: read again, not taken from the cache
+        # the features of FID's images are those of precision and recall: read again, not taken
+        # from the cache
         shutil.rmtree(cache_dir() / "features", ignore_errors=True)
         start = clocks()
         scorer.score_set(ImageFiles(paths))
         middle = clocks()
         score = scorer.score_set(ImageFiles(paths))  # the features are cached now
-        whole, again = ([b - a for a, b in zip(*pair, strict=True)] for pair in ((start, middle), (middle, clocks())))
+        whole, again = (
+            [b - a for a, b in zip(*pair, strict=True)]
+            for pair in ((start, middle), (middle, clocks()))
+        )
         wall, cpu, once = whole[0] - again[0], whole[1] - again[1], again[1]
         values = {scorer.name: score.value, **score.more}
     value, scale = ", ".join(f"{k} {v:.4g}" for k, v in values.items()), 1000 / len(paths)

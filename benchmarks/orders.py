@@ -1,6 +1,8 @@
-"""Several rows at once beside relaxed acceptance, on one axis of fidelity loss, from a run of configs/orders.yaml.
+"""Several rows at once beside relaxed acceptance, on one axis of fidelity loss, from a run of
+configs/orders.yaml.
 
-``python -m benchmarks.study`` runs it.  Writes benchmarks/results/orders.md and docs/images/orders.png.
+``python -m benchmarks.study`` runs it.  Writes benchmarks/results/orders.md and
+docs/images/orders.png.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ COLUMNS = (
 
 
 def report(run: Path) -> None:
-    write("orders.md", ["# Several rows at once", "", setting(run), "", *figure_table(read_summary(run).rows, COLUMNS)])
+    write(
+        "orders.md",
+        [
+            "# Several rows at once",
+            "",
+            setting(run),
+            "",
+            *figure_table(read_summary(run).rows, COLUMNS),
+        ],
+    )
     rows = load_run(run).rows
     loss = next(column for column in quality_columns(rows) if column.key == "fidelity_loss")
     scene_figure(scatter(trade_off(rows, loss), WIDE)).savefig(IMAGES / "orders.png", dpi=170)

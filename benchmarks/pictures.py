@@ -1,4 +1,6 @@
-"""The README's pictures from a run: speeds, and images by prompt and method; ``python -m benchmarks.study`` runs it."""
+"""The README's pictures from a run: speeds, and images by prompt and method; ``python -m
+benchmarks.study`` runs it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd", "gsd", "cool-sd λ=2")
 
 
 def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
-    """docs/images/speed.png and grid.png; ``shown``: labels of the grid's rows, of which those of the run count."""
+    """docs/images/speed.png and grid.png; ``shown``: labels of the grid's rows, of which those of
+    the run count.
+    """
     speeds = forest(load_run(run).rows, 760)
     assert speeds is not None, "the run has no speeds"
     scene_figure(speeds).savefig(IMAGES / "speed.png", dpi=180)
@@ -31,7 +35,9 @@ def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
     prompts = list(dict.fromkeys(s.prompt_id for s in samples))[:8]
     images = {(s.label, s.prompt_id): run / s.image for s in samples}
     size = (1.25 * len(prompts), 1.25 * len(labels))
-    figure, axes = plt.subplots(len(labels), len(prompts), figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        len(labels), len(prompts), figsize=size, layout="constrained", squeeze=False
+    )
     for label, row in zip(labels, axes, strict=True):
         for prompt, axis in zip(prompts, row, strict=True):
             axis.imshow(np.asarray(read_image(images[label, prompt])), interpolation="nearest")

@@ -1,8 +1,9 @@
-"""How many prompts tell which difference: the report's own test on resampled prompts of a finished run.
+"""How many prompts tell which difference: the report's own test on resampled prompts of a finished
+run.
 
-``python -m benchmarks.study`` runs it.  Pairs of methods are taken as they differ by prompt, centred, shifted by the
-difference in question, and resampled; power is the share of resamplings in which the sign-flip test of two methods has
-p < 0.05.  Writes benchmarks/results/power.md.
+``python -m benchmarks.study`` runs it.  Pairs of methods are taken as they differ by prompt,
+centred, shifted by the difference in question, and resampled; power is the share of resamplings in
+which the sign-flip test of two methods has p < 0.05.  Writes benchmarks/results/power.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def power(differences: np.ndarray, shift: float, prompts: int, rng: np.random.Ge
 
 def needed(differences: np.ndarray, shift: float) -> str:
     rng = np.random.default_rng(0)
-    return next((str(n) for n in PROMPTS if power(differences, shift, n, rng) >= POWER), f"over {PROMPTS[-1]}")
+    return next(
+        (str(n) for n in PROMPTS if power(differences, shift, n, rng) >= POWER),
+        f"over {PROMPTS[-1]}",
+    )
 
 
 def report(run: Path) -> None:
@@ -51,11 +55,17 @@ def report(run: Path) -> None:
     samples["tau"] = samples["accept_lengths"].map(np.mean)
     rows = []
     for title, (name, relative, shifts) in DIFFERENCES.items():
-        values = samples.pivot_table(index="prompt_id", columns="label", values=name).dropna(axis=1).to_numpy()
+        values = (
+            samples.pivot_table(index="prompt_id", columns="label", values=name)
+            .dropna(axis=1)
+            .to_numpy()
+        )
         differences = centred(np.log(values) if relative else values)
         for shift in shifts:
             wanted = f"{shift:.0%}" if relative else f"{shift:g}"
-            rows.append([title, wanted, needed(differences, np.log1p(shift) if relative else shift)])
+            rows.append(
+                [title, wanted, needed(differences, np.log1p(shift) if relative else shift)]
+            )
     about = (
         f"The least of {', '.join(map(str, PROMPTS[:4]))} … {PROMPTS[-1]} prompts with which the paired test of two "
         f"methods finds the difference 8 times in 10, by resampling a run of {samples.label.nunique()} methods on "
@@ -63,5 +73,11 @@ def report(run: Path) -> None:
     )
     write(
         "power.md",
-        ["# Prompts that a difference needs", "", about, "", *table(["figure", "difference", "prompts"], rows)],
+        [
+            "# Prompts that a difference needs",
+            "",
+            about,
+            "",
+            *table(["figure", "difference", "prompts"], rows),
+        ],
     )

@@ -1,9 +1,11 @@
-"""Predicted speedups beside the papers', and what to expect of every method before any GPU was available.
+"""Predicted speedups beside the papers', and what to expect of every method before any GPU was
+available.
 
     python benchmarks/predicted.py
 
-The papers' tokens a step, their methods' trees and the GPUs that they name go into the roofline of `lanternbench
-predict`.  Nothing is measured.  Writes benchmarks/results/predicted.md, and gpu-expected.json for `make gpu`.
+The papers' tokens a step, their methods' trees and the GPUs that they name go into the roofline of
+`lanternbench predict`.  Nothing is measured.  Writes benchmarks/results/predicted.md, and
+gpu-expected.json for `make gpu`.
 """
 
 from __future__ import annotations
@@ -36,10 +38,27 @@ from benchmarks.gpu.report import EXPECTED as EXPECTED_ON_GPU
 
 METHODS = set(components("preset")) - {BASE}
 OUT = Path(__file__).parent / "results" / "predicted.md"
-GPUS = {"A100-40GB": "a100-40g", "A100-80GB": "a100-80g", "A100": "a100-80g", "RTX4090": "rtx-4090", "": "a100-80g"}
-TARGETS = {"llamagen-xl-stage-unstated": "llamagen-xl-stage2"}  # what 10.11 s for an image suggest, see the text
-KEPT = ("llamagen-xl-stage1", "llamagen-xl-stage2", "anole-7b", "lumina-mgpt-7b-768", "emu3-gen", "janus-pro-7b")
-EXPECTED = {"llamagen-xl-stage1": ("a100-80g", "h100", "h200"), "anole-7b": ("a100-80g", "h100", "h200")}
+GPUS = {
+    "A100-40GB": "a100-40g",
+    "A100-80GB": "a100-80g",
+    "A100": "a100-80g",
+    "RTX4090": "rtx-4090",
+    "": "a100-80g",
+}
+# what 10.11 s for an image suggest, see the text
+TARGETS = {"llamagen-xl-stage-unstated": "llamagen-xl-stage2"}
+KEPT = (
+    "llamagen-xl-stage1",
+    "llamagen-xl-stage2",
+    "anole-7b",
+    "lumina-mgpt-7b-768",
+    "emu3-gen",
+    "janus-pro-7b",
+)
+EXPECTED = {
+    "llamagen-xl-stage1": ("a100-80g", "h100", "h200"),
+    "anole-7b": ("a100-80g", "h100", "h200"),
+}
 
 
 class Line(NamedTuple):
@@ -68,19 +87,25 @@ def case_of(target: Target, name: str, options: dict[str, str]) -> tuple[Case, i
 
 
 def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
-    """``length`` tokens in steps of one tree that commit ``tau`` on average, as evenly as possible: a paper's mean."""
+    """``length`` tokens in steps of one tree that commit ``tau`` on average, as evenly as
+    possible: a paper's mean.
+    """
     steps = max(1, round((length - 1) / tau))
     ends = np.round(np.linspace(0, length - 1, steps + 1)).astype(np.int64)
     return Trace(np.diff(ends), np.full(steps, nodes), np.full(steps, depth))
 
 
 def gain(machine: Roofline, case: Case, trace: Trace) -> float:
-    base = latency(machine, Case(BASE, BASE, case.shape, None, None), [autoregressive(case.shape.length)], 1)[0]
+    base = latency(
+        machine, Case(BASE, BASE, case.shape, None, None), [autoregressive(case.shape.length)], 1
+    )[0]
     return base / latency(machine, case, [trace], 1)[0]
 
 
 def lines() -> list[Line]:
-    """The papers' rows with a speedup and a mean number of tokens a step, of the methods that there are here."""
+    """The papers' rows with a speedup and a mean number of tokens a step, of the methods that
+    there are here.
+    """
     found = []
     for paper in published_rows():
         target = TARGETS.get(paper["target"], paper["target"])
@@ -93,25 +118,44 @@ def lines() -> list[Line]:
             depth = round(float(paper["tree_depth"] or depth))
         trace = steady(float(text), nodes, depth, case.shape.length)
         model = device_model(GPUS[paper["hardware"]])
-        gains = [gain(Roofline(model, "bfloat16", graphs), case, trace) for graphs in (True, False)]
+        gains = [
+            gain(Roofline(model, "bfloat16", graphs), case, trace) for graphs in (True, False)
+        ]
         found.append(Line(paper, target, model.name, float(text), *gains))
     return found
 
 
 def beside(found: list[Line]) -> str:
-    titles = ["paper", "target", "GPU", "T", "method", "τ", "published", "predicted, graphs", "predicted, eager"]
+    titles = [
+        "paper",
+        "target",
+        "GPU",
+        "T",
+        "method",
+        "τ",
+        "published",
+        "predicted, graphs",
+        "predicted, eager",
+    ]
     rows = []
     for line in found:
         paper = line.paper
         gpu = paper["hardware"] or f"not named ({line.device})"
         name = f"{paper['method']} {paper['params']}".strip()
-        numbers = (f"{line.tau:.2f}", f"{float(paper['speedup']):.2f}×", f"{line.graphs:.2f}×", f"{line.eager:.2f}×")
+        numbers = (
+            f"{line.tau:.2f}",
+            f"{float(paper['speedup']):.2f}×",
+            f"{line.graphs:.2f}×",
+            f"{line.eager:.2f}×",
+        )
         rows.append([paper["source"], line.target, gpu, paper["temperature"], name, *numbers])
     return markdown(titles, rows, [False] * 5 + [True] * 4)
 
 
 def baselines() -> tuple[str, list[float]]:
-    """The papers' autoregressive latencies a token beside the time to read the weights once; their ratios."""
+    """The papers' autoregressive latencies a token beside the time to read the weights once; their
+    ratios.
+    """
     rows, ratios = [], []
     for paper in published_rows():
         target = TARGETS.get(paper["target"], paper["target"])
@@ -119,11 +163,23 @@ def baselines() -> tuple[str, list[float]]:
             continue
         model, shape = device_model(GPUS[paper["hardware"]]), shape_of(known(target))
         measured = 1e3 * float(paper["latency_s"]) / shape.length
-        limit = BYTES["bfloat16"] * (shape.network.weights + shape.network.head) / model.bandwidth / 1e6
+        limit = (
+            BYTES["bfloat16"]
+            * (shape.network.weights + shape.network.head)
+            / model.bandwidth
+            / 1e6
+        )
         base = Case(BASE, BASE, shape, None, None)
-        eager = latency(Roofline(model, "bfloat16", False), base, [autoregressive(shape.length)], 1)[0]
+        eager = latency(
+            Roofline(model, "bfloat16", False), base, [autoregressive(shape.length)], 1
+        )[0]
         ratios.append(measured / limit)
-        figures = (f"{measured:.1f}", f"{limit:.2f}", f"{1e3 * eager / shape.length:.2f}", f"{measured / limit:.1f}×")
+        figures = (
+            f"{measured:.1f}",
+            f"{limit:.2f}",
+            f"{1e3 * eager / shape.length:.2f}",
+            f"{measured / limit:.1f}×",
+        )
         rows.append([paper["source"], target, paper["hardware"], *figures])
     titles = [
         "paper",
@@ -138,7 +194,9 @@ def baselines() -> tuple[str, list[float]]:
 
 
 def expected() -> str:
-    """ms a token and speedup of each method at tokens a step that a paper gives for the target at T = 1."""
+    """ms a token and speedup of each method at tokens a step that a paper gives for the target at
+    T = 1.
+    """
     rows = []
     for target, devices in EXPECTED.items():
         seen: dict[str, Line] = {}
@@ -159,20 +217,35 @@ def expected() -> str:
                 depth = round(float(line.paper["tree_depth"]))
             trace = steady(line.tau, nodes, depth, shape.length)
             times = [latency(m, case, [trace], 1)[0] for m in machines]
-            each = [f"{1e3 * t / shape.length:.2f} ms, {p / t:.2f}×" for t, p in zip(times, plain, strict=True)]
+            each = [
+                f"{1e3 * t / shape.length:.2f} ms, {p / t:.2f}×"
+                for t, p in zip(times, plain, strict=True)
+            ]
             rows.append([target, name, f"{line.tau:.2f}", *each])
-    return markdown(["target", "method", "τ", *EXPECTED["anole-7b"]], rows, [False] * 2 + [True] * 4)
+    return markdown(
+        ["target", "method", "τ", *EXPECTED["anole-7b"]], rows, [False] * 2 + [True] * 4
+    )
 
 
 def for_gpu_report() -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    """What `make gpu` is to be read beside: by GPU, piece and method, a step in ms and the speedup at τ = 2.7."""
+    """What `make gpu` is to be read beside: by GPU, piece and method, a step in ms and the speedup
+    at τ = 2.7.
+    """
     found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
     for gpu, device in (("A100", "a100-80g"), ("H100", "h100"), ("H200", "h200")):
         machine = Roofline(device_model(device), "bfloat16")
-        for piece, target in (("steps", "llamagen-xl-stage1"), ("anole", "anole-7b"), ("janus", "janus-pro-1b")):
+        for piece, target in (
+            ("steps", "llamagen-xl-stage1"),
+            ("anole", "anole-7b"),
+            ("janus", "janus-pro-1b"),
+        ):
             shape = shape_of(known(target))
-            plain = latency(machine, Case(BASE, BASE, shape, None, None), [autoregressive(shape.length)], 1)[0]
-            rows: dict[str, dict[str, object]] = {BASE: {"step": round(1e3 * plain / shape.length, 3)}}
+            plain = latency(
+                machine, Case(BASE, BASE, shape, None, None), [autoregressive(shape.length)], 1
+            )[0]
+            rows: dict[str, dict[str, object]] = {
+                BASE: {"step": round(1e3 * plain / shape.length, 3)}
+            }
             for name in components("preset"):
                 try:
                     case, nodes, depth = case_of(known(target), name, {})
@@ -215,7 +288,12 @@ EXPECT = """
 
 
 def filled(text: str, **figures: float | str) -> str:
-    return textwrap.fill(" ".join(text.format(**figures).split()), 120, break_on_hyphens=False, break_long_words=False)
+    return textwrap.fill(
+        " ".join(text.format(**figures).split()),
+        120,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def off(line: Line) -> float:
@@ -247,15 +325,25 @@ def main() -> None:
     found = lines()
     table, ratios = baselines()
     higher = sum(line.graphs > float(line.paper["speedup"]) for line in found)
-    eagle = next(line.graphs for line in found if line.paper["method"] == "eagle-2" and line.tau == 2.91)
+    eagle = next(
+        line.graphs for line in found if line.paper["method"] == "eagle-2" and line.tau == 2.91
+    )
     above = sum(float(line.paper["speedup"]) > line.tau for line in found)
     counts = {"higher": higher, "all": len(found), "eagle": eagle, "above": above}
     part = filled(PART, least=min(ratios), most=max(ratios), medians=medians(found), **counts)
-    parts = ["# Predicted speedups beside published ones", filled(INTRO), beside(found), part, table]
+    parts = [
+        "# Predicted speedups beside published ones",
+        filled(INTRO),
+        beside(found),
+        part,
+        table,
+    ]
     parts += ["# What to expect, before any GPU was available", filled(EXPECT), expected()]
     text = "\n\n".join(part.strip() for part in parts) + "\n"
     OUT.write_text(text, encoding="utf-8")
-    OUT.with_name(EXPECTED_ON_GPU).write_text(json.dumps(for_gpu_report(), indent=1, ensure_ascii=False) + "\n")
+    OUT.with_name(EXPECTED_ON_GPU).write_text(
+        json.dumps(for_gpu_report(), indent=1, ensure_ascii=False) + "\n"
+    )
     print(text)
 
 

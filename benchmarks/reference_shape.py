@@ -1,11 +1,12 @@
-"""This engine at the shape at which the public LANTERN and LlamaGen code was timed, plain and packed.
+"""This engine at the shape at which the public LANTERN and LlamaGen code was timed, plain and
+packed.
 
     python -m benchmarks.reference_shape [--threads 2]
 
-A LlamaGen of 100 M parameters (512 wide, 24 layers, vocabulary 16,384) with CFG in float32, random weights, batch 1,
-256 tokens, acceptance drawn to τ = 2.7.  The public code took 72 to 74 ms for an AR token and about 290 ms for a step
-of EAGLE-1, EAGLE-2 or LANTERN on two cores of a machine of this kind; other machines differ, the ratios less so.
-Writes benchmarks/results/reference-shape.md.
+A LlamaGen of 100 M parameters (512 wide, 24 layers, vocabulary 16,384) with CFG in float32, random
+weights, batch 1, 256 tokens, acceptance drawn to τ = 2.7.  The public code took 72 to 74 ms for an
+AR token and about 290 ms for a step of EAGLE-1, EAGLE-2 or LANTERN on two cores of a machine of
+this kind; other machines differ, the ratios less so. Writes benchmarks/results/reference-shape.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ CAPTIONS = ["a cat on a red sofa"]
 
 def measured(pack: bool, dtype: torch.dtype) -> list[profile.Profile]:
     target = LlamaGenFamily().random_target(
-        Entry(name="llamagen-100m", family="llamagen", about="", shape=SHAPE, guidance=7.5, top_k=1000), "cpu", dtype
+        Entry(
+            name="llamagen-100m",
+            family="llamagen",
+            about="",
+            shape=SHAPE,
+            guidance=7.5,
+            top_k=1000,
+        ),
+        "cpu",
+        dtype,
     )
     if pack:
         packed(target)
@@ -59,7 +69,10 @@ def main() -> None:
             )
             print(lines[-1], flush=True)
     machine = environment()
-    lines += ["", f"`python -m benchmarks.reference_shape` on {machine['cpu']}, {machine['threads']} threads, "]
+    lines += [
+        "",
+        f"`python -m benchmarks.reference_shape` on {machine['cpu']}, {machine['threads']} threads, ",
+    ]
     lines[-1] += f"torch {machine['torch']}; memory reads at {limit:.1f} GB/s."
     (Path(__file__).parent / "results/reference-shape.md").write_text("\n".join(lines) + "\n")
 

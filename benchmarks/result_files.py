@@ -1,4 +1,6 @@
-"""What the files of benchmarks/results share: their folders, the line about the run and its clock, and tables."""
+"""What the files of benchmarks/results share: their folders, the line about the run and its clock,
+and tables.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,11 @@ def setting(run: Path) -> str:
 def cell(figure: Estimate, digits: int = 2, interval: bool = True) -> str:
     value, lo, hi, *_ = figure
     text = "–" if value is None else f"{value:.{digits}f}"
-    return f"{text} [{lo:.{digits}f}, {hi:.{digits}f}]" if interval and lo is not None and hi is not None else text
+    return (
+        f"{text} [{lo:.{digits}f}, {hi:.{digits}f}]"
+        if interval and lo is not None and hi is not None
+        else text
+    )
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

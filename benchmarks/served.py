@@ -42,9 +42,18 @@ class Served(NamedTuple):
 
 SERVED = [
     Served("glm-image", 1281, 19.01, "h100", "vLLM-Omni, two H100", "vllm-project/vllm-omni#3042"),
-    Served("glm-image", 1025, 14.87, "h100", "vLLM-Omni, editing, GPU not named", "vllm-project/vllm-omni#3024"),
+    Served(
+        "glm-image",
+        1025,
+        14.87,
+        "h100",
+        "vLLM-Omni, editing, GPU not named",
+        "vllm-project/vllm-omni#3024",
+    ),
     Served("emu3-gen", 8190, 300, "h100", "transformers, H100, the authors", "baaivision/Emu3#18"),
-    Served("emu3-gen", 8190, 600, "a100-80g", "transformers, A100, the authors", "baaivision/Emu3#18"),
+    Served(
+        "emu3-gen", 8190, 600, "a100-80g", "transformers, A100, the authors", "baaivision/Emu3#18"
+    ),
     Served(
         "emu3.5-image:grid=55x73",
         4070,
@@ -62,17 +71,40 @@ def row(one: Served) -> list[str]:
     base = Case(BASE, BASE, shape, None, None)
     cells = []
     for graphs in (True, False):
-        seconds = latency(Roofline(device, "bfloat16", graphs), base, [autoregressive(shape.length)], 1)[0]
+        seconds = latency(
+            Roofline(device, "bfloat16", graphs), base, [autoregressive(shape.length)], 1
+        )[0]
         cells.append(f"{seconds:.1f} s, {1e3 * seconds / shape.length:.2f} ms")
     reported = f"{one.seconds:.1f} s, {1e3 * one.seconds / one.tokens:.1f} ms"
     name, size = one.target.partition(":")[0], "×".join(map(str, target.grid))
-    return [name, size, one.where, one.source, f"{one.tokens:,}", reported, f"{shape.length:,}", device.name, *cells]
+    return [
+        name,
+        size,
+        one.where,
+        one.source,
+        f"{one.tokens:,}",
+        reported,
+        f"{shape.length:,}",
+        device.name,
+        *cells,
+    ]
 
 
 def main() -> None:
-    titles = ["target", "image", "reported of", "source", "tokens", "reported", "tokens here", "GPU"]
+    titles = [
+        "target",
+        "image",
+        "reported of",
+        "source",
+        "tokens",
+        "reported",
+        "tokens here",
+        "GPU",
+    ]
     right = [False] * 4 + [True] * 3 + [False] + [True] * 2
-    table = markdown([*titles, "predicted, graphs", "predicted, eager"], [row(one) for one in SERVED], right)
+    table = markdown(
+        [*titles, "predicted, graphs", "predicted, eager"], [row(one) for one in SERVED], right
+    )
     OUT.write_text(f"{HEAD}\n{table}", encoding="utf-8")
     print(table)
 

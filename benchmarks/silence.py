@@ -1,9 +1,11 @@
-"""For how long do the commands of the first hour say nothing, where no terminal shows a moving bar?
+"""For how long do the commands of the first hour say nothing, where no terminal shows a moving
+bar?
 
     python -m benchmarks.silence [NAME ...]
 
-Each runs as a script would run it, both streams in one pipe; a silence lasts from one line to the next, from the start
-to the first and from the last to the end.  Without names all run, and benchmarks/results/silence.md is written.
+Each runs as a script would run it, both streams in one pipe; a silence lasts from one line to the
+next, from the start to the first and from the last to the end.  Without names all run, and
+benchmarks/results/silence.md is written.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from lanternbench.experiment.environment import environment
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = Path(__file__).with_name("results") / "silence.md"
 COMMANDS = {
-    "demo": f"sweep {ROOT / 'configs' / 'demo.yaml'} --time-budget 4",  # as `make demo`, without the installation
+    # as `make demo`, without the installation
+    "demo": f"sweep {ROOT / 'configs' / 'demo.yaml'} --time-budget 4",
     "report": "report",  # of that run
     "run": "run --method cool-sd --lambda 2",
     "tune": "tune --method eagle-1",
@@ -33,7 +36,9 @@ COMMANDS = {
 
 
 class Silence(NamedTuple):
-    """The longest silence of a command, and between which lines; how many lines there were in ``total`` seconds."""
+    """The longest silence of a command, and between which lines; how many lines there were in
+    ``total`` seconds.
+    """
 
     seconds: float
     after: str
@@ -85,7 +90,9 @@ def report(silences: dict[str, Silence], loads: list[float]) -> str:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
     names = options.parse_args().names or list(COMMANDS)
     if unknown := [name for name in names if name not in COMMANDS]:

@@ -2,16 +2,18 @@
 
     lanternbench sweep configs/methods.yaml                     # T = 1, timed
     lanternbench sweep configs/methods.yaml --temperature 0
-    lanternbench sweep configs/methods.yaml -n 128 --batch 16   # more prompts, for what does not depend on the clock
+    lanternbench sweep configs/methods.yaml -n 128 --batch 16   # more prompts, for what does not
+      depend on the clock
     lanternbench sweep configs/methods.yaml -n 64 --batch 16 --temperature 0
-    for name in orders fidelity windows annealing drafters; do lanternbench sweep configs/$name.yaml; done
+    for name in orders fidelity windows annealing drafters; do lanternbench sweep
+    configs/$name.yaml; done
     lanternbench sweep configs/blocks.yaml                      # after what its first lines name
     lanternbench sweep configs/blocks.yaml -n 128 --batch 16
     python -m benchmarks.study results
 
-Of several finished runs with the same settings the newest counts; figures without a run stay as they are and are named.
-Writes methods.md, orders.md, windows.md, blocks.md, power.md and predicted-study.md in benchmarks/results, and their
-pictures and the README's in docs/images.
+Of several finished runs with the same settings the newest counts; figures without a run stay as
+they are and are named. Writes methods.md, orders.md, windows.md, blocks.md, power.md and
+predicted-study.md in benchmarks/results, and their pictures and the README's in docs/images.
 """
 
 from __future__ import annotations
@@ -52,17 +54,31 @@ def timed(run: Path) -> bool:
 def predict(run: Path) -> None:
     """predicted-study.md: what the run's methods would gain on a GPU."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "lanternbench", "predict", str(run), *PREDICTED, "--out", folder]
+        command = [
+            sys.executable,
+            "-m",
+            "lanternbench",
+            "predict",
+            str(run),
+            *PREDICTED,
+            "--out",
+            folder,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         text = (Path(folder) / "predictions.md").read_text(encoding="utf-8")
     about = f"Accepted lengths and tree sizes of a run, replayed by `lanternbench predict RUN {' '.join(PREDICTED)}`: "
-    write("predicted-study.md", ["# Predicted from a run of the embedded model", "", about + setting(run), "", text])
+    write(
+        "predicted-study.md",
+        ["# Predicted from a run of the embedded model", "", about + setting(run), "", text],
+    )
 
 
 def main(folder: Path) -> None:
     runs = finished(folder)
     newest = dict(runs)
-    methods.report([(sweep, run) for sweep, run in runs if sweep not in ("orders", "windows", "blocks")])
+    methods.report(
+        [(sweep, run) for sweep, run in runs if sweep not in ("orders", "windows", "blocks")]
+    )
     if "orders" in newest:
         orders.report(newest["orders"])
     if "windows" in newest:
@@ -76,11 +92,14 @@ def main(folder: Path) -> None:
     for sweep in SWEEPS:
         if sweep not in newest:
             print(
-                f"{folder} has no finished run of configs/{sweep}.yaml: its figures stay as they are", file=sys.stderr
+                f"{folder} has no finished run of configs/{sweep}.yaml: its figures stay as they are",
+                file=sys.stderr,
             )
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
     main(options.parse_args().folder)

@@ -1,9 +1,12 @@
-"""What CPU threads cost on a busy machine: wall and CPU time of an image, by thread count and OpenMP's way of waiting.
+"""What CPU threads cost on a busy machine: wall and CPU time of an image, by thread count and
+OpenMP's way of waiting.
 
-A process per setting, interleaved image by image in random order, without and with busy loops beside: one per CPU.
+A process per setting, interleaved image by image in random order, without and with busy loops
+beside: one per CPU.
 
     python -m benchmarks.threads --images 5
-    python -m benchmarks.threads --images 5 --target llamagen-b-c2i:grid=8    # 111 M, 64 tokens, random weights
+    python -m benchmarks.threads --images 5 --target llamagen-b-c2i:grid=8    # 111 M, 64 tokens,
+      random weights
 """
 
 from __future__ import annotations
@@ -48,11 +51,15 @@ def main() -> None:
     parser.add_argument("--target", default="tiny")
     arguments = parser.parse_args()
     methods, order = arguments.methods.split(","), random.Random(0)
-    print("| busy loops beside | method | setting | wall s an image | CPU s an image | wall / 1 thread |")
+    print(
+        "| busy loops beside | method | setting | wall s an image | CPU s an image | wall / 1 thread |"
+    )
     print("|---|---|---|---|---|---|")
     with ExitStack() as stack:
         start = partial(_worker, target=arguments.target)
-        workers = {label: stack.enter_context(start(*setting)) for label, setting in SETTINGS.items()}
+        workers = {
+            label: stack.enter_context(start(*setting)) for label, setting in SETTINGS.items()
+        }
         for worker in workers.values():
             for method in methods:
                 _image(worker, method, 0)
@@ -71,13 +78,17 @@ def _compare(workers: dict, method: str, images: int, loops: int, order: random.
     for label, pairs in times.items():
         wall, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(a[0] / b[0] for a, b in zip(pairs, reference, strict=True))
-        print(f"| {loops} | {method} | {label} | {wall:.2f} | {cpu:.2f} | {ratio:.2f} |", flush=True)
+        print(
+            f"| {loops} | {method} | {label} | {wall:.2f} | {cpu:.2f} | {ratio:.2f} |", flush=True
+        )
 
 
 def _worker(threads: str, policy: str, target: str) -> subprocess.Popen:
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": policy}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", WORKER, threads, target], env=environment, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER, threads, target], env=environment, **pipes
+    )
 
 
 def _image(worker: subprocess.Popen, method: str, seed: int) -> tuple[float, float]:

@@ -1,15 +1,18 @@
 """Two checkouts of lanternbench against each other, image by image in turns, on one machine.
 
-    python benchmarks/two_checkouts.py OLD_CHECKOUT NEW_CHECKOUT [METHOD ...] [--target tiny] [--rounds 12]
+    python benchmarks/two_checkouts.py OLD_CHECKOUT NEW_CHECKOUT [METHOD ...] [--target tiny]
+    [--rounds 12]
         [--restarts 4]
 
 METHOD may have options that both checkouts know: eagle-2:depth=4,draft_top_k=8,total_nodes=24.
 
-Each checkout runs in a process of its own, one thread each, and one computes while the other waits.  CPU time per step
-counts, as wall time on a shared machine does not repeat; the ratio new / old is that of the medians over images, with
-the quartiles of the paired ratios.  Where a process lies in memory shifts its times by 1 to 3 % for as long as it runs,
-the same checkout against itself included; so both are restarted, in turns the one and the other first.  The numbers of
-PyTorch operators and of Python calls a step have no noise: they say whether a difference is the code's.
+Each checkout runs in a process of its own, one thread each, and one computes while the other
+waits.  CPU time per step counts, as wall time on a shared machine does not repeat; the ratio new /
+old is that of the medians over images, with the quartiles of the paired ratios.  Where a process
+lies in memory shifts its times by 1 to 3 % for as long as it runs, the same checkout against
+itself included; so both are restarted, in turns the one and the other first.  The numbers of
+PyTorch operators and of Python calls a step have no noise: they say whether a difference is the
+code's.
 """
 
 from __future__ import annotations
@@ -25,11 +28,17 @@ from statistics import median, quantiles
 from time import process_time
 from typing import Any
 
-CAPTIONS = ["a large red star on the left on a noisy blue background", "a small green ring", "two dogs in the snow"]
+CAPTIONS = [
+    "a large red star on the left on a noisy blue background",
+    "a small green ring",
+    "two dogs in the snow",
+]
 
 
 def serve(target_name: str, steps: int) -> None:
-    """Decode what is asked for on stdin; answer with (CPU seconds a step, steps, tokens) on stdout."""
+    """Decode what is asked for on stdin; answer with (CPU seconds a step, steps, tokens) on
+    stdout.
+    """
     import torch
     import yaml
 
@@ -53,10 +62,14 @@ def serve(target_name: str, steps: int) -> None:
             preset, _, arguments = name.partition(":")
             parts = (part.partition("=") for part in arguments.split(",") if part)
             chosen = {key: yaml.safe_load(value) for key, _, value in parts}
-            decoders[name] = build(target, method(preset, **chosen), 1.0, None, 1.0, None, simulated)
+            decoders[name] = build(
+                target, method(preset, **chosen), 1.0, None, 1.0, None, simulated
+            )
             decode(decoders[name], captions[0], 0, 8)
         if seed is None:
-            few, many = (counted(partial(decode, decoders[name], captions[0], 0, n)) for n in (8, 24))
+            few, many = (
+                counted(partial(decode, decoders[name], captions[0], 0, n)) for n in (8, 24)
+            )
             print(json.dumps([(b - a) / 16 for a, b in zip(few, many, strict=True)]), flush=True)
             continue
         begun = process_time()
@@ -101,14 +114,20 @@ def main() -> None:
     same = dict.fromkeys(methods, True)
     counts: dict[str, list[list[float]]] = {}
     for restart in range(arguments.restarts):
-        started = [start(folder, arguments) for folder in arguments.checkouts[:: -1 if restart % 2 else 1]]
+        started = [
+            start(folder, arguments) for folder in arguments.checkouts[:: -1 if restart % 2 else 1]
+        ]
         servers = started[:: -1 if restart % 2 else 1]
         for name in methods:
             if name not in counts:
                 counts[name] = [ask(server, name, None) for server in servers]
-            for i in range(-(-arguments.rounds // arguments.restarts) + 1):  # the first is a warm-up
+            # the first is a warm-up
+            for i in range(-(-arguments.rounds // arguments.restarts) + 1):
                 seed = 1 + restart * arguments.rounds + i
-                answers = {id(server): ask(server, name, seed) for server in (servers if i % 2 else servers[::-1])}
+                answers = {
+                    id(server): ask(server, name, seed)
+                    for server in (servers if i % 2 else servers[::-1])
+                }
                 old, new = (answers[id(server)] for server in servers)
                 same[name] = same[name] and old[1:] == new[1:]
                 if i:
@@ -131,14 +150,20 @@ def main() -> None:
 
 
 def start(folder: str, arguments: argparse.Namespace) -> subprocess.Popen:
-    environment = os.environ | {"PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | {
+        "PYTHONPATH": folder,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     command = [sys.executable, __file__, "--serve", arguments.target, str(arguments.steps)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, env=environment, text=True, cwd="/", **pipes)
 
 
 def ask(server: subprocess.Popen, name: str, seed: int | None) -> list:
-    """What ``server`` took for one image, or, without a seed, how many operators and calls a step has."""
+    """What ``server`` took for one image, or, without a seed, how many operators and calls a step
+    has.
+    """
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(json.dumps([name, seed]) + "\n")

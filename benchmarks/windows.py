@@ -1,7 +1,8 @@
-"""Steps an image takes by window, for every method that drafts with the target itself, from a run of
-configs/windows.yaml.
+"""Steps an image takes by window, for every method that drafts with the target itself, from a run
+of configs/windows.yaml.
 
-``python -m benchmarks.study`` runs it.  Writes benchmarks/results/windows.md and docs/images/windows.png.
+``python -m benchmarks.study`` runs it.  Writes benchmarks/results/windows.md and
+docs/images/windows.png.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ def counted(run: Path) -> tuple[Counts, float]:
 def plot(steps: Counts, windows: list[int], baseline: float) -> None:
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for (name, by_window), marker in zip(steps.items(), "os^vDP*X", strict=False):
-        value, lo, hi = (np.array([by_window[w][part] for w in windows], float) for part in range(3))
-        axes.errorbar(windows, value, [value - lo, hi - value], marker=marker, label=name, capsize=2)
+        value, lo, hi = (
+            np.array([by_window[w][part] for w in windows], float) for part in range(3)
+        )
+        axes.errorbar(
+            windows, value, [value - lo, hi - value], marker=marker, label=name, capsize=2
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(windows, map(str, windows))
     axes.set_xlabel("window: drafted positions per step")

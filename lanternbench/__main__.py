@@ -6,7 +6,9 @@ from lanternbench.cli import interrupts
 
 
 def main() -> None:
-    """Handle Ctrl-C first: the imports of the commands take seconds, and so does what Python does at its end."""
+    """Handle Ctrl-C first: the imports of the commands take seconds, and so does what Python does
+    at its end.
+    """
     interrupts.install()
     code: object = None
     try:

@@ -31,7 +31,9 @@ class Stats(Generation):
 
 @dataclass(frozen=True)
 class Result:
-    """``tokens`` [L], the ``image`` (None without an image tokeniser) and ``stats``; a notebook shows the last two."""
+    """``tokens`` [L], the ``image`` (None without an image tokeniser) and ``stats``; a notebook
+    shows the last two.
+    """
 
     tokens: Tensor
     image: Image.Image | None
@@ -45,10 +47,17 @@ class Result:
         return picture + escape(repr(self.stats))
 
     def plot(self) -> "Figure":
-        """The image beside a map of the accepted lengths: each token in the colour of the step that committed it."""
+        """The image beside a map of the accepted lengths: each token in the colour of the step
+        that committed it.
+        """
         from lanternbench.report.images import image_and_map
 
-        return image_and_map(self.image, [1, *self.stats.accept_lengths], self.grid, len(self.tokens) - size(self.grid))
+        return image_and_map(
+            self.image,
+            [1, *self.stats.accept_lengths],
+            self.grid,
+            len(self.tokens) - size(self.grid),
+        )
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,9 @@ class Model:
     def generate(self, prompt: str, method: str = "ar", **options: Any) -> Result: ...
 
     @overload
-    def generate(self, prompt: Sequence[str], method: str = "ar", **options: Any) -> list[Result]: ...
+    def generate(
+        self, prompt: Sequence[str], method: str = "ar", **options: Any
+    ) -> list[Result]: ...
 
     def generate(
         self,
@@ -79,17 +90,23 @@ class Model:
         """An image, or a list of them for several prompts, which are decoded in one batch.
 
         What is None is the target's (``temperature``, ``top_k``, ``top_p``, ``guidance``).
-        ``method`` may be a file that ``tune`` wrote; ``options`` are the method's (``lam=2.0``, ``tree="chain"``, …).
-        ``trace``: keep the target's and the drafter's distributions of every step in ``stats.trace``.
-        The same prompt, seed and method always give the same tokens.  Raises UserError for what cannot be run.
+        ``method`` may be a file that ``tune`` wrote; ``options`` are the method's (``lam=2.0``,
+        ``tree="chain"``, …). ``trace``: keep the target's and the drafter's distributions of every
+        step in ``stats.trace``. The same prompt, seed and method always give the same tokens.
+        Raises UserError for what cannot be run.
         """
         if presets.is_file(method):
             preset = presets.read(method)
             method, options = preset.pop("method"), preset | options
-        decoder = build(self.target, make_method(method, **options), temperature, top_k, top_p, guidance)
+        decoder = build(
+            self.target, make_method(method, **options), temperature, top_k, top_p, guidance
+        )
         captions = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = generate(decoder, captions, seed=seed, trace=trace)
         images = self.target.images(torch.stack([one.tokens for one in batch]), captions)
         grid = self.target.grid
-        results = [Result(o.tokens, image, Stats(**vars(o)), grid) for o, image in zip(batch, images, strict=True)]
+        results = [
+            Result(o.tokens, image, Stats(**vars(o)), grid)
+            for o, image in zip(batch, images, strict=True)
+        ]
         return results[0] if isinstance(prompt, str) else results

@@ -1,8 +1,9 @@
 """Components: each is a frozen pydantic model, so that its fields are its options.
 
-Default, bounds, symbol in labels and help of an option are stated once, in its field.  The command line, YAML, the
-check of options and the table of ``lanternbench methods`` are derived from the fields.  ``resolve`` fills options that
-are not set; ``prepare``, which each kind of component has, returns a copy that is ready to decode.
+Default, bounds, symbol in labels and help of an option are stated once, in its field.  The command
+line, YAML, the check of options and the table of ``lanternbench methods`` are derived from the
+fields.  ``resolve`` fills options that are not set; ``prepare``, which each kind of component has,
+returns a copy that is ready to decode.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T")
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 10.0  # or 0, which is greedy; the same for commands and from Python
+# or 0, which is greedy; the same for commands and from Python
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 10.0
 MAX_GUIDANCE = 1000.0
 
 
@@ -37,20 +39,29 @@ def option(
     target_key: str | None = None,
     **field: Any,
 ) -> Any:
-    """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at its default.
+    """A field that users set: ``symbol`` names it in labels, ``in_label`` shows it there even at
+    its default.
 
-    ``small``: the value that ``verify`` uses in place of a larger one, so that it can enumerate all outcomes.
-    ``also``: a second value that ``verify`` tries, for formulas that the default does not reach.
-    ``unset``: where the default is None, what it stands for on a target whose options have no ``target_key``, which is
-    by default the option's name.
+    ``small``: the value that ``verify`` uses in place of a larger one, so that it can enumerate
+    all outcomes. ``also``: a second value that ``verify`` tries, for formulas that the default
+    does not reach. ``unset``: where the default is None, what it stands for on a target whose
+    options have no ``target_key``, which is by default the option's name.
     """
-    extra = {"symbol": symbol, "in_label": in_label, "also": also, "unset": unset, "target_key": target_key}
+    extra = {
+        "symbol": symbol,
+        "in_label": in_label,
+        "also": also,
+        "unset": unset,
+        "target_key": target_key,
+    }
     extra |= {} if small is ... else {"small": small}
     return Field(default, description=description, json_schema_extra=extra, **field)
 
 
 class Prepared(Generic[T]):
-    """An attribute of a component that is no option: ``prepare`` computes it, and sets it by ``ready``."""
+    """An attribute of a component that is no option: ``prepare`` computes it, and sets it by
+    ``ready``.
+    """
 
     def __init__(self, *default: T):
         """``default``: its value where ``prepare`` does not set it."""
@@ -68,13 +79,18 @@ class Prepared(Generic[T]):
 class Component(BaseModel):
     """Base of proposals, tree policies and acceptance rules."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, ignored_types=(Prepared,))
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, ignored_types=(Prepared,)
+    )
     lossless: ClassVar[bool] = True  # can a method with this component be lossless?
     reference_lossless: ClassVar[bool] = True  # also with ``variant="reference"``?
-    bounded: ClassVar[bool] = True  # does the fidelity loss of its tests bound what it does to images?
+    # does the fidelity loss of its tests bound what it does to images?
+    bounded: ClassVar[bool] = True
     tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
 
-    variant: Literal["paper", "reference"] = option("paper", "paper, or reference: as the public code does")
+    variant: Literal["paper", "reference"] = option(
+        "paper", "paper, or reference: as the public code does"
+    )
 
     def refuses(self, choices: Choices) -> str | None:
         """Why this component cannot be combined with ``choices``, as a clause; None where it can."""
@@ -95,11 +111,16 @@ class Component(BaseModel):
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
         """This component with every option set; ``defaults``: the target's options."""
         unset = {name: extra for name, extra in self._extras() if getattr(self, name) is None}
-        values = {name: defaults.get(extra["target_key"] or name, extra["unset"]) for name, extra in unset.items()}
+        values = {
+            name: defaults.get(extra["target_key"] or name, extra["unset"])
+            for name, extra in unset.items()
+        }
         return self.model_copy(update=values)
 
     def small(self) -> Self:
-        """This component with sizes that can be enumerated (see ``option``); what is no larger stays."""
+        """This component with sizes that can be enumerated (see ``option``); what is no larger
+        stays.
+        """
         sizes = {}
         for name, extra in self._extras():
             value, small = getattr(self, name), extra.get("small", ...)

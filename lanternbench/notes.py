@@ -9,8 +9,9 @@ Kind = Literal["unfit", "missing", "warning", "info"]  # the most important firs
 class Note(NamedTuple):
     """One note: ``metric`` is the figure that it concerns, None for the whole run.
 
-    kind: "unfit" for what makes a run's figures unfit to be quoted or compared, "missing" for a figure that could not
-    be computed, "warning" for what makes figures wrong or incomparable, "info" for how to read them.
+    kind: "unfit" for what makes a run's figures unfit to be quoted or compared, "missing" for a
+    figure that could not be computed, "warning" for what makes figures wrong or incomparable,
+    "info" for how to read them.
     """
 
     kind: Kind
@@ -27,7 +28,9 @@ def by_importance(notes: Iterable[Note]) -> list[Note]:
 
 
 def preliminary(notes: Iterable[Note]) -> str:
-    """The first line of a run whose figures are unfit to be quoted, with the reasons; "" for any other."""
+    """The first line of a run whose figures are unfit to be quoted, with the reasons; "" for any
+    other.
+    """
     reasons = [note.text.partition(": ")[0].rstrip(".") for note in notes if note.kind == "unfit"]
     each = "; ".join(reason[:1].lower() + reason[1:] for reason in dict.fromkeys(reasons))
     return f"Preliminary, do not quote: {each}." if each else ""

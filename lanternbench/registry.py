@@ -1,8 +1,9 @@
-"""One registry for all that can be plugged in: proposals, orders, trees, acceptance rules, residuals, presets, metrics,
-targets and prompt sources.
+"""One registry for all that can be plugged in: proposals, orders, trees, acceptance rules,
+residuals, presets, metrics, targets and prompt sources.
 
-``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry points in the group
-``lanternbench.plugins``; they are imported, and so registered, when names are listed or one not ours is looked up.
+``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry
+points in the group ``lanternbench.plugins``; they are imported, and so registered, when names are
+listed or one not ours is looked up.
 """
 
 import sys
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 
 from lanternbench.errors import UserError, unknown
 
-# kind -> the package that registers the built-in components when it is imported, or names their modules
+# kind -> the package that registers the built-in components when it is imported, or names their
+# modules
 _BUILT_IN = {
     "proposal": "lanternbench.methods.proposals",
     "order": "lanternbench.methods.orders",
@@ -33,13 +35,20 @@ Component = TypeVar("Component")
 
 
 def register(kind: str, name: str) -> Callable[[Component], Component]:
-    """Decorator: make a component known as ``name``.  Raises UserError for an unknown kind and for a taken name."""
+    """Decorator: make a component known as ``name``.  Raises UserError for an unknown kind and for
+    a taken name.
+    """
     if kind not in _components:
-        raise UserError(f"there are no components of kind '{kind}': use one of {', '.join(_components)}")
+        raise UserError(
+            f"there are no components of kind '{kind}': use one of {', '.join(_components)}"
+        )
 
     def add(component: Component) -> Component:
         module = _modules(kind).get(name, component.__module__)
-        if module != component.__module__ or _components[kind].setdefault(name, component) is not component:
+        if (
+            module != component.__module__
+            or _components[kind].setdefault(name, component) is not component
+        ):
             raise UserError(f"the {kind} '{name}' is registered already: choose another name")
         return component
 
@@ -48,9 +57,14 @@ def register(kind: str, name: str) -> Callable[[Component], Component]:
 
 @cache
 def _modules(kind: str) -> Mapping[str, str]:
-    """The modules of the built-in components that are imported one by one, by name; others come with their package."""
+    """The modules of the built-in components that are imported one by one, by name; others come
+    with their package.
+    """
     package = import_module(_BUILT_IN[kind])
-    return {name: f"{package.__name__}.{path}" for name, path in getattr(package, "MODULES", {}).items()}
+    return {
+        name: f"{package.__name__}.{path}"
+        for name, path in getattr(package, "MODULES", {}).items()
+    }
 
 
 @cache
@@ -71,7 +85,9 @@ def _load_plugin(point: EntryPoint) -> None:
 
 
 def load_plugins(kind: str = "", name: str = "") -> None:
-    """Import every plug-in; for a component ``name`` one by one, the one so called first.  Raises UserError."""
+    """Import every plug-in; for a component ``name`` one by one, the one so called first.  Raises
+    UserError.
+    """
     for point in sorted(plugins(), key=lambda point: point.name != name):
         if not kind or name not in _components[kind]:
             _load_plugin(point)
@@ -79,7 +95,8 @@ def load_plugins(kind: str = "", name: str = "") -> None:
 
 @contextmanager
 def plugin_errors(*parts: Any) -> Iterator[None]:
-    """Turns whatever is raised while components of a plug-in work, sys.exit included, into a UserError naming it.
+    """Turns whatever is raised while components of a plug-in work, sys.exit included, into a
+    UserError naming it.
 
     A GPU's lack of memory passes, as callers answer it with smaller batches.
     ``parts``: the components at work; where all are built in, nothing changes.
@@ -96,11 +113,15 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
         if not foreign:
             raise
         cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise UserError(f"the plug-in module '{foreign[0]}' failed ({cause}): fix or uninstall it") from error
+        raise UserError(
+            f"the plug-in module '{foreign[0]}' failed ({cause}): fix or uninstall it"
+        ) from error
 
 
 class Components(Mapping[str, Any]):
-    """The components of a kind by name, ours first; plug-ins are imported for a name not ours and for a list."""
+    """The components of a kind by name, ours first; plug-ins are imported for a name not ours and
+    for a list.
+    """
 
     def __init__(self, kind: str):
         self.kind, self._modules = kind, _modules(kind)
@@ -142,8 +163,8 @@ def component(kind: str, name: str) -> Any:
 def temporary(replaced: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[None]:
     """Afterwards the registry is as it was before: what is registered inside is gone.
 
-    ``replaced``: kind -> name -> component, used inside in place of the registered one, or beside those there are.
-    All components and plug-ins are imported first, since no import is repeated.
+    ``replaced``: kind -> name -> component, used inside in place of the registered one, or beside
+    those there are. All components and plug-ins are imported first, since no import is repeated.
     """
     before = {kind: dict(components(kind)) for kind in _components}
     for kind, known in (replaced or {}).items():

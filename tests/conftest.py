@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # a process per core runs tests: more threads would wait for each other
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the package anew
+# a process per core runs tests: more threads would wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"
+# or every process that a test starts would compile the package anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch
@@ -30,7 +32,9 @@ DATA, SHARED = ROOT / "tests" / "data", ROOT.parent / "shared"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """What the tests import stays to the end: the garbage collector looks at it neither meanwhile nor later."""
+    """What the tests import stays to the end: the garbage collector looks at it neither meanwhile
+    nor later.
+    """
     gc.disable()
     found = yield
     gc.freeze()
@@ -63,9 +67,11 @@ def _threads() -> None:
 
 @pytest.fixture
 def in_time() -> Iterator[None]:
-    """No fault may make a command work or wait without end: 30 s of CPU time are the limit, however busy the machine.
+    """No fault may make a command work or wait without end: 30 s of CPU time are the limit,
+    however busy the machine.
 
-    One that waits uses none: five minutes, which no other process makes of the second that a test takes.
+    One that waits uses none: five minutes, which no other process makes of the second that a test
+    takes.
     """
 
     def late(*_: object) -> None:
@@ -88,7 +94,9 @@ def put_weights(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Path]], 
 
     def put(paths: dict[str, Path]) -> None:
         find = Weights.find
-        monkeypatch.setattr(Weights, "find", lambda weights: paths.get(weights.name) or find(weights))
+        monkeypatch.setattr(
+            Weights, "find", lambda weights: paths.get(weights.name) or find(weights)
+        )
 
     return put
 
@@ -100,7 +108,8 @@ def target() -> Target:
 
 
 def two_layers(device: str = "cpu", side: int = 16, dtype: torch.dtype = torch.float64) -> Target:
-    """The embedded target's first two layers; in float64 no draw hangs on how a sum of many rows is rounded.
+    """The embedded target's first two layers; in float64 no draw hangs on how a sum of many rows
+    is rounded.
 
     ``side``: image tokens a side, at the places of the first ones of a whole image.
     """
@@ -150,9 +159,13 @@ def small_images(shallow_8x8: Target, monkeypatch: pytest.MonkeyPatch) -> Target
 
 @pytest.fixture
 def shared() -> Path:
-    """Official data beside the checkout; a test that needs it is skipped, loudly, where it is absent."""
+    """Official data beside the checkout; a test that needs it is skipped, loudly, where it is
+    absent.
+    """
     if not SHARED.is_dir():
-        pytest.skip(f"OFFICIAL DATA ABSENT: {SHARED} is not there, so this promise was not checked")
+        pytest.skip(
+            f"OFFICIAL DATA ABSENT: {SHARED} is not there, so this promise was not checked"
+        )
     return SHARED
 
 
@@ -180,14 +193,20 @@ def no_caches(tmp_path, monkeypatch):
     return tmp_path
 
 
-def interrupted(command: list[str], folder: Path, begun: Callable[[], bool], **options: Any) -> str:
-    """What a command says when Ctrl-C comes as soon as it has begun; it must end with exit code 130."""
+def interrupted(
+    command: list[str], folder: Path, begun: Callable[[], bool], **options: Any
+) -> str:
+    """What a command says when Ctrl-C comes as soon as it has begun; it must end with exit code
+    130.
+    """
 
     def hears_ctrl_c() -> None:  # a shell's background jobs, and what they start, ignore it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=folder, text=True, preexec_fn=hears_ctrl_c, **pipes, **options)
+    process = subprocess.Popen(
+        command, cwd=folder, text=True, preexec_fn=hears_ctrl_c, **pipes, **options
+    )
     try:
         while not begun():
             assert process.poll() is None

@@ -1,4 +1,6 @@
-"""A clock that torch's operations advance, a millisecond each: figures of time are counts, whatever else runs."""
+"""A clock that torch's operations advance, a millisecond each: figures of time are counts,
+whatever else runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A stand-in for a GPU: tensors that are said to be on another device, and must not meet the host's."""
+"""A stand-in for a GPU: tensors that are said to be on another device, and must not meet the
+host's.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 THERE = torch.device("xpu")  # any name that torch knows; no such device is needed
 INSIDE = torch.device("meta")  # what torch's own code sees in its place
 aten = torch.ops.aten
-ASK = (aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.nonzero, aten.masked_select, aten._unique2)
+ASK = (
+    aten._local_scalar_dense,
+    aten.item,
+    aten.is_nonzero,
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+)
 INDEXES = (aten.index, aten.index_put_)  # by what may be the host's
 
 
@@ -26,7 +35,11 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, there: Tensor) -> Elsewhere:
-        layout = {"strides": there.stride(), "storage_offset": there.storage_offset(), "dtype": there.dtype}
+        layout = {
+            "strides": there.stride(),
+            "storage_offset": there.storage_offset(),
+            "dtype": there.dtype,
+        }
         made = Tensor._make_wrapper_subclass(cls, there.size(), device=INSIDE, **layout)
         made.there = there
         return made
@@ -42,10 +55,11 @@ class Elsewhere(Tensor):
 
 
 class Apart(TorchFunctionMode):
-    """While it is entered, ``device=THERE`` makes tensors elsewhere.  As CUDA does, it refuses to mix them with others.
+    """While it is entered, ``device=THERE`` makes tensors elsewhere.  As CUDA does, it refuses to
+    mix them with others.
 
-    ``asked``: how often the host waited, be it for a value or until it had brought one; ``sent``: how often it brought
-    one.
+    ``asked``: how often the host waited, be it for a value or until it had brought one; ``sent``:
+    how often it brought one.
     """
 
     def __init__(self) -> None:
@@ -61,7 +75,9 @@ class Apart(TorchFunctionMode):
         return self.kernels.sent
 
     def record(self, work: Callable[..., Any], inputs: list[Tensor]) -> Callable[[], Any]:
-        """In place of a CUDA graph: what it could not hold is refused, what it replays is done again."""
+        """In place of a CUDA graph: what it could not hold is refused, what it replays is done
+        again.
+        """
         work(*inputs)  # as before a CUDA graph: what is made once, is made here
 
         def run() -> Any:
@@ -93,8 +109,14 @@ class Apart(TorchFunctionMode):
                 raise TypeError("numpy cannot read a tensor that is elsewhere")
             if func in (Tensor.__getitem__, Tensor.__setitem__):
                 at = args[1] if isinstance(args[1], tuple) else (args[1],)
-                args = (args[0], tuple(torch.tensor(x) if isinstance(x, list) else x for x in at), *args[2:])
-        if func in (torch.device, torch._C._nn._parse_to) or not any(map(_named, (*args, *kwargs.values()))):
+                args = (
+                    args[0],
+                    tuple(torch.tensor(x) if isinstance(x, list) else x for x in at),
+                    *args[2:],
+                )
+        if func in (torch.device, torch._C._nn._parse_to) or not any(
+            map(_named, (*args, *kwargs.values()))
+        ):
             return func(*args, **kwargs)
         if func is torch.tensor:
             made = torch.tensor(*args, **{k: v for k, v in kwargs.items() if k != "device"})
@@ -126,7 +148,8 @@ class _Kernels(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         there = [x for x in tensors if isinstance(x, Elsewhere)]
-        here = [x for x in tensors if not isinstance(x, Elsewhere) and x.ndim]  # of none: a number, which may be met
+        # of none: a number, which may be met
+        here = [x for x in tensors if not isinstance(x, Elsewhere) and x.ndim]
         if kind is aten._has_compatible_shallow_copy_type:
             return not (here and there)
         may_meet = kind is aten.copy_ or (kind in INDEXES and isinstance(args[0], Elsewhere))
@@ -140,11 +163,19 @@ class _Kernels(TorchDispatchMode):
         self.asked += bool(there and (kind in ASK or not goes))
         if here and goes:
             self.sent += 1
-            self.asked += not kwargs.get("non_blocking", kind is aten.copy_ and len(args) > 2 and args[2])
+            self.asked += not kwargs.get(
+                "non_blocking", kind is aten.copy_ and len(args) > 2 and args[2]
+            )
         own = {id(x.there): x for x in there}  # what works in place returns its argument
         bare = tree_map(lambda x: x.there if isinstance(x, Elsewhere) else x, (args, kwargs))
 
         def placed(x: Any) -> Any:
-            return own[id(x)] if id(x) in own else Elsewhere(x) if goes and isinstance(x, Tensor) else x
+            return (
+                own[id(x)]
+                if id(x) in own
+                else Elsewhere(x)
+                if goes and isinstance(x, Tensor)
+                else x
+            )
 
         return tree_map(placed, func(*bare[0], **bare[1]))

@@ -1,8 +1,9 @@
-"""Does this code compute what the published code computes?  ``python tests/golden.py DIR [NAME …]``
+"""Does this code compute what the published code computes?  ``python tests/golden.py DIR [NAME
+  …]``
 
-DIR holds golden vectors: safetensors files with inputs, weights and the outputs of the reference implementations.  For
-every file and every group of tensors the largest error is printed.  Exit codes: 0 all within tolerance, 1 something is
-beyond it, 2 there is nothing to check in DIR.
+DIR holds golden vectors: safetensors files with inputs, weights and the outputs of the reference
+implementations.  For every file and every group of tensors the largest error is printed.  Exit
+codes: 0 all within tolerance, 1 something is beyond it, 2 there is nothing to check in DIR.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def run(name: str, folder: Path) -> list[Found]:
     try:
         with torch.inference_mode():
             return CHECKS[name](folder)
-    except Exception as error:  # whatever is wrong with the vectors or the code, the other files are still checked
+    # whatever is wrong with the vectors or the code, the other files are still checked
+    except Exception as error:
         return [Found(f"{type(error).__name__}: {error}", math.inf, 0)]
 
 
@@ -40,10 +42,15 @@ def show(name: str, found: list[Found]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check this code against golden vectors.")
     parser.add_argument("folder", type=Path, help="folder with the .safetensors files")
-    parser.add_argument("names", nargs="*", help="check only these files (default: all that are there)")
+    parser.add_argument(
+        "names", nargs="*", help="check only these files (default: all that are there)"
+    )
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
-        print(f"{options.folder} is not a folder: give the one that holds the golden vectors", file=sys.stderr)
+        print(
+            f"{options.folder} is not a folder: give the one that holds the golden vectors",
+            file=sys.stderr,
+        )
         return 2
     here = {p.stem for p in options.folder.glob("*.safetensors")}
     wanted = set(options.names) or here
@@ -53,7 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
         why = "there is no check for it" if lost in here else "it is not in the folder"
         print(f"{lost}: cannot be checked, {why}", file=sys.stderr)
     if not names or set(options.names) - set(names):
-        print(f"{options.folder} holds no vectors that can be checked" if not names else "", file=sys.stderr)
+        print(
+            f"{options.folder} holds no vectors that can be checked" if not names else "",
+            file=sys.stderr,
+        )
         return 2
     passed = [show(n, run(n, options.folder)) for n in names]
     if not options.names:

@@ -1,8 +1,9 @@
-"""The ids of a Chameleon model's image, one by one: what row ends and prompts in the package are checked against.
+"""The ids of a Chameleon model's image, one by one: what row ends and prompts in the package are
+checked against.
 
-Positions count from 0 at the first id after the image's start (Lumina-mGPT: after its two size ids).  An image is
-``height`` rows of ``width`` tokens; Lumina-mGPT ends each row, and the image, with an id of their own.  Where only one
-id may follow it is forced, and not drawn.
+Positions count from 0 at the first id after the image's start (Lumina-mGPT: after its two size
+ids).  An image is ``height`` rows of ``width`` tokens; Lumina-mGPT ends each row, and the image,
+with an id of their own.  Where only one id may follow it is forced, and not drawn.
 """
 
 from __future__ import annotations
@@ -49,12 +50,16 @@ def published(codes: int = 8192) -> Vocabulary:
 
 
 def of_names(names: Mapping[str, int]) -> Vocabulary:
-    return Vocabulary(image_ids(names, ChameleonFamily.image_number), {name: names[name] for name in SPECIAL})
+    return Vocabulary(
+        image_ids(names, ChameleonFamily.image_number), {name: names[name] for name in SPECIAL}
+    )
 
 
 @dataclass(frozen=True)
 class TokenRule:
-    """The ids of one image.  ``row_end``, ``image_end``: None where the model writes no such id (Anole)."""
+    """The ids of one image.  ``row_end``, ``image_end``: None where the model writes no such id
+    (Anole).
+    """
 
     height: int
     width: int
@@ -73,14 +78,18 @@ class TokenRule:
         return self.height * self.stride + (self.image_end is not None)
 
     def forced(self, position: int) -> int | None:
-        """The only id that may stand at ``position``, None where it is drawn (or the image is over)."""
+        """The only id that may stand at ``position``, None where it is drawn (or the image is
+        over).
+        """
         if position == self.height * self.stride:
             return self.image_end
         inside = position < self.height * self.stride
         return self.row_end if inside and position % self.stride == self.width else None
 
     def allowed(self, position: int, size: int) -> Tensor:
-        """Bool [size] over the vocabulary: what may stand at ``position``; after the image, anything."""
+        """Bool [size] over the vocabulary: what may stand at ``position``; after the image,
+        anything.
+        """
         if position >= self.length:
             return torch.ones(size, dtype=torch.bool)
         mask = torch.zeros(size, dtype=torch.bool)
@@ -94,9 +103,13 @@ class TokenRule:
         return (rows + torch.arange(self.width)).flatten()
 
     def lay_out(self, codes: Tensor) -> Tensor:
-        """Codebook indices [B, height · width] -> the image's ids [B, length], forced ones filled in."""
+        """Codebook indices [B, height · width] -> the image's ids [B, length], forced ones filled
+        in.
+        """
         forced = [self.forced(n) for n in range(self.length)]
-        ids = torch.tensor([-1 if i is None else i for i in forced], device=codes.device).repeat(len(codes), 1)
+        ids = torch.tensor([-1 if i is None else i for i in forced], device=codes.device).repeat(
+            len(codes), 1
+        )
         ids[:, self.drawn().to(codes.device)] = self.vocab.to_id[codes]
         return ids
 
@@ -112,7 +125,9 @@ class TokenRule:
             )
         codes = codes_of(ids[self.drawn()], self.vocab).view(self.height, self.width)
         if bool((codes < 0).any()):
-            raise UserError("an id inside the image is no image token: check that vocabulary and image size are right")
+            raise UserError(
+                "an id inside the image is no image token: check that vocabulary and image size are right"
+            )
         return codes
 
 
@@ -129,7 +144,9 @@ def anole_rule(vocab: Vocabulary, side: int = 32) -> TokenRule:
 
 
 def lumina_rule(vocab: Vocabulary, width: int, height: int) -> TokenRule:
-    """Lumina-mGPT: an image of ``width`` × ``height`` pixels.  Raises UserError where no size id says so."""
+    """Lumina-mGPT: an image of ``width`` × ``height`` pixels.  Raises UserError where no size id
+    says so.
+    """
     size_id(width), size_id(height)
     return TokenRule(height // PIXELS, width // PIXELS, vocab, ROW_END, vocab.image_end)
 
@@ -142,7 +159,9 @@ class Open(NamedTuple):
 
 
 def open_image(ids: Sequence[int], vocab: Vocabulary) -> Open | None:
-    """The unfinished Lumina-mGPT image at the end of a sequence; None before its two size ids are there."""
+    """The unfinished Lumina-mGPT image at the end of a sequence; None before its two size ids are
+    there.
+    """
     if not guided(ids, vocab):
         return None
     start = len(ids) - 1 - list(reversed(ids)).index(vocab.image_start)
@@ -151,7 +170,9 @@ def open_image(ids: Sequence[int], vocab: Vocabulary) -> Open | None:
 
 
 def in_image(ids: Sequence[int], vocab: Vocabulary) -> bool:
-    """Has the sequence begun an image that it has not ended?  (Then image top-k applies, otherwise text top-k.)"""
+    """Has the sequence begun an image that it has not ended?  (Then image top-k applies, otherwise
+    text top-k.)
+    """
     return list(ids).count(vocab.image_start) == list(ids).count(vocab.image_end) + 1
 
 
@@ -161,7 +182,13 @@ def guided(ids: Sequence[int], vocab: Vocabulary) -> bool:
 
 
 def lumina_sizes(side: int, ratio: float = 4.0) -> list[tuple[int, int]]:
-    """Width and height in pixels of the images that Lumina-mGPT knows, at most side² in area; widest first."""
+    """Width and height in pixels of the images that Lumina-mGPT knows, at most side² in area;
+    widest first.
+    """
     units = (side // SIZE_UNIT) ** 2
-    sizes = [(w, h) for w in range(units, 0, -1) for h in range(max(1, units // (w + 1)), units // w + 1)]
+    sizes = [
+        (w, h)
+        for w in range(units, 0, -1)
+        for h in range(max(1, units // (w + 1)), units // w + 1)
+    ]
     return [(w * SIZE_UNIT, h * SIZE_UNIT) for w, h in sizes if max(w, h) <= ratio * min(w, h)]

@@ -11,7 +11,9 @@ from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 
 
 def image_distribution(world: World, method: MethodSpec | WindowMethod) -> dict[Prefix, float]:
-    """P(image) of every image the method can make on this world, by recursion over all that can be drawn."""
+    """P(image) of every image the method can make on this world, by recursion over all that can be
+    drawn.
+    """
     return in_all(decode_by_steps(world, method)[0])
 
 
@@ -24,8 +26,12 @@ def in_all(by_steps: list[dict[Prefix, float]]) -> dict[Prefix, float]:
     return dict(images)
 
 
-def random_world(vocab: int, length: int, seed: int, zeros: float = 0.0, scale: float = 1.5, **options) -> World:
-    """Independent normal logits for every prefix; each is −∞ with probability ``zeros``, but never all of a row."""
+def random_world(
+    vocab: int, length: int, seed: int, zeros: float = 0.0, scale: float = 1.5, **options
+) -> World:
+    """Independent normal logits for every prefix; each is −∞ with probability ``zeros``, but never
+    all of a row.
+    """
 
     def table(name: str) -> Logits:
         def logits(prefix: Prefix) -> list[float]:

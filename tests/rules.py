@@ -25,7 +25,9 @@ def annealed(omega: list[float]) -> Annealed:
 
 
 def lantern(near: Tensor, bound: str, limit: float, barred: Tensor | None = None) -> Neighbourly:
-    """``near`` [V, k]; ``bound``: tvd, jsd or multiplicative; ``barred``: of the public code's form."""
+    """``near`` [V, k]; ``bound``: tvd, jsd or multiplicative; ``barred``: of the public code's
+    form.
+    """
     variant: Any = {"variant": "paper" if barred is None else "reference"}
     if bound == "multiplicative":
         rule: Neighbourly = LanternPP(lam=limit, **variant)
@@ -34,7 +36,9 @@ def lantern(near: Tensor, bound: str, limit: float, barred: Tensor | None = None
     return rule.ready(near=near, barred=barred, group_size=near.shape[1])
 
 
-def on_codes(name: str, codebook: Any = ((0.0,),) * 3, depth: int = 1, **options: Any) -> AcceptanceRule:
+def on_codes(
+    name: str, codebook: Any = ((0.0,),) * 3, depth: int = 1, **options: Any
+) -> AcceptanceRule:
     """A registered rule on a codebook [V, d], for drafts of ``depth`` levels."""
     codes = torch.as_tensor(codebook, dtype=torch.float64)
     target: Any = SimpleNamespace(codebook=codes, near={}, vocab=len(codes), device=codes.device)
@@ -42,7 +46,11 @@ def on_codes(name: str, codebook: Any = ((0.0,),) * 3, depth: int = 1, **options
 
 
 def drafted(
-    tree: TreeSpec, rule: PlainRule = EXACT, residual: str = "standard", sampled: bool = True, block: Any = None
+    tree: TreeSpec,
+    rule: PlainRule = EXACT,
+    residual: str = "standard",
+    sampled: bool = True,
+    block: Any = None,
 ) -> MethodSpec:
     """The plain definition of a drafted method."""
     return MethodSpec(tree, rule, PLAIN[residual], sampled, block)

@@ -52,8 +52,12 @@ def measured(prompt: prompts.Prompt, name: str, i: int, **changes) -> Sample:
     return Sample(**(fields | changes))
 
 
-def suite_run(root: Path, found: protocol.Protocol, skip=(), environment=ENVIRONMENT, **changes) -> Path:
-    """A finished run folder of ``ar`` and ``eagle-1``; ``skip``: (method, index of prompt) left out."""
+def suite_run(
+    root: Path, found: protocol.Protocol, skip=(), environment=ENVIRONMENT, **changes
+) -> Path:
+    """A finished run folder of ``ar`` and ``eagle-1``; ``skip``: (method, index of prompt) left
+    out.
+    """
     config = found.sweep({"methods": ["eagle-1"], "prompts": "demo"})
     chosen = prompts.load("demo", config.num_prompts)
     weights = found.settings["weights"] | {"eagle": "ab"}
@@ -65,7 +69,9 @@ def suite_run(root: Path, found: protocol.Protocol, skip=(), environment=ENVIRON
     ) as folder:  # fmt: skip
         for i, prompt in enumerate(chosen):
             for name in ("eagle-1", "ar"):
-                if (name, i) not in skip and sample_key(prompt.id, method(name).key, 0) not in folder.done:
+                if (name, i) not in skip and sample_key(
+                    prompt.id, method(name).key, 0
+                ) not in folder.done:
                     folder.append(measured(prompt, name, i, **changes))
         folder.finish(summarise(folder.figures, read_run(folder.path)))
         return folder.path

@@ -1,4 +1,6 @@
-"""Imports point one way, no circles, files and functions stay small, the engine asks no component for its type."""
+"""Imports point one way, no circles, files and functions stay small, the engine asks no component
+for its type.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,23 @@ from lanternbench.engine import decode as engine
 from lanternbench.experiment import RunFolder, read_samples, worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from tools import line_budget
+from tools import density
 
 ROOT = Path(lanternbench.__file__).parent
 # a package may import those before it; equal numbers do not import each other
-LAYERS = {"utils": 0, "models": 1, "prompts": 1, "metrics": 2, "engine": 2, "methods": 3, "measure": 4, "costs": 4}
+LAYERS = {
+    "utils": 0,
+    "models": 1,
+    "prompts": 1,
+    "metrics": 2,
+    "engine": 2,
+    "methods": 3,
+    "measure": 4,
+    "costs": 4,
+}
 LAYERS |= {"lossless": 5, "training": 5, "profile": 5, "experiment": 6, "imported": 7, "report": 7}
 LAYERS |= {"suite": 8, "tune": 8, "predict": 8, "doctor": 8, "cli": 9}
-LONG_FILES: set[str] = set()  # over 400 lines, with a reason beside each
+LONG_FILES: set[str] = set()  # over 600 lines, with a reason beside each
 
 
 @cache
@@ -106,8 +117,11 @@ def test_no_files_import_each_other():
 
 
 def test_files_are_short():
-    sizes = {str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines()) for p in ROOT.rglob("*.py")}
-    assert {name for name, lines in sizes.items() if lines > 400} == LONG_FILES
+    sizes = {
+        str(p.relative_to(ROOT)): len(p.read_text(encoding="utf-8").splitlines())
+        for p in ROOT.rglob("*.py")
+    }
+    assert {name for name, lines in sizes.items() if lines > 600} == LONG_FILES
 
 
 def test_functions_have_few_parameters():
@@ -117,7 +131,13 @@ def test_functions_have_few_parameters():
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
-                count = len([a for a in node.args.posonlyargs + node.args.args if a.arg not in ("self", "cls")])
+                count = len(
+                    [
+                        a
+                        for a in node.args.posonlyargs + node.args.args
+                        if a.arg not in ("self", "cls")
+                    ]
+                )
                 if count + len(node.args.kwonlyargs) > 8:
                     wide.add(f"{name}.{node.name}")
     assert wide == set()
@@ -125,12 +145,26 @@ def test_functions_have_few_parameters():
 
 def test_engine_and_methods_ask_no_component_for_its_type():
     """What remains asks about tensors, numbers and nestings of them, never about a component."""
-    allowed = {"Tensor", "PerPrompt", "DecoderCache", "slice", "Tensor | int", "str", "float", "list", "tuple", "dict"}
+    allowed = {
+        "Tensor",
+        "PerPrompt",
+        "DecoderCache",
+        "slice",
+        "Tensor | int",
+        "str",
+        "float",
+        "list",
+        "tuple",
+        "dict",
+    }
     asked = []
     for name, tree in files().items():
         if name.startswith(("lanternbench.engine", "lanternbench.methods")):
             for node in ast.walk(tree):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "hasattr"):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                    "isinstance",
+                    "hasattr",
+                ):
                     what = ast.unparse(node.args[1])
                     if what not in allowed:
                         asked.append(f"{name}: {ast.unparse(node)}")
@@ -159,22 +193,31 @@ def files_of_a_step(target, name):
 def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"`([\w/]+\.py)`", page.partition("\n1. ")[2].partition("\n## ")[0]))
-    assert files_of_a_step(target, "eagle-1") | {"models/packing.py"} == listed  # not every machine packs
+    # not every machine packs
+    assert files_of_a_step(target, "eagle-1") | {"models/packing.py"} == listed
     assert len(listed) <= 14
-    assert sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in listed) <= 2200
+    assert (
+        sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in listed) <= 3400
+    )
 
 
 def test_a_jacobi_step_runs_through_twelve_files(target):
     assert len(files_of_a_step(target, "sjd") | {"models/packing.py"}) <= 12
 
 
-def test_from_command_to_stored_sample_a_reader_opens_the_files_of_the_page(shallow_8x8, tmp_path, monkeypatch):
+def test_from_command_to_stored_sample_a_reader_opens_the_files_of_the_page(
+    shallow_8x8, tmp_path, monkeypatch
+):
     """The second of two runs counts, so that imports and caches do not."""
     opened = set[str]()
 
     def hook(frame, event, argument):
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(str(ROOT)) and code.co_name != "<module>":
+        if (
+            event == "call"
+            and code.co_filename.startswith(str(ROOT))
+            and code.co_name != "<module>"
+        ):
             opened.add(str(Path(code.co_filename).relative_to(ROOT)))
 
     def append(*args, whole=RunFolder.append):
@@ -187,21 +230,55 @@ def test_from_command_to_stored_sample_a_reader_opens_the_files_of_the_page(shal
     for name, watch in (("first", None), ("second", hook)):
         sys.setprofile(watch)
         with suppress(KeyboardInterrupt):
-            CliRunner().invoke(app, ["run", "--method", "eagle-1", "--name", name], catch_exceptions=False)
+            CliRunner().invoke(
+                app, ["run", "--method", "eagle-1", "--name", name], catch_exceptions=False
+            )
         sys.setprofile(None)
         (folder,) = Path("results").glob(f"{name}-*")
         assert len(read_samples(folder)) == 1
     page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-    listed = re.findall(r"`([\w/]+\.py)`", page.partition("\n## One sample")[2].partition("\n## ")[0])
+    listed = re.findall(
+        r"`([\w/]+\.py)`", page.partition("\n## One sample")[2].partition("\n## ")[0]
+    )
     assert {file for file in opened if file.startswith(("experiment/", "measure/"))} == set(listed)
     assert len(listed) <= 12
 
 
-@pytest.mark.parametrize("most", [3, 2])
-def test_a_package_over_its_line_budget_fails_lint(most, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokens", [6, 5])
+def test_a_package_over_its_token_budget_fails_lint(tokens, tmp_path, monkeypatch):
     (tmp_path / "lanternbench" / "deep").mkdir(parents=True)
-    (tmp_path / "lanternbench" / "deep" / "a.py").write_text("a = 1\n\nb = 2\n")
-    (tmp_path / "pyproject.toml").write_text(f"[tool.lanternbench]\nmax_lines = {most}\n")
-    monkeypatch.setattr(line_budget, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match="1 lines over its budget") if most < 3 else nullcontext():
-        line_budget.main()
+    (tmp_path / "lanternbench" / "deep" / "a.py").write_text("a = 1\n\nb = 2  # two\n")
+    limits = f"[tool.lanternbench.density.total]\ntokens = {tokens}\n"
+    (tmp_path / "pyproject.toml").write_text(limits)
+    monkeypatch.setattr(density, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["density"])
+    with (
+        pytest.raises(SystemExit, match="tokens is 6 and may be 5")
+        if tokens < 6
+        else nullcontext()
+    ):
+        density.main()
+
+
+@pytest.mark.parametrize(
+    ("code", "figure"),
+    [
+        ("a, b = 1, 2", "tuple_assignments"),
+        ("a = 1 if b else 2", "ternaries"),
+        ("a = [x for x in b]", "comprehensions"),
+        ("a = [[y for y in x] for x in b]", "nested_comprehensions"),
+        ("a: Any = 1", "any"),
+        ("a = '" + 99 * "x" + "'", "long_lines"),
+        ('def f():\n    """Which of them."""', "question_docstrings"),
+        ("def f():\n" + 50 * "    a = 1\n", "functions_over_50_lines"),
+        ("def f():\n" + "".join(f"    a{i} = 1\n" for i in range(16)), "functions_over_15_names"),
+    ],
+)
+def test_each_packed_construct_is_counted(code, figure, tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text(code + "\n")
+    packed = density.measure(path).figures()
+    path.write_text("a = 1\nb = 2\n")
+    plain = density.measure(path).figures()
+    assert packed[figure] > 0
+    assert plain.get(figure, 0) == 0

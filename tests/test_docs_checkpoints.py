@@ -1,4 +1,6 @@
-"""docs/checkpoints.md covers every family of the catalogue, and what it calls loud is an error in the code."""
+"""docs/checkpoints.md covers every family of the catalogue, and what it calls loud is an error in
+the code.
+"""
 
 from __future__ import annotations
 

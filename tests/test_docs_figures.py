@@ -1,8 +1,10 @@
-"""Every figure in README and docs is held by a file of the repository that its section, or its document's head, links.
+"""Every figure in README and docs is held by a file of the repository that its section, or its
+document's head, links.
 
-A figure is a number with a decimal point, or a whole one with a unit (×, %, ms, GB/s, dB), in prose or a table.  Code,
-settings (λ = 1.5), arXiv numbers and generated tables are none.  A file holds it if one of its numbers rounds to it.
-What this cannot see: a figure of the right value beside the wrong words.
+A figure is a number with a decimal point, or a whole one with a unit (×, %, ms, GB/s, dB), in
+prose or a table.  Code, settings (λ = 1.5), arXiv numbers and generated tables are none.  A file
+holds it if one of its numbers rounds to it. What this cannot see: a figure of the right value
+beside the wrong words.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ NOT_PROSE = (
     r"\b(?:Python|CFG|torch|guidance) \d[\d.]*",
 )
 TAU = re.compile(r"τ = (\d+\.\d+)")
-FIGURE = re.compile(r"(?<![\d.,\w])(\d[\d,]*(?:\.\d+)?)(?: ?(×(?! ?\d)|%|ms\b|GB/s|dB))?(?![\d\w]|\.\d)")
+FIGURE = re.compile(
+    r"(?<![\d.,\w])(\d[\d,]*(?:\.\d+)?)(?: ?(×(?! ?\d)|%|ms\b|GB/s|dB))?(?![\d\w]|\.\d)"
+)
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
 
 
@@ -39,18 +43,26 @@ def holders(document: Path, text: str) -> set[Path]:
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     found = {(document.parent / link).resolve() for link in links}
     kinds = {".md", ".json", ".csv", ".py", ".yaml"}
-    return {path for path in found if path.suffix in kinds and path.is_file() and path.parent != ROOT / "docs"}
+    return {
+        path
+        for path in found
+        if path.suffix in kinds and path.is_file() and path.parent != ROOT / "docs"
+    }
 
 
 @cache
 def numbers(path: Path) -> frozenset[float]:
-    return frozenset(float(x.replace(",", "")) for x in NUMBER.findall(path.read_text(encoding="utf-8")))
+    return frozenset(
+        float(x.replace(",", "")) for x in NUMBER.findall(path.read_text(encoding="utf-8"))
+    )
 
 
 def held(figure: str, unit: str, path: Path) -> bool:
     value, digits = float(figure.replace(",", "")), len(figure.partition(".")[2])
     scales = (1, 100) if unit == "%" else (1, 1000) if unit == "ms" else (1,)
-    return any(abs(s * x - value) <= 0.5 * 10**-digits + 1e-9 for x in numbers(path) for s in scales)
+    return any(
+        abs(s * x - value) <= 0.5 * 10**-digits + 1e-9 for x in numbers(path) for s in scales
+    )
 
 
 def figures(text: str) -> list[tuple[str, str]]:
@@ -67,7 +79,11 @@ def unheld(document: Path, text: str) -> list[str]:
     for section in (head, *rest):
         files = holders(document, head + section)
         title = section.partition("\n")[0]
-        found += [f"{title}: {n} {u}" for n, u in figures(section) if not any(held(n, u, path) for path in files)]
+        found += [
+            f"{title}: {n} {u}"
+            for n, u in figures(section)
+            if not any(held(n, u, path) for path in files)
+        ]
     return found
 
 
@@ -83,4 +99,9 @@ def test_a_figure_that_no_file_holds_is_found():
         "## Two\n\nIt takes 7.77 ms, 61 GB/s, and τ = 9.87.\n\n| a | b |\n|---|---|\n| x | 8.765 |\n"
     )
     wrong = unheld(ROOT / "docs" / "made-up.md", text)
-    assert [line.partition(": ")[2].strip() for line in wrong] == ["9.87", "7.77 ms", "61 GB/s", "8.765"]
+    assert [line.partition(": ")[2].strip() for line in wrong] == [
+        "9.87",
+        "7.77 ms",
+        "61 GB/s",
+        "8.765",
+    ]

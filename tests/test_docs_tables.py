@@ -13,7 +13,9 @@ from tools.docs_tables import ROOT, TABLES, current
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_what_the_code_says(name):
     path, text, wanted = current(name)
-    assert text == wanted, f"{path.name} has an old table '{name}': run `python -m tools.docs_tables`"
+    assert text == wanted, (
+        f"{path.name} has an old table '{name}': run `python -m tools.docs_tables`"
+    )
 
 
 def test_readme_has_at_most_1200_words():
@@ -28,7 +30,9 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_between_documents_lead_somewhere():
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text(encoding="utf-8")):
+        for link, anchor in re.findall(
+            r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", path.read_text(encoding="utf-8")
+        ):
             page = path.parent / link if link else path
             assert page.exists(), f"{path.name}: {link}"
             assert not anchor or anchor in anchors(page), f"{path.name}: {link}#{anchor}"

@@ -34,14 +34,18 @@ def example(section: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Iterator[None]:
-    """Both examples are installed, for this process; test_extend_methods has others in processes of their own."""
+    """Both examples are installed, for this process; test_extend_methods has others in processes
+    of their own.
+    """
     site = tmp_path_factory.mktemp("site")
     for module, section in MODULES.items():
         (site / f"{module}.py").write_text(example(section))
     info = site / "ours-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[lanternbench.plugins]\nmetric = our_metric\nprompts = our_prompts\n")
+    (info / "entry_points.txt").write_text(
+        "[lanternbench.plugins]\nmetric = our_metric\nprompts = our_prompts\n"
+    )
     with registry.temporary(), pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
         patch.setenv("LANTERNBENCH_HOME", str(site / "home"))
@@ -79,10 +83,14 @@ def test_the_metric_scores_images_as_its_formula_says(cli, tmp_path):
         Image.fromarray(pixels).save(tmp_path / name / "a.png")
     done = cli("score", "flat", "noisy", "--metrics", "sharpness", "--json")
     assert done.code == 0, done.stderr
-    values = [found["rows"][0]["figures"]["sharpness"]["value"] for found in json.loads(done.stdout)]
+    values = [
+        found["rows"][0]["figures"]["sharpness"]["value"] for found in json.loads(done.stdout)
+    ]
     y = np.pad(np.asarray(Image.fromarray(noisy).convert("L"), float), 1, mode="edge")
     by_hand = [
-        y[i - 1, j] + y[i + 1, j] + y[i, j - 1] + y[i, j + 1] - 4 * y[i, j] for i in range(1, 17) for j in range(1, 17)
+        y[i - 1, j] + y[i + 1, j] + y[i, j - 1] + y[i, j + 1] - 4 * y[i, j]
+        for i in range(1, 17)
+        for j in range(1, 17)
     ]
     assert values == pytest.approx([0.0, np.var(by_hand)])
 
@@ -110,12 +118,17 @@ def test_the_prompt_source_reads_its_official_file_and_selects_by_seed(cli, tmp_
     assert (chosen["dataset"], chosen["count"]) == ("birds", 5)
     assert {p["category"] for p in chosen["prompts"]} == {"Hawks"}
     assert [p["id"] for p in chosen["prompts"]] != [f"bird-{n}" for n in range(1, 6)]
-    assert all(p["prompt"] == f"a red kite, number {int(p['id'][5:]) - 1}" for p in chosen["prompts"])
+    assert all(
+        p["prompt"] == f"a red kite, number {int(p['id'][5:]) - 1}" for p in chosen["prompts"]
+    )
 
 
 def test_the_prompt_source_says_what_is_missing_or_wrong_in_one_sentence(cli, tmp_path):
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    for spec, says in (("birds", "lanternbench fetch birds"), ("birds:other.csv", "no columns Prompt and Family")):
+    for spec, says in (
+        ("birds", "lanternbench fetch birds"),
+        ("birds:other.csv", "no columns Prompt and Family"),
+    ):
         done = cli("prompts", spec)
         assert done.code == 2
         assert says in " ".join(done.stderr.split())

@@ -1,4 +1,6 @@
-"""The published code's outputs are reproduced, as far as the golden vectors are beside the checkout."""
+"""The published code's outputs are reproduced, as far as the golden vectors are beside the
+checkout.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SOME = {"eagle2_16_7_3", "lantern_k50_d0.1", "eagle1_chain", "lanternpp_k50_lam2
 def vectors(shared: Path) -> Path:
     folder = shared / "golden"
     if not folder.is_dir():
-        pytest.skip(f"GOLDEN VECTORS ABSENT: {folder} is not there, so nothing was compared with the published code")
+        pytest.skip(
+            f"GOLDEN VECTORS ABSENT: {folder} is not there, so nothing was compared with the published code"
+        )
     return folder
 
 
@@ -47,7 +51,9 @@ def test_a_wrong_vector_is_reported_and_ends_with_code_1(vectors, tmp_path, caps
     assert "llamagen_t2i: NOT CHECKED" in out
 
 
-def test_a_record_that_stops_before_the_image_ends_is_compared_as_far_as_it_goes(vectors, tmp_path):
+def test_a_record_that_stops_before_the_image_ends_is_compared_as_far_as_it_goes(
+    vectors, tmp_path
+):
     run, kept = "eagle2_16_7_3", 100
     with safe_open(vectors / "decode_greedy.safetensors", "pt") as file:
         tensors, meta = {k: file.get_tensor(k) for k in file.keys()}, file.metadata()  # noqa: SIM118

@@ -1,4 +1,6 @@
-"""``make gpu`` without a GPU: every piece runs on the stand-in; what breaks costs its own figures alone."""
+"""``make gpu`` without a GPU: every piece runs on the stand-in; what breaks costs its own figures
+alone.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Stood(Rehearsal):
 
 @pytest.fixture
 def stood(monkeypatch):
-    """Every preset is recorded on the stand-in by other tests: three are enough to go through a piece."""
+    """Every preset is recorded on the stand-in by other tests: three are enough to go through a
+    piece.
+    """
     monkeypatch.setattr(equal, "QUICK", ("ar", "adt-tree", "cool-sd"))
     with torch.inference_mode(), Apart() as apart:
         made = Stood(str(THERE), True, apart.record)
@@ -59,12 +63,15 @@ def measured(name: str, machine: Rehearsal, folder: Path) -> Result:
     return kept
 
 
-ON_THE_HOST = ("machine", "plain", "embedded", "networks")  # none of them records a step of its own
+# none of them records a step of its own
+ON_THE_HOST = ("machine", "plain", "embedded", "networks")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PIECES if name not in ON_THE_HOST])
-def test_every_piece_runs_on_the_stand_in_and_keeps_the_bars_that_need_no_gpu(name, stood, tmp_path):
+def test_every_piece_runs_on_the_stand_in_and_keeps_the_bars_that_need_no_gpu(
+    name, stood, tmp_path
+):
     kept = measured(name, stood, tmp_path)
     assert all(b["passed"] for b in kept.bars if b["bar"] not in bars.GPU_ONLY)
 
@@ -73,19 +80,38 @@ def test_every_piece_runs_on_the_stand_in_and_keeps_the_bars_that_need_no_gpu(na
 @pytest.mark.parametrize("name", ON_THE_HOST)
 def test_pieces_that_record_no_step_run_on_the_host(name, tmp_path):
     kept = measured(name, rehearsal(), tmp_path)
-    numbers = [x for rows in kept.tables.values() for row in rows for x in row.values() if isinstance(x, float | int)]
+    numbers = [
+        x
+        for rows in kept.tables.values()
+        for row in rows
+        for x in row.values()
+        if isinstance(x, float | int)
+    ]
     assert numbers
 
 
 def test_xl_gets_a_drafter_of_every_kind():
-    shape = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "caption_dim": 8, "cls_token_num": 4}
-    row = Entry(name="small", family="llamagen", about="", shape=shape | {"vq": SMALL_VQ}, guidance=3.0)
+    shape = {
+        "dim": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "vocab_size": 64,
+        "grid": 4,
+        "caption_dim": 8,
+        "cls_token_num": 4,
+    }
+    row = Entry(
+        name="small", family="llamagen", about="", shape=shape | {"vq": SMALL_VQ}, guidance=3.0
+    )
     target = shapes.with_all_drafters(LlamaGenFamily().random_target(row, "cpu", torch.float32))
     assert set(target.drafters) == {"eagle", "eagle-3", "dflash", "model", "medusa"}
-    assert [net.misfit(target) for net in (target.drafters["model"], target.drafters["medusa"])] == [None, None]
+    assert [
+        net.misfit(target) for net in (target.drafters["model"], target.drafters["medusa"])
+    ] == [None, None]
     held = sum(p.numel() for p in target.model.parameters())
     assert shapes.weights(target) > 4 * held
-    assert shapes.cache_bytes(target, 10) == 10 * 2 * 2 * 2 * 32 * 4  # rows, layers, keys and values
+    # rows, layers, keys and values
+    assert shapes.cache_bytes(target, 10) == 10 * 2 * 2 * 2 * 32 * 4
 
 
 WRITES = """
@@ -108,7 +134,9 @@ result.save()
 FAULTS = {"whole": "", "raising": "raises", "hanging": "hangs", "killed": "killed"}
 
 
-def run(folder: Path, faults: dict[str, str], limit_s: float = 20.0, needs: tuple[str, ...] = ()) -> list[Result]:
+def run(
+    folder: Path, faults: dict[str, str], limit_s: float = 20.0, needs: tuple[str, ...] = ()
+) -> list[Result]:
     """The pieces that are not done, each a process that writes, and then fails as it is told."""
 
     def measure(name: str, left_s: float) -> Result:
@@ -126,11 +154,14 @@ def test_a_piece_that_raises_hangs_or_is_killed_leaves_the_others_whole_and_is_m
 ):
     monkeypatch.setattr("benchmarks.gpu.runner.GRACE_S", 0.1)
     made = {r.piece: r for r in run(tmp_path, FAULTS)}
-    assert {name: r.status for name, r in made.items()} == dict.fromkeys(FAULTS, FAILED) | {"whole": DONE}
+    assert {name: r.status for name, r in made.items()} == dict.fromkeys(FAULTS, FAILED) | {
+        "whole": DONE
+    }
     assert "no kernel image is available" in made["raising"].said
     assert made["hanging"].said == "it took longer than 2 s"
     assert made["killed"].said == "killed by SIGKILL"
-    assert all(r.tables["times"][0] == {"what": "first", "ms": 1.5} for r in made.values())  # what was there stays
+    # what was there stays
+    assert all(r.tables["times"][0] == {"what": "first", "ms": 1.5} for r in made.values())
     assert (tmp_path / "raising.log").is_file()
     before = (tmp_path / "whole.json").read_bytes()
     repaired = run(tmp_path, dict.fromkeys(FAULTS, ""))
@@ -141,7 +172,11 @@ def test_a_piece_that_raises_hangs_or_is_killed_leaves_the_others_whole_and_is_m
 
 def test_what_was_cut_off_or_torn_or_measured_elsewhere_is_not_done(tmp_path):
     left = Result("ar", "a GPU", folder=tmp_path)
-    for status, device, done in ((RUNNING, "a GPU", False), (DONE, "another", False), (DONE, "a GPU", True)):
+    for status, device, done in (
+        (RUNNING, "a GPU", False),
+        (DONE, "another", False),
+        (DONE, "a GPU", True),
+    ):
         left.status, left.device = status, device
         left.save()
         assert is_done(tmp_path, "ar", "a GPU", False) == done
@@ -159,7 +194,10 @@ def test_a_piece_that_lacks_a_package_says_so_and_is_not_started(tmp_path):
 
 def test_no_piece_is_begun_when_the_time_is_up(tmp_path):
     begun = []
-    assert list(run_all(["a", "b"], lambda name, left: begun.append(name), lambda name: False, 0.0)) == []  # type: ignore[arg-type,func-returns-value]
+    assert (
+        list(run_all(["a", "b"], lambda name, left: begun.append(name), lambda name: False, 0.0))
+        == []
+    )  # type: ignore[arg-type,func-returns-value]
     assert begun == []
 
 
@@ -170,7 +208,13 @@ def test_the_report_says_not_measured_until_it_is_and_puts_what_is_expected_besi
     assert text.count("| not measured |") == sum(len(p.bars) for p in PIECES.values()) > 5
     assert "nothing below is measured" in text
     assert (ROOT / "benchmarks/results/gpu.md").is_file()
-    made = Result("ar", "NVIDIA H200", status=DONE, folder=folder, facts={"torch": "2.11", "commit": "abc+changes"})
+    made = Result(
+        "ar",
+        "NVIDIA H200",
+        status=DONE,
+        folder=folder,
+        facts={"torch": "2.11", "commit": "abc+changes"},
+    )
     made.row("one prompt", what="CUDA graphs", ms=0.75)
     made.bar(bars.SHARE, "81%", True)
     made.bar(bars.H200, "0.75 ms", None)
@@ -229,12 +273,18 @@ def test_without_a_gpu_one_sentence_says_what_to_do(monkeypatch, capfd):
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert "--rehearse" in done.stderr
-    assert "run `lanternbench doctor --gpu` on a machine with one" in mistake(monkeypatch, capfd, "doctor", "--gpu")
+    assert "run `lanternbench doctor --gpu` on a machine with one" in mistake(
+        monkeypatch, capfd, "doctor", "--gpu"
+    )
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(shallow, works, monkeypatch):
-    """On the host, with a recorder that does the work again, or that hands out what it made at first."""
+def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(
+    shallow, works, monkeypatch
+):
+    """On the host, with a recorder that does the work again, or that hands out what it made at
+    first.
+    """
 
     def record(work, inputs):
         first = work(*inputs)

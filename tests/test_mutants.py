@@ -11,7 +11,12 @@ def test_every_mutant_still_finds_its_text_and_its_tests():
 
 
 def test_a_text_that_is_gone_is_reported(monkeypatch):
-    gone = Mutant("gone", "nothing", (("pyproject.toml", "no such text", ""),), tests=("tests/conftest.py::test_none",))
+    gone = Mutant(
+        "gone",
+        "nothing",
+        (("pyproject.toml", "no such text", ""),),
+        tests=("tests/conftest.py::test_none",),
+    )
     monkeypatch.setattr(run, "MUTANTS", (gone,))
     assert len(run.stale()) == 2
 

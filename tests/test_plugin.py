@@ -18,12 +18,17 @@ DOC = ROOT / "docs" / "extend.md"
 def blocks() -> tuple[str, str]:
     """The document's pyproject.toml and its first example, an acceptance rule."""
     text = DOC.read_text()
-    return tuple(re.search(rf"```{language}\n(.*?)```", text, re.S).group(1) for language in ("toml", "python"))
+    return tuple(
+        re.search(rf"```{language}\n(.*?)```", text, re.S).group(1)
+        for language in ("toml", "python")
+    )
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> dict[str, str]:
-    """An environment in which the document's example is installed from its source, beside a results folder."""
+    """An environment in which the document's example is installed from its source, beside a
+    results folder.
+    """
     folder = tmp_path_factory.mktemp("plugin")
     project, code = blocks()
     (folder / "lanternbench_peak").mkdir()
@@ -31,8 +36,19 @@ def installed(tmp_path_factory) -> dict[str, str]:
     (folder / "lanternbench_peak" / "__init__.py").write_text(code)
     (folder / "pyproject.toml").write_text(project)
     site = folder / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    done = subprocess.run([*pip, "--target", str(site), "."], cwd=folder, capture_output=True, text=True)
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    ]
+    done = subprocess.run(
+        [*pip, "--target", str(site), "."], cwd=folder, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return os.environ | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
 
@@ -46,7 +62,9 @@ def cli(env: dict[str, str], *args: str, cwd: Path) -> subprocess.CompletedProce
 def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
     listed = json.loads(cli(installed, "methods", "--json", cwd=tmp_path).stdout)
     assert "eagle-peak" in {m["method"] for m in listed}
-    done = cli(installed, "run", "-m", "eagle-peak", "-n", "1", "--no-baseline", "--json", cwd=tmp_path)
+    done = cli(
+        installed, "run", "-m", "eagle-peak", "-n", "1", "--no-baseline", "--json", cwd=tmp_path
+    )
     row = json.loads(done.stdout)["rows"][0]
     assert row["method"] == "eagle-peak"
     assert row["figures"]["fidelity_loss"]["value"] > 0  # it is not lossless, and that is seen
@@ -64,10 +82,16 @@ def test_an_installed_method_is_listed_and_runs(installed, tmp_path):
 def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(text, tmp_path):
     info = tmp_path / "lanternbench_broken-0.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lanternbench-broken\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[lanternbench.plugins]\nbroken = lanternbench_broken\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: lanternbench-broken\nVersion: 0.1\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[lanternbench.plugins]\nbroken = lanternbench_broken\n"
+    )
     (tmp_path / "lanternbench_broken.py").write_text(text)
-    done = cli(os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, "methods", cwd=tmp_path)
+    done = cli(
+        os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, "methods", cwd=tmp_path
+    )
     assert done.returncode == 2
     assert "the plug-in 'broken' (lanternbench_broken) cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr

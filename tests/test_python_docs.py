@@ -35,7 +35,9 @@ def in_short(small_images, monkeypatch):
 
 
 @pytest.mark.parametrize("how", slow_but(["in_short"], ["in_short", "as it stands"]))
-def test_every_block_of_the_page_runs_in_a_fresh_folder(how, request, tmp_path, monkeypatch, capsys):
+def test_every_block_of_the_page_runs_in_a_fresh_folder(
+    how, request, tmp_path, monkeypatch, capsys
+):
     if how == "in_short":
         request.getfixturevalue(how)
     monkeypatch.chdir(tmp_path)
@@ -45,7 +47,10 @@ def test_every_block_of_the_page_runs_in_a_fresh_folder(how, request, tmp_path, 
     assert len(blocks) == 7
     for block in blocks:
         exec(compile(block, str(DOC), "exec"), known)
-    assert all((tmp_path / name).stat().st_size > 1000 for name in ("circle.png", "accepted.png", "pareto.pdf"))
+    assert all(
+        (tmp_path / name).stat().st_size > 1000
+        for name in ("circle.png", "accepted.png", "pareto.pdf")
+    )
     out = capsys.readouterr().out
     tokens = 64 if how == "in_short" else 256
     assert re.match(rf"{tokens} tokens in \d+ steps, τ = \d\.\d\d, decoded in \d+\.\d\d s\n", out)
@@ -55,7 +60,9 @@ def test_every_block_of_the_page_runs_in_a_fresh_folder(how, request, tmp_path, 
 
 
 def test_the_example_of_verification_gives_what_it_says():
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "verification.md").read_text(), re.S)
+    (block,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "verification.md").read_text(), re.S
+    )
     *setup, losses, right = block.strip().splitlines()
     known: dict = {}
     exec("\n".join(setup), known)
@@ -70,7 +77,9 @@ def test_the_frames_hold_what_the_folder_holds():
     assert len(run.samples) == 6
     ours = run.samples[run.samples["label"] == "eagle-1"]
     theirs = run.samples[run.samples["label"] == "ar"]
-    assert theirs["decode_s"].sum() / ours["decode_s"].sum() == pytest.approx(run.summary["speedup"][1])
+    assert theirs["decode_s"].sum() / ours["decode_s"].sum() == pytest.approx(
+        run.summary["speedup"][1]
+    )
     assert ours["clip-tiny"].mean() == pytest.approx(run.summary["clip-tiny"][1])
 
 

@@ -1,4 +1,6 @@
-"""``python -m benchmarks.study``: finished runs by sweep, what a result file says of its run, a section per run."""
+"""``python -m benchmarks.study``: finished runs by sweep, what a result file says of its run, a
+section per run.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,18 @@ RUN = DATA / "run_of_flat_figures"
 
 
 def stored(
-    folder: Path, run_id: str, created: str, config: dict | None = None, notes: list[dict] | None = None
+    folder: Path,
+    run_id: str,
+    created: str,
+    config: dict | None = None,
+    notes: list[dict] | None = None,
 ) -> Path:
     """A copy of the stored run under another name, with another configuration and notes."""
     path = folder / run_id
     shutil.copytree(RUN, path)
-    record, summary = (json.loads((path / name).read_text()) for name in ("run.json", "summary.json"))
+    record, summary = (
+        json.loads((path / name).read_text()) for name in ("run.json", "summary.json")
+    )
     record |= {"run_id": run_id, "created": created, "config": record["config"] | (config or {})}
     (path / "run.json").write_text(json.dumps(record))
     (path / "summary.json").write_text(json.dumps(summary | {"notes": notes}))
@@ -39,9 +47,13 @@ def test_finished_runs_come_oldest_first_and_others_are_left_out(tmp_path):
 
 def test_a_result_file_names_machine_load_and_clock(tmp_path):
     calm = result_files.setting(stored(tmp_path, "a", ""))
-    assert calm.startswith("2 demo prompts, T = 1, batch 1, interleaved; AMD EPYC, 1 thread(s) on 2 cores, torch ")
+    assert calm.startswith(
+        "2 demo prompts, T = 1, batch 1, interleaved; AMD EPYC, 1 thread(s) on 2 cores, torch "
+    )
     text = "The clock was disturbed (the load was 3.0 on 2 cores): stop other programs."
-    disturbed = result_files.setting(stored(tmp_path, "b", "", notes=({"kind": "unfit", "text": text},)))
+    disturbed = result_files.setting(
+        stored(tmp_path, "b", "", notes=({"kind": "unfit", "text": text},))
+    )
     assert "do not quote: the clock was disturbed (the load was 3.0 on 2 cores)" in disturbed
     assert "do not quote" not in calm
 
@@ -54,8 +66,13 @@ def results(tmp_path, monkeypatch) -> Path:
 
 
 def test_a_section_is_replaced_by_that_of_the_newest_run_and_others_stay(results, tmp_path):
-    results.write_text("# Every method\n\n## Drafters and block verification\n\nold\n\n## T = 1\n\nolder\n")
-    runs = [("methods", stored(tmp_path, "methods-1", "1")), ("methods", stored(tmp_path, "methods-2", "2"))]
+    results.write_text(
+        "# Every method\n\n## Drafters and block verification\n\nold\n\n## T = 1\n\nolder\n"
+    )
+    runs = [
+        ("methods", stored(tmp_path, "methods-1", "1")),
+        ("methods", stored(tmp_path, "methods-2", "2")),
+    ]
     methods.report(runs)
     text = results.read_text()
     assert text.index("## T = 1") < text.index("## Drafters")

@@ -19,16 +19,35 @@ def installed(tmp_path_factory) -> Path:
     """A folder in which the wheel is installed."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(ROOT)]
+    build = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     subprocess.run(build, check=True, capture_output=True, text=True)
     (wheel,) = folder.glob("*.whl")
-    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel)]
+    install = [
+        *pip,
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(folder / "site"),
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True, text=True)
     return folder
 
 
 @pytest.mark.slow
-def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(installed, tmp_path):
+def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(
+    installed, tmp_path
+):
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
     code = (
         "from pathlib import Path; import lanternbench; from lanternbench.experiment.config import read_sweeps\n"
@@ -36,10 +55,26 @@ def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(i
         "methods = read_sweeps(Path('configs/demo.yaml'))[0].methods()\n"
         "print(lanternbench.__file__, len(methods), len(protocol.names()), len(leaderboard.html_page([])) > 1000)"
     )
-    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 600}
+    options = {
+        "cwd": tmp_path,
+        "env": environment,
+        "capture_output": True,
+        "text": True,
+        "timeout": 600,
+    }
     where = subprocess.run([sys.executable, "-c", code], **options).stdout.split()
     assert where == [str(installed / "site" / "lanternbench" / "__init__.py"), "7", "6", "True"]
-    command = [sys.executable, "-m", "lanternbench", "run", "-m", "cool-sd", "-n", "1", "--no-baseline"]
+    command = [
+        sys.executable,
+        "-m",
+        "lanternbench",
+        "run",
+        "-m",
+        "cool-sd",
+        "-n",
+        "1",
+        "--no-baseline",
+    ]
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     assert "cool-sd" in done.stdout
@@ -62,9 +97,13 @@ def test_the_wheel_is_typed_small_and_starts_by_its_command(installed):
     (wheel,) = installed.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        (points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+        (points,) = (
+            archive.read(name).decode() for name in names if name.endswith("entry_points.txt")
+        )
     assert f"-{lanternbench.__version__}-" in wheel.name
     assert "lanternbench/py.typed" in names
     assert "lanternbench = lanternbench.__main__:main" in points
-    assert not [name for name in names if name.startswith(("tests", "tools", "benchmarks", "results"))]
+    assert not [
+        name for name in names if name.startswith(("tests", "tools", "benchmarks", "results"))
+    ]
     assert wheel.stat().st_size < 60e6

@@ -14,7 +14,9 @@ from lanternbench.methods.method import Method, method
 
 
 def output_distribution(tables: Tables, method: Method) -> tuple[Tensor, float]:
-    """P(image) of what the engine generates on tables [V ** L], and Theorem 2's bound on its TV from the target."""
+    """P(image) of what the engine generates on tables [V ** L], and Theorem 2's bound on its TV
+    from the target.
+    """
     images, loss = enumerate_decodes(TableDecoder(tables, method))
     return images.sum(0), loss
 
@@ -29,9 +31,10 @@ def tv(a: Tensor, b: Tensor) -> float:
 
 
 def gumbel_token(p: list[float], g: list[float]) -> int:
-    """Gumbel coupling (SCD): argmax(log p + g), g one standard Gumbel per token, the same for a position's every draw.
+    """Gumbel coupling (SCD): argmax(log p + g), g one standard Gumbel per token, the same for a
+    position's every draw.
 
-    With g independent over positions a draw has the law p, and so has the image the target's: the output distribution
-    is ``World.joint``.
+    With g independent over positions a draw has the law p, and so has the image the target's: the
+    output distribution is ``World.joint``.
     """
     return max((x for x in range(len(p)) if p[x] > 0), key=lambda x: math.log(p[x]) + g[x])

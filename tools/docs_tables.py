@@ -1,9 +1,10 @@
-"""The tables of README and docs that the code knows better: methods, targets, commands, defaults, what a
-plug-in may read.
+"""The tables of README and docs that the code knows better: methods, targets, commands, defaults,
+what a plug-in may read.
 
     python -m tools.docs_tables
 
-writes each between its ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``.  A test checks that they are current.
+writes each between its ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``.  A test checks that
+they are current.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ ORDER = (
     ),
     *("methods", "targets", "metrics", "fetch", "prompts", "doctor", "codebook"),
 )
-# fields of the state that proposals, trees and rules may read, and what those are that the code gives no comment
+# fields of the state that proposals, trees and rules may read, and what those are that the code
+# gives no comment
 STATE = {
     "batch": "B, the prompts that are still decoded",
     "limit": "L, the tokens of an image",
@@ -69,7 +71,9 @@ def methods() -> Rows:
             drafted = made.choices.proposal != "none"
             drafts = [made.choices.proposal, made.choices.tree] if drafted else []
             drafts += ["several rows"] if made.choices.order == "rows" else []
-            rule = made.choices.acceptance + (f", {made.read['schedule']}" if "schedule" in made.read else "")
+            rule = made.choices.acceptance + (
+                f", {made.read['schedule']}" if "schedule" in made.read else ""
+            )
             lossless = "yes" if made.lossless else "no"
             yield f"`{name}`", ", ".join(drafts) or "–", rule if drafted else "–", lossless, paper
 
@@ -82,7 +86,9 @@ def targets() -> Rows:
     yield "family", "targets, and rows × columns of tokens"
     families: dict[str, list[str]] = {}
     for name, entry in catalogue().items():
-        families.setdefault(entry.family, []).append(f"`{name}` {' + '.join(map(written, entry.all_grids))}")
+        families.setdefault(entry.family, []).append(
+            f"`{name}` {' + '.join(map(written, entry.all_grids))}"
+        )
     yield from ((family, ", ".join(names)) for family, names in families.items())
 
 
@@ -118,7 +124,9 @@ def defaults() -> Rows:
         rows = list(group)
         values = ", ".join(f"`{row.option}` {row.default}" for row in rows)
         others = [
-            f"`{row.option}` {row.elsewhere}" if len(rows) > 1 else row.elsewhere for row in rows if row.elsewhere
+            f"`{row.option}` {row.elsewhere}" if len(rows) > 1 else row.elsewhere
+            for row in rows
+            if row.elsewhere
         ]
         yield f"`{of}`", values, source + (f" ({'; '.join(others)})" if others else "")
 
@@ -151,8 +159,14 @@ def comments(kind: Any) -> dict[str, str]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             said = lines[node.lineno - 1].partition("  # ")[2]
             typed = getattr(module, ast.unparse(node.annotation), None)
-            about = (inspect.getdoc(typed) or "").partition(". ")[0].partition("\n")[0].rstrip(".") if typed else ""
-            found[node.target.id] = re.sub(r"``", "`", said or about or ast.unparse(node.annotation))
+            about = (
+                (inspect.getdoc(typed) or "").partition(". ")[0].partition("\n")[0].rstrip(".")
+                if typed
+                else ""
+            )
+            found[node.target.id] = re.sub(
+                r"``", "`", said or about or ast.unparse(node.annotation)
+            )
     return found
 
 

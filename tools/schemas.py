@@ -26,14 +26,22 @@ class _Generator(GenerateJsonSchema):
     """Named tuples are objects in what we write."""
 
     def named_tuple_schema(self, schema: Any) -> JsonSchemaValue:
-        return self.kw_arguments_schema([{"name": f["name"], "schema": f["schema"]} for f in schema["fields"]], None)
+        return self.kw_arguments_schema(
+            [{"name": f["name"], "schema": f["schema"]} for f in schema["fields"]], None
+        )
 
 
 def current() -> dict[Path, str]:
     """The schema files as they should be."""
-    found = {name: TypeAdapter(kind).json_schema(schema_generator=_Generator) for name, kind in MODELS.items()}
+    found = {
+        name: TypeAdapter(kind).json_schema(schema_generator=_Generator)
+        for name, kind in MODELS.items()
+    }
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return {FOLDER / f"{n}.schema.json": json.dumps(dialect | schema, indent=1) + "\n" for n, schema in found.items()}
+    return {
+        FOLDER / f"{n}.schema.json": json.dumps(dialect | schema, indent=1) + "\n"
+        for n, schema in found.items()
+    }
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""Hooks of the documentation site (``make docs``): README is its home, measurements are pages, other paths are text.
+"""Hooks of the documentation site (``make docs``): README is its home, measurements are pages,
+other paths are text.
 
 The Markdown stays readable in a checkout, where links lead to files outside ``docs``.
 """
@@ -25,10 +26,16 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
-    for path, source in [("index.md", ROOT / "README.md")] + [(f"benchmarks/results/{p.name}", p) for p in RESULTS]:
+    for path, source in [("index.md", ROOT / "README.md")] + [
+        (f"benchmarks/results/{p.name}", p) for p in RESULTS
+    ]:
         text = source.read_text(encoding="utf-8")
         files.append(
-            File.generated(config, path, content=relinked(text, posixpath.dirname(source.relative_to(ROOT)), path))
+            File.generated(
+                config,
+                path,
+                content=relinked(text, posixpath.dirname(source.relative_to(ROOT)), path),
+            )
         )
     return files
 
@@ -38,14 +45,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def relinked(text: str, folder: str, page: str) -> str:
-    """Links of a file in ``folder`` of the checkout as those of ``page`` on the site; other files become plain text."""
+    """Links of a file in ``folder`` of the checkout as those of ``page`` on the site; other files
+    become plain text.
+    """
 
     def link(found: re.Match[str]) -> str:
         label, (target, _, anchor) = found[1], found[2].partition("#")
         if not target or "://" in target:
             return found[0]
         path = posixpath.normpath(posixpath.join(folder, target))
-        inside = path.removeprefix("docs/") if path.startswith("docs/") else "index.md" if path == "README.md" else path
+        inside = (
+            path.removeprefix("docs/")
+            if path.startswith("docs/")
+            else "index.md"
+            if path == "README.md"
+            else path
+        )
         if not (inside != path or path in {f"benchmarks/results/{p.name}" for p in RESULTS}):
             return f"{label} (`{path}`)" if path.rpartition("/")[2] not in label else label
         return f"[{label}]({posixpath.relpath(inside, posixpath.dirname(page) or '.')}{'#' + anchor if anchor else ''})"

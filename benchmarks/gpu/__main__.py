@@ -1,6 +1,7 @@
 """The command: ``python -m benchmarks.gpu [--rehearse] [--only PIECE …] [--fresh] [--minutes 9]``.
 
-Exit code 0 when every piece that was asked for is measured, 1 when some are not, 2 where there is no GPU.
+Exit code 0 when every piece that was asked for is measured, 1 when some are not, 2 where there is
+no GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 from time import monotonic
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ROOT / "build" / "gpu-packages"  # what `make gpu-packages` got for machines without internet
-ENGINE = ("torch", "numpy", "pydantic", "yaml", "safetensors", "PIL")  # without these nothing can be measured
+# what `make gpu-packages` got for machines without internet
+PACKAGES = ROOT / "build" / "gpu-packages"
+# without these nothing can be measured
+ENGINE = ("torch", "numpy", "pydantic", "yaml", "safetensors", "PIL")
 LIMIT_S = 115.0
 REHEARSAL = "a CPU, rehearsing"
 
@@ -31,7 +34,9 @@ def main() -> int:
     from benchmarks.gpu.pieces import PIECES
 
     if unknown := [name for name in given.only if name not in PIECES]:
-        return _refuse(f"there is no piece called {', '.join(unknown)}: choose from {', '.join(PIECES)}")
+        return _refuse(
+            f"there is no piece called {', '.join(unknown)}: choose from {', '.join(PIECES)}"
+        )
     if given.report:
         from benchmarks.gpu import report
 
@@ -45,19 +50,31 @@ def main() -> int:
     import torch
 
     if not torch.cuda.is_available():
-        return _refuse("torch sees no GPU here; --rehearse runs every piece in small shapes on the CPU")
+        return _refuse(
+            "torch sees no GPU here; --rehearse runs every piece in small shapes on the CPU"
+        )
     return _all(given, torch.cuda.get_device_name())
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--rehearse", action="store_true", help="small shapes on the CPU, to see that all runs")
-    parser.add_argument("--only", nargs="+", default=[], metavar="PIECE", help="these pieces, measured anew")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="small shapes on the CPU, to see that all runs"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="PIECE", help="these pieces, measured anew"
+    )
     parser.add_argument("--fresh", action="store_true", help="measure all pieces anew")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no piece after so many")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds a piece may take")
-    parser.add_argument("--out", type=Path, help="folder of the pieces' JSON; the report lies beside it")
-    parser.add_argument("--report", action="store_true", help="write the report from what is there, and nothing else")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the pieces' JSON; the report lies beside it"
+    )
+    parser.add_argument(
+        "--report",
+        action="store_true",
+        help="write the report from what is there, and nothing else",
+    )
     parser.add_argument("--piece", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.out is None:
@@ -96,15 +113,29 @@ def _all(given: argparse.Namespace, device: str) -> int:
     def measure(name: str, left_s: float) -> Result:
         limit = min(given.limit, left_s)
         print(f"{name}: {PIECES[name].title} …", flush=True)
-        command = [sys.executable, "-m", "benchmarks.gpu", "--piece", name, "--limit", f"{limit:.3f}", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu",
+            "--piece",
+            name,
+            "--limit",
+            f"{limit:.3f}",
+            *options,
+        ]
         blank = Result(name, device, given.rehearse, folder=given.out)
-        return run_piece(blank, command, limit, PIECES[name].needs, os.environ | {"PYTHONPATH": paths})
+        return run_piece(
+            blank, command, limit, PIECES[name].needs, os.environ | {"PYTHONPATH": paths}
+        )
 
     def done(name: str) -> bool:
         return name not in again and is_done(given.out, name, device, given.rehearse)
 
     for result in run_all(names, measure, done, given.minutes):
-        print(f"  {result.status} in {result.seconds:.0f} s{f': {result.said}' if result.said else ''}", flush=True)
+        print(
+            f"  {result.status} in {result.seconds:.0f} s{f': {result.said}' if result.said else ''}",
+            flush=True,
+        )
         for bar in result.bars:
             print(f"  {report.VERDICT[bar['passed']]}: {bar['bar']}: {bar['value']}", flush=True)
         report.write(given.out)

@@ -13,4 +13,5 @@ OUTSIDE = "no preset spends more than 5 % of a step outside forwards"
 BATCH_64 = "batch 64 makes 20 times as many images a second as batch 1, with `ar`"
 BATCH = "a batch gives the tokens of its prompts alone, for every preset"
 MEMORY = "peak memory is at most weights + caches + 15 %"
-GPU_ONLY = (SHARE, H200, COOL_SD, OUTSIDE, BATCH_64, MEMORY)  # of time and memory, which no rehearsal can judge
+# of time and memory, which no rehearsal can judge
+GPU_ONLY = (SHARE, H200, COOL_SD, OUTSIDE, BATCH_64, MEMORY)

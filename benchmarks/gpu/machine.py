@@ -23,7 +23,9 @@ WAITED = "called a synchronizing CUDA operation"  # of torch's sync debug mode
 
 @dataclass(frozen=True)
 class Machine:
-    """``small``: a rehearsal, in shapes that any CPU can compute in a second; its times mean nothing."""
+    """``small``: a rehearsal, in shapes that any CPU can compute in a second; its times mean
+    nothing.
+    """
 
     device: str = "cuda"
     small: bool = False
@@ -121,7 +123,9 @@ class Rehearsal(Machine):
 
 
 def again(work: Callable[..., Any], inputs: list[Tensor]) -> Callable[[], Any]:
-    """In place of a CUDA graph where there is none: the work is done anew, into the same output tensors."""
+    """In place of a CUDA graph where there is none: the work is done anew, into the same output
+    tensors.
+    """
     outputs = work(*inputs)
 
     def replay() -> Any:

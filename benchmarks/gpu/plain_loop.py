@@ -1,4 +1,6 @@
-"""The loop that one writes with transformers: a Llama of the same shape, a static cache, no graphs."""
+"""The loop that one writes with transformers: a Llama of the same shape, a static cache, no
+graphs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def plain_seconds(
     wait: Callable[[], None],
     top_k: int = 1000,
 ) -> float:
-    """Seconds a token of CFG sampling, one prompt; no value is brought to the host inside the loop."""
+    """Seconds a token of CFG sampling, one prompt; no value is brought to the host inside the
+    loop.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
     config = LlamaConfig(
@@ -47,6 +51,8 @@ def plain_seconds(
         guided = plain + guidance * (conditional - plain)
         kept = guided.topk(min(top_k, len(guided)))
         token = kept.indices[torch.multinomial(kept.values.softmax(-1), 1)]
-        logits = model(input_ids=token.expand(2, 1), past_key_values=cache, use_cache=True).logits[:, -1]
+        logits = model(input_ids=token.expand(2, 1), past_key_values=cache, use_cache=True).logits[
+            :, -1
+        ]
     wait()
     return (perf_counter() - clock) / steps

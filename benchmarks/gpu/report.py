@@ -10,7 +10,8 @@ from benchmarks.gpu.pieces import PIECES
 from benchmarks.gpu.result import DONE, Result, read
 
 NOT_MEASURED = "not measured"
-EXPECTED = "gpu-expected.json"  # beside gpu.md: {part of a GPU's name: {piece: {row's first cell: {column: value}}}}
+# beside gpu.md: {part of a GPU's name: {piece: {row's first cell: {column: value}}}}
+EXPECTED = "gpu-expected.json"
 VERDICT = {True: "pass", False: "**miss**", None: "no bar on this machine"}
 
 
@@ -18,7 +19,9 @@ def write(folder: Path) -> Path:
     """The report beside ``folder``, under its name; returns its path."""
     path = folder.with_suffix(".md")
     found = {name: read(folder, name) for name in PIECES}
-    path.write_text("\n".join(lines(found, expectations(path.with_name(EXPECTED)))) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join(lines(found, expectations(path.with_name(EXPECTED)))) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -37,12 +40,19 @@ def lines(found: dict[str, Result | None], expected: dict[str, Any]) -> list[str
             "No GPU was available: nothing below is measured. `make gpu` measures it ([how](../../docs/gpu.md)).",
             "",
         ]
-    machines = dict.fromkeys(f"{r.device}, torch {r.facts.get('torch')}, commit {_commit(r)}" for r in measured)
-    text += [f"Measured by `make gpu` ([how](../../docs/gpu.md)) on {place}." for place in machines]
+    machines = dict.fromkeys(
+        f"{r.device}, torch {r.facts.get('torch')}, commit {_commit(r)}" for r in measured
+    )
+    text += [
+        f"Measured by `make gpu` ([how](../../docs/gpu.md)) on {place}." for place in machines
+    ]
     text += ["", *bars(found)]
     for name, piece in PIECES.items():
         result = found[name]
-        here = next((v for gpu, v in expected.items() if result and gpu.lower() in result.device.lower()), {})
+        here = next(
+            (v for gpu, v in expected.items() if result and gpu.lower() in result.device.lower()),
+            {},
+        )
         text += ["", f"## {piece.title}", "", *section(result, here.get(name, {}))]
     return text
 
@@ -78,9 +88,15 @@ def section(result: Result | None, expected: dict[str, Any]) -> list[str]:
 
 
 def _beside(rows: list[dict[str, Any]], expected: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows with what was expected of them: of ``{"cool-sd": {"step": 1.2}}`` a column "step, expected"."""
+    """Rows with what was expected of them: of ``{"cool-sd": {"step": 1.2}}`` a column "step,
+    expected".
+    """
     return [
-        row | {f"{key}, expected": value for key, value in expected.get(str(next(iter(row.values()))), {}).items()}
+        row
+        | {
+            f"{key}, expected": value
+            for key, value in expected.get(str(next(iter(row.values()))), {}).items()
+        }
         for row in rows
     ]
 
@@ -90,7 +106,9 @@ def markdown(rows: list[dict[str, Any]]) -> list[str]:
     text = ["| " + " | ".join(key.replace("_", " ") for key in head) + " |"]
     numbers = [all(isinstance(row.get(key, 0), int | float) for row in rows) for key in head]
     text.append("|" + "|".join("---:" if number else "---" for number in numbers) + "|")
-    return text + ["| " + " | ".join(_cell(row.get(key, "")) for key in head) + " |" for row in rows]
+    return text + [
+        "| " + " | ".join(_cell(row.get(key, "")) for key in head) + " |" for row in rows
+    ]
 
 
 def _cell(value: Any) -> str:

@@ -16,7 +16,9 @@ RUNNING, DONE, FAILED = "running", "done", "failed"
 
 @dataclass
 class Result:
-    """``tables``: rows by title, whose cells are numbers or words; ``bars``: what was promised, and was it kept?"""
+    """``tables``: rows by title, whose cells are numbers or words; ``bars``: what was promised,
+    and was it kept?
+    """
 
     piece: str
     device: str

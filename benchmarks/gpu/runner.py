@@ -1,4 +1,6 @@
-"""Piece after piece, each in a process of its own: none can harm another's result, and none runs for ever."""
+"""Piece after piece, each in a process of its own: none can harm another's result, and none runs
+for ever.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,17 @@ def is_done(folder: Path, piece: str, device: str, small: bool) -> bool:
 
 
 def run_piece(
-    blank: Result, command: list[str], limit_s: float, needs: Iterable[str] = (), env: dict[str, str] | None = None
+    blank: Result,
+    command: list[str],
+    limit_s: float,
+    needs: Iterable[str] = (),
+    env: dict[str, str] | None = None,
 ) -> Result:
-    """Run the process that measures a piece and writes its result; returns the result as it now is on disk.
+    """Run the process that measures a piece and writes its result; returns the result as it now is
+    on disk.
 
-    ``blank``: what is written where the process writes nothing.  ``needs``: modules without which it is not started.
+    ``blank``: what is written where the process writes nothing.  ``needs``: modules without which
+    it is not started.
     """
     assert blank.folder is not None
     blank.folder.mkdir(parents=True, exist_ok=True)
@@ -38,7 +46,9 @@ def run_piece(
         return _ended(blank, f"not started: this machine lacks {', '.join(lacks)}", 0.0)
     clock = monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env)
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env
+        )
         try:
             code = process.wait(limit_s + GRACE_S)
         except BaseException as error:
@@ -70,9 +80,14 @@ def _ended(result: Result, why: str, seconds: float) -> Result:
 
 
 def run_all(
-    pieces: Iterable[str], measure: Callable[[str, float], Result], done: Callable[[str], bool], minutes: float
+    pieces: Iterable[str],
+    measure: Callable[[str, float], Result],
+    done: Callable[[str], bool],
+    minutes: float,
 ) -> Iterable[Result]:
-    """Measure the pieces that are not done, in order, until the time is up; a piece gets what is left of it."""
+    """Measure the pieces that are not done, in order, until the time is up; a piece gets what is
+    left of it.
+    """
     end = monotonic() + 60 * minutes
     for piece in pieces:
         if done(piece):

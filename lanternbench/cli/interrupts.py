@@ -1,4 +1,6 @@
-"""Ctrl-C at any moment, while modules are imported and while Python shuts down too: one sentence and exit code 130."""
+"""Ctrl-C at any moment, while modules are imported and while Python shuts down too: one sentence
+and exit code 130.
+"""
 
 import atexit
 import os
@@ -44,7 +46,9 @@ def say() -> None:
 
 
 def finish(code: int) -> NoReturn:
-    """End this process as Python does, but handle Ctrl-C to the end, whereas Python restores its default handler."""
+    """End this process as Python does, but handle Ctrl-C to the end, whereas Python restores its
+    default handler.
+    """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -61,7 +65,9 @@ def _handle(_number: int, frame: FrameType | None) -> None:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Is a module being imported?  Modules, torch's among them, may swallow an exception or turn it into another."""
+    """Is a module being imported?  Modules, torch's among them, may swallow an exception or turn
+    it into another.
+    """
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True

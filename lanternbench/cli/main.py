@@ -26,7 +26,9 @@ NAMES = (  # FILE.function
 
 
 class Commands(TyperGroup):
-    """Commands whose options are added when called: the classes with their fields may be slow to import."""
+    """Commands whose options are added when called: the classes with their fields may be slow to
+    import.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, arguments = super().resolve_command(ctx, args)
@@ -40,7 +42,12 @@ class Commands(TyperGroup):
         return name, typer.main.get_command(single), arguments
 
 
-STYLE: Any = {"cls": Commands, "no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
+STYLE: Any = {
+    "cls": Commands,
+    "no_args_is_help": True,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": "rich",
+}
 app = typer.Typer(name="lanternbench", **STYLE)
 
 
@@ -53,10 +60,15 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Benchmark speculative decoding for autoregressive image generation: one engine, one clock, honest tables."""
+    """Benchmark speculative decoding for autoregressive image generation: one engine, one clock,
+    honest tables.
+    """
 
 
 def _list(within: typer.Typer, place: str) -> Callable[..., None]:
@@ -67,12 +79,16 @@ def _list(within: typer.Typer, place: str) -> Callable[..., None]:
     def listed() -> None: ...
 
     listed.command = command  # type: ignore[attr-defined]
-    within.command(name.rstrip("_"), help=(inspect.getdoc(command) or "").partition("\n")[0])(listed)
+    within.command(name.rstrip("_"), help=(inspect.getdoc(command) or "").partition("\n")[0])(
+        listed
+    )
     return command
 
 
 COMMANDS = [_list(app, place) for place in NAMES.split()]
-train = typer.Typer(**STYLE, help="Train a drafter for any target, or the embedded models from a seed.")
+train = typer.Typer(
+    **STYLE, help="Train a drafter for any target, or the embedded models from a seed."
+)
 for place in ("setup.drafter", "setup.tiny"):
     _list(train, place)
 app.add_typer(train, name="train")
@@ -104,7 +120,9 @@ def main() -> None:
 
 
 def _lost_output(error: BaseException) -> str | None:
-    """Why stdout did not take what was printed: the reason of ``error``, or of a last write as the command ends."""
+    """Why stdout did not take what was printed: the reason of ``error``, or of a last write as the
+    command ends.
+    """
     if isinstance(error, SystemExit):
         try:
             sys.stdout.flush()
@@ -113,4 +131,8 @@ def _lost_output(error: BaseException) -> str | None:
         except OSError as failed:
             return failed.strerror
     disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    return error.strerror if isinstance(error, OSError) and error.filename is None and error.errno in disk else None
+    return (
+        error.strerror
+        if isinstance(error, OSError) and error.filename is None and error.errno in disk
+        else None
+    )

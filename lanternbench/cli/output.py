@@ -1,4 +1,6 @@
-"""What commands print: JSON for scripts, tables and notes for people; progress as bars, or lines without a terminal."""
+"""What commands print: JSON for scripts, tables and notes for people; progress as bars, or lines
+without a terminal.
+"""
 
 import json
 import os
@@ -14,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -31,11 +40,14 @@ SILENCE = 30.0  # maximum seconds between two lines
 FIRST = 10.0  # maximum seconds before the first line
 BAR, FIGURES = 12, 45  # columns of a bar, and of a bar with its figures
 LONG = 2.0  # seconds after which an image gets a separate bar
-REFRESH = 0.2  # minimum seconds between updates of that bar, as updates take time from measured steps
+# minimum seconds between updates of that bar, as updates take time from measured steps
+REFRESH = 0.2
 
 
 def program() -> str:
-    """``lanternbench`` where the shell finds this installation by name, else its path or ``python -m``."""
+    """``lanternbench`` where the shell finds this installation by name, else its path or ``python
+    -m``.
+    """
     started = Path(sys.argv[0])
     if started.name != "lanternbench" or not os.access(started, os.X_OK):
         return "python -m lanternbench" if started.name == "__main__.py" else "lanternbench"
@@ -47,15 +59,22 @@ def program() -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, NaN as null, without control characters; an object has a version."""
+    """One JSON document on stdout, NaN as null, without control characters; an object has a
+    version.
+    """
     document = versioned(value) if isinstance(value, dict) else plain(value)
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
 def record(path: Path, summary: "Summary") -> dict[str, Any]:
-    """A run as JSON for scripts: each row has its figures as intervals, and the plain values by name."""
-    rows = [vars(row) | {name: figure.value for name, figure in row.figures.items()} for row in summary.rows]
+    """A run as JSON for scripts: each row has its figures as intervals, and the plain values by
+    name.
+    """
+    rows = [
+        vars(row) | {name: figure.value for name, figure in row.figures.items()}
+        for row in summary.rows
+    ]
     return {"run": str(path), **vars(summary), "rows": rows}
 
 
@@ -65,7 +84,9 @@ def stdout() -> Console:
 
 
 def print_table(rows: "Sequence[Row]", columns: "Sequence[Column] | None" = None) -> None:
-    """The compact table, or these columns: as many as fit a terminal; all of them into a file or pipe."""
+    """The compact table, or these columns: as many as fit a terminal; all of them into a file or
+    pipe.
+    """
     from lanternbench.report.tables import terminal_table
 
     console = stdout()
@@ -77,7 +98,9 @@ def print_notes(notes: Iterable[Any], console: Console | None = None, bullet: st
     console = console or Console(stderr=True)
     for note in notes:
         text = bullet + one_line(str(note), LONGEST)
-        console.print(text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            text, style="dim" if bullet else None, highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def table_of(
@@ -88,7 +111,9 @@ def table_of(
     widths: Mapping[str, int] = {},
     **style: Any,
 ) -> Table:
-    """A table of texts; columns titled ``left`` are left-aligned, ``whole`` ones do not wrap, ``widths``: at most."""
+    """A table of texts; columns titled ``left`` are left-aligned, ``whole`` ones do not wrap,
+    ``widths``: at most.
+    """
     table = Table(box=box.SIMPLE_HEAD, **style)
     for title in titles:
         shape: Any = {"justify": "left" if title in left else "right", "no_wrap": title in whole}
@@ -99,7 +124,10 @@ def table_of(
 
 
 def print_cells(
-    titles: Sequence[str], rows: Iterable[Iterable[Any]], left: Sequence[str] = ("method",), **style: Any
+    titles: Sequence[str],
+    rows: Iterable[Iterable[Any]],
+    left: Sequence[str] = ("method",),
+    **style: Any,
 ) -> None:
     """Print a ``table_of`` these cells."""
     stdout().print(table_of(titles, rows, left, **style))
@@ -140,15 +168,20 @@ class Bars:
     """A bar for all pieces, and one for the tokens of a slow image."""
 
     def __init__(self, bar: Progress, title: str):
-        self.width = max(20, bar.console.width - FIGURES)  # of the description, so that no figure is cut
+        # of the description, so that no figure is cut
+        self.width = max(20, bar.console.width - FIGURES)
         self.bar, self.task = bar, bar.add_task(shortened(title, self.width), total=None)
         self.tokens = bar.add_task("tokens", total=None, visible=False)
         self.next, self.done, self.of = time.monotonic() + LONG, 0, 0
 
     def show(self, done: int, of: int, what: str) -> None:
-        """``done`` of ``of`` pieces (0: unknown) are finished; ``what`` is the current or the last piece."""
+        """``done`` of ``of`` pieces (0: unknown) are finished; ``what`` is the current or the last
+        piece.
+        """
         self.done, self.of = done, of
-        self.bar.update(self.task, completed=done, total=of or None, description=shortened(what, self.width))
+        self.bar.update(
+            self.task, completed=done, total=of or None, description=shortened(what, self.width)
+        )
         self.bar.reset(self.tokens, visible=False)
         self.next = time.monotonic() + LONG
 
@@ -160,13 +193,16 @@ class Bars:
 
 
 class Lines:
-    """A line per finished piece, and one with rate and estimate after a silence; methods as in ``Bars``."""
+    """A line per finished piece, and one with rate and estimate after a silence; methods as in
+    ``Bars``.
+    """
 
     def __init__(self, title: str, each: bool = True):
         self.done, self.of, self.what, self.each = 0, 0, title, each
         self.tokens = (0, 0)
         self.started = time.monotonic()
-        self.stage = self.started, 0  # start of the current count of pieces, and the pieces done by then
+        # start of the current count of pieces, and the pieces done by then
+        self.stage = self.started, 0
         self.next = self.started + FIRST
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -194,7 +230,9 @@ class Lines:
                 time_s = time.monotonic()
                 if time_s >= self.next:
                     decoded = ", {} of {} tokens".format(*self.tokens) if self.tokens[1] else ""
-                    self._print(f"{self.what}{decoded}: {time_s - self.started:.0f} s so far{self._estimate(time_s)}")
+                    self._print(
+                        f"{self.what}{decoded}: {time_s - self.started:.0f} s so far{self._estimate(time_s)}"
+                    )
 
     def _estimate(self, time_s: float) -> str:
         """Pieces done, their rate, and the time left."""
@@ -223,5 +261,11 @@ def display(title: str, bars: bool = True, each: bool = True) -> Iterator[Bars |
 
 def progress_bar(console: Console) -> Progress:
     """Bars with description and figures, one per line."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(BAR), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(BAR),
+        MofNCompleteColumn(),
+    )
+    return Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True
+    )

@@ -1,4 +1,6 @@
-"""``run``, ``sweep``, ``import``, ``suite``: measure methods; ``submit``, ``leaderboard``: results to be cited."""
+"""``run``, ``sweep``, ``import``, ``suite``: measure methods; ``submit``, ``leaderboard``: results
+to be cited.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from lanternbench.cli import options, output
-from lanternbench.cli.output import display, print_cells, print_json, print_notes, print_rows, print_table
+from lanternbench.cli.output import (
+    display,
+    print_cells,
+    print_json,
+    print_notes,
+    print_rows,
+    print_table,
+)
 from lanternbench.errors import UserError
 from lanternbench.notes import by_importance, preliminary
 from lanternbench.utils.device import choose
@@ -21,9 +30,13 @@ if TYPE_CHECKING:
 NOTES = 3  # lines of them after a run
 MODEL = "target drafter dtype compile random_weights simulate_acceptance"
 RUN = f"{MODEL} prompts num_prompts caption seed repeats temperature top_k top_p guidance batch metrics baseline name"
-WORKERS = "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
+WORKERS = (
+    "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
+)
 BUDGET = "Leave out the last methods that do not fit in it, and begin no further prompt after it."
-PRESETS = "A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly."
+PRESETS = (
+    "A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly."
+)
 IMPORT = "target caption top_k guidance dtype seed baseline metrics name"
 SWEEP = f"prompts num_prompts seed repeats temperature batch {MODEL} until_told_apart name"
 
@@ -34,11 +47,17 @@ class Execution(NamedTuple):
     device: options.Device = "auto"
     threads: options.Threads = None
     executor: Annotated[
-        str, Option(help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs.")
+        str,
+        Option(
+            help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs."
+        ),
     ] = "local"
     workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
     ray_address: Annotated[
-        str | None, Option(help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep).")
+        str | None,
+        Option(
+            help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."
+        ),
     ] = None
     time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
     out: options.Results = Path("results")
@@ -59,7 +78,9 @@ def run(
     from lanternbench.experiment.config import sweep
 
     settings = {"name": _name(methods, settings["target"], settings["prompts"])} | settings
-    config = sweep(settings | {"methods": options.specs(methods, method_options)}, "the command line")
+    config = sweep(
+        settings | {"methods": options.specs(methods, method_options)}, "the command line"
+    )
     finish(*execute(config, where), as_json)
 
 
@@ -67,25 +88,35 @@ def _name(methods: list[str], target: str, prompts: str) -> str:
     """Of the run: its methods, and the target and prompts where they are not the default."""
     from lanternbench.experiment.config import name_part, prompts_name
 
-    parts = ["run", "+".join(Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods)]
+    parts = [
+        "run",
+        "+".join(Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods),
+    ]
     parts += [] if target == "tiny" else [Path(target.partition("=")[0]).name]
     parts += [] if prompts == "demo" else [prompts_name(prompts)]
     return name_part("-".join(parts))
 
 
 def sweep(
-    file: Annotated[Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")],
-    settings: Annotated[dict[str, Any], options.Takes(SWEEP, defaults=False)],  # the defaults are the file's
-    where: Annotated[Execution, options.Takes("device threads executor workers ray_address time_budget out fresh")],
+    file: Annotated[
+        Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")
+    ],
+    # the defaults are the file's
+    settings: Annotated[dict[str, Any], options.Takes(SWEEP, defaults=False)],
+    where: Annotated[
+        Execution,
+        options.Takes("device threads executor workers ray_address time_budget out fresh"),
+    ],
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure every method of a sweep file, interleaved prompt by prompt; continues where it stopped.
+    """Measure every method of a sweep file, interleaved prompt by prompt; continues where it
+    stopped.
 
     What is given here is in place of the file's.
 
-    --until-told-apart tests each method against ar after 11 to 16 prompts and three times after twice as many, with p
-    corrected for four looks; it ends within --time-budget.
+    --until-told-apart tests each method against ar after 11 to 16 prompts and three times after
+    twice as many, with p corrected for four looks; it ends within --time-budget.
 
     A list as target, seed, temperature, top_k, guidance or batch makes a run of every combination.
 
@@ -107,14 +138,22 @@ def sweep(
 
 
 def import_(
-    source: Annotated[Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")],
+    source: Annotated[
+        Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")
+    ],
     label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
     settings: Annotated[dict[str, Any], options.Takes(IMPORT)],
     where: Annotated[Execution, options.Takes("device threads out fresh")],
-    steps: Annotated[int | None, Option(min=1, help="Target forwards an image, if unsaid.")] = None,
+    steps: Annotated[
+        int | None, Option(min=1, help="Target forwards an image, if unsaid.")
+    ] = None,
     seconds: Annotated[float | None, Option(min=0, help="Seconds an image, if unsaid.")] = None,
-    prompts: Annotated[str | None, Option(help="What it was made with (default: its captions).")] = None,
-    temperature: Annotated[float, Option(help="Of the sampling that it was made with, as top-k and top-p.")] = 1.0,
+    prompts: Annotated[
+        str | None, Option(help="What it was made with (default: its captions).")
+    ] = None,
+    temperature: Annotated[
+        float, Option(help="Of the sampling that it was made with, as top-k and top-p.")
+    ] = 1.0,
     top_p: float = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -129,26 +168,48 @@ def import_(
     from lanternbench.metrics import Setup
 
     entries = [
-        entry._replace(seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps)
+        entry._replace(
+            seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps
+        )
         for entry in run.read(source)
     ]
-    selected = None if prompts is None else sources.load(prompts, None, settings["seed"], settings["caption"])
-    settings = {"name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"} | settings
+    selected = (
+        None
+        if prompts is None
+        else sources.load(prompts, None, settings["seed"], settings["caption"])
+    )
+    settings = {
+        "name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"
+    } | settings
     settings |= {"prompts": prompts or "captions", "temperature": temperature, "top_p": top_p}
-    config = sweep(settings | {"metrics": [], "methods": ["ar"], "num_prompts": 1}, "the command line")
+    config = sweep(
+        settings | {"metrics": [], "methods": ["ar"], "num_prompts": 1}, "the command line"
+    )
     device = choose(where.device, where.threads)
     with display("import") as bars:
-        folder = run.import_run(entries, label, config, selected, where.out, device, where.fresh, bars.show)
-        summary = scoring.score_run(folder, settings["metrics"], Setup(device=device), progress=bars.show)
+        folder = run.import_run(
+            entries, label, config, selected, where.out, device, where.fresh, bars.show
+        )
+        summary = scoring.score_run(
+            folder, settings["metrics"], Setup(device=device), progress=bars.show
+        )
     finish(folder, summary, as_json)
 
 
 def suite(
     settings: Annotated[dict[str, Any], options.Takes("drafter dtype compile")],
-    where: Annotated[Execution, options.Takes("device threads executor workers ray_address out fresh")],
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")] = None,
-    methods: Annotated[list[str] | None, Option("--method", "-m", help="In place of the suite's; repeatable.")] = None,
-    prompts: Annotated[str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")] = None,
+    where: Annotated[
+        Execution, options.Takes("device threads executor workers ray_address out fresh")
+    ],
+    name: Annotated[
+        str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")
+    ] = None,
+    methods: Annotated[
+        list[str] | None, Option("--method", "-m", help="In place of the suite's; repeatable.")
+    ] = None,
+    prompts: Annotated[
+        str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")
+    ] = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -160,7 +221,10 @@ def suite(
 
     if name is None:
         protocols = map(protocol.protocol, protocol.names())
-        rows = [{"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]} for p in protocols]
+        rows = [
+            {"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]}
+            for p in protocols
+        ]
         print_rows(rows, as_json, "suite settings hash")
         return
     target = name.partition("=")[0]
@@ -175,7 +239,9 @@ def suite(
 
 def submit(
     run: Annotated[str, Argument(help="A run of the suite: its id, name or folder.")],
-    out: Annotated[Path | None, Option("-o", "--out", help="The file (default: RUN.json).")] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", help="The file (default: RUN.json).")
+    ] = None,
     results: options.Results = Path("results"),
 ) -> None:
     """Write a run of the suite as one file; refuses what a leaderboard would refuse.
@@ -188,7 +254,9 @@ def submit(
     folder = store.find(results, [run])[0]
     record = protocol.submission(folder)
     if reasons := protocol.judged(record)[1]:
-        raise UserError(f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh.")
+        raise UserError(
+            f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh."
+        )
     path = out or Path(f"{folder.name}.json")
     protocol.write(record, path)
     print(path)
@@ -196,7 +264,9 @@ def submit(
 
 def leaderboard(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder of submissions.")],
-    check: Annotated[bool, Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")] = False,
+    check: Annotated[
+        bool, Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")
+    ] = False,
 ) -> None:
     """Check submissions and write LEADERBOARD.md; a page, leaderboard.html, too.
 
@@ -212,8 +282,12 @@ def leaderboard(
     if check:
         path = folder / board.NAMES[0]
         if not path.is_file() or path.read_text(encoding="utf-8") != board.markdown_page(boards):
-            raise UserError(f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`.")
-    for name, page in zip(board.NAMES, () if check else (board.markdown_page(boards), board.html_page(boards))):
+            raise UserError(
+                f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`."
+            )
+    for name, page in zip(
+        board.NAMES, () if check else (board.markdown_page(boards), board.html_page(boards))
+    ):
         with replacing(folder / name, "choose a folder that can be written") as file:
             file.write(page.encode("utf-8", "replace"))
         print(folder / name)
@@ -230,17 +304,26 @@ def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
 
     workers = executor(where.executor, where.workers, where.threads, where.ray_address)
     local, minutes = where.executor == "local", where.time_budget
-    device = choose(where.device, where.threads) if local else where.device  # of a cluster its workers know
+    # of a cluster its workers know
+    device = choose(where.device, where.threads) if local else where.device
     with display(config.name) as bars:
         watch = sweeps.Callbacks(bars.show, bars.step, inf if minutes is None else 60 * minutes)
-        finished = sweeps.run(config, where.out, fresh=where.fresh, device=device, executor=workers, watch=watch)
+        finished = sweeps.run(
+            config, where.out, fresh=where.fresh, device=device, executor=workers, watch=watch
+        )
     if bars.done < bars.of:
-        print_notes([f"--time-budget {minutes:g}: {bars.done} of {bars.of} images are made; the same command goes on"])
+        print_notes(
+            [
+                f"--time-budget {minutes:g}: {bars.done} of {bars.of} images are made; the same command goes on"
+            ]
+        )
     return finished
 
 
 def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None) -> None:
-    """A run's summary as JSON, or its table below what makes it unfit to be quoted, and on stderr its main notes."""
+    """A run's summary as JSON, or its table below what makes it unfit to be quoted, and on stderr
+    its main notes.
+    """
     if as_json:
         print_json(output.record(path, summary))
         return
@@ -255,7 +338,9 @@ def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None
 
 
 def show_plan(runs: list[Sweep], where: Execution, as_json: bool) -> None:
-    """What a sweep would make, and how long that takes on this machine, from a few steps of each method."""
+    """What a sweep would make, and how long that takes on this machine, from a few steps of each
+    method.
+    """
     from lanternbench import prompts as sources
     from lanternbench.experiment.worker import Worker
 
@@ -270,12 +355,26 @@ def show_plan(runs: list[Sweep], where: Execution, as_json: bool) -> None:
             for done, label in enumerate(worker.decoders):
                 bars.show(done, len(worker.decoders), f"a few steps of {label}")
                 seconds = worker.seconds_per_image(label, captions)
-                row = {"run": config.name, "target": config.target, "method": label, "images": count}
+                row = {
+                    "run": config.name,
+                    "target": config.target,
+                    "method": label,
+                    "images": count,
+                }
                 rows.append(row | {"image_s": seconds, "minutes": seconds * count / 60})
     images, minutes = sum(r["images"] for r in rows), sum(r["minutes"] for r in rows)
     if as_json:
         print_json({"plan": rows, "images": images, "minutes": minutes})
         return
-    cells = ((*map(str, list(r.values())[:4]), f"{r['image_s']:.2f}", f"{r['minutes']:.1f}") for r in rows)
-    print_cells(("run", "target", "method", "images", "s an image", "minutes"), cells, ("run", "target", "method"))
-    print(f"{images} images, about {minutes:.1f} minutes on this machine's {device}, one after the other, scores apart")
+    cells = (
+        (*map(str, list(r.values())[:4]), f"{r['image_s']:.2f}", f"{r['minutes']:.1f}")
+        for r in rows
+    )
+    print_cells(
+        ("run", "target", "method", "images", "s an image", "minutes"),
+        cells,
+        ("run", "target", "method"),
+    )
+    print(
+        f"{images} images, about {minutes:.1f} minutes on this machine's {device}, one after the other, scores apart"
+    )

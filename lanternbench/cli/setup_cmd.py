@@ -1,4 +1,6 @@
-"""``fetch``, ``doctor``, ``train``: published files brought here; checks of machine and drafters; new drafters."""
+"""``fetch``, ``doctor``, ``train``: published files brought here; checks of machine and drafters;
+new drafters.
+"""
 
 import shlex
 import sys
@@ -21,13 +23,22 @@ _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def fetch(
-    names: Annotated[list[str], Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017.")],
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be fetched, and how much.")] = False,
-    verify: Annotated[bool, Option("--verify", help="Read what is here again, and compare its digest.")] = False,
+    names: Annotated[
+        list[str],
+        Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017."),
+    ],
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print what would be fetched, and how much.")
+    ] = False,
+    verify: Annotated[
+        bool, Option("--verify", help="Read what is here again, and compare its digest.")
+    ] = False,
 ) -> None:
-    """Download published files, resumably, and check them; what is here already is not fetched again.
+    """Download published files, resumably, and check them; what is here already is not fetched
+    again.
 
-    A file that was changed since is reported; one without a published digest is compared with its first download.
+    A file that was changed since is reported; one without a published digest is compared with its
+    first download.
 
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
@@ -46,7 +57,12 @@ def fetch(
             if present and not dry_run:
                 checked(remote.path, remote.sha256, again=verify)
             elif not present and not dry_run:
-                columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+                columns = (
+                    TextColumn("{task.description}"),
+                    BarColumn(),
+                    DownloadColumn(),
+                    TransferSpeedColumn(),
+                )
                 with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
                     task = bar.add_task(remote.path.name, total=None)
                     download(remote, lambda done, of: bar.update(task, completed=done, total=of))  # noqa: B023 - called here
@@ -64,27 +80,40 @@ def _target(row: Entry, dry_run: bool, verify: bool) -> None:
             raise
         for role, source in row.files.items():
             _CONSOLE.print(f"{role}: {', '.join(source.files)} of {source.repo}")
-        _CONSOLE.print(f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence}); not looked up: {error}")
+        _CONSOLE.print(
+            f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence}); not looked up: {error}"
+        )
         return
     if dry_run:
         for file in files:
             _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
-        _CONSOLE.print(f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})")
+        _CONSOLE.print(
+            f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})"
+        )
         return
     where = fetching.fetch(row, files, _CONSOLE.print, verify)
-    _CONSOLE.print(f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2")
+    _CONSOLE.print(
+        f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2"
+    )
 
 
 def doctor(
-    target: Annotated[str | None, Option(help="Check this target and its drafters by a short decode.")] = None,
-    drafter: Annotated[str | None, Option(help="With --target: this drafter in place of its own.")] = None,
+    target: Annotated[
+        str | None, Option(help="Check this target and its drafters by a short decode.")
+    ] = None,
+    drafter: Annotated[
+        str | None, Option(help="With --target: this drafter in place of its own.")
+    ] = None,
     prompts: Annotated[str, Option(help="What a check decodes: demo, or a text file.")] = "demo",
     random_weights: Annotated[bool, Option(help="Check with random weights.")] = False,
-    gpu: Annotated[bool, Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")] = False,
+    gpu: Annotated[
+        bool, Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")
+    ] = False,
     device: str = "auto",
     as_json: options.AsRows = False,
 ) -> None:
-    """Show this machine, what is missing, and how to get it; check this GPU, or that a drafter belongs to a target.
+    """Show this machine, what is missing, and how to get it; check this GPU, or that a drafter
+    belongs to a target.
 
     Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
     """
@@ -115,11 +144,18 @@ def _machine() -> list[dict[str, Any]]:
         rows.append({"item": f"target {name}", "value": absent if missing(row) else "here"})
     for name in names():
         (scorer,) = scorers_for([name], "full")
-        rows.append({"item": f"metric {name}", "value": why.text if (why := scorer.available()) else "here"})
+        rows.append(
+            {
+                "item": f"metric {name}",
+                "value": why.text if (why := scorer.available()) else "here",
+            }
+        )
     return rows
 
 
-def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, device: str) -> list[dict[str, Any]]:
+def _pair(
+    target: str, drafter: str | None, prompts: str, random_weights: bool, device: str
+) -> list[dict[str, Any]]:
     from lanternbench import prompts as sets
     from lanternbench.doctor.checks import check_pair
     from lanternbench.models.catalogue import load_target, with_drafter
@@ -141,31 +177,45 @@ def _pair(target: str, drafter: str | None, prompts: str, random_weights: bool, 
 def drafter(
     c: Annotated[Any, options.Takes("target prompts seed dtype")],
     recipe: Annotated[
-        Literal["eagle-1", "eagle-3", "dflash"], Option(help="The drafter's kind, and how it is trained.")
+        Literal["eagle-1", "eagle-3", "dflash"],
+        Option(help="The drafter's kind, and how it is trained."),
     ] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
     batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,
-    lr: Annotated[float, Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")] = 3e-3,
-    start: Annotated[Path | None, Option(help="A drafter to go on from (default: a fresh one).")] = None,
-    block: Annotated[int, Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")] = 6,
+    lr: Annotated[
+        float, Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")
+    ] = 3e-3,
+    start: Annotated[
+        Path | None, Option(help="A drafter to go on from (default: a fresh one).")
+    ] = None,
+    block: Annotated[
+        int, Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")
+    ] = 6,
     layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
-    causal: Annotated[bool, Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")] = False,
+    causal: Annotated[
+        bool, Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")
+    ] = False,
     out: Annotated[Path, Option(help="Where the drafter goes.")] = Path("drafter"),
-    work: Annotated[Path, Option(help="Samples and checkpoints; kept for resuming.")] = Path("train-drafter"),
+    work: Annotated[Path, Option(help="Samples and checkpoints; kept for resuming.")] = Path(
+        "train-drafter"
+    ),
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Train a drafter on the target's own samples.
 
-    eagle-1 reads the target's last states and learns to predict them and its distributions, three levels deep; eagle-3
-    reads low, middle and last states and learns the distributions alone, five levels deep; dflash reads states at six
-    depths and learns the distributions of a whole block at once.
+    eagle-1 reads the target's last states and learns to predict them and its distributions, three
+    levels deep; eagle-3 reads low, middle and last states and learns the distributions alone, five
+    levels deep; dflash reads states at six depths and learns the distributions of a whole block at
+    once.
 
-    Stopped at any point, the same command continues.  Some prompts are kept out of training: the share of first tokens
-    accepted in their images is printed, before and after.  Use the result with `--drafter OUT`.
+    Stopped at any point, the same command continues.  Some prompts are kept out of training: the
+    share of first tokens accepted in their images is printed, before and after.  Use the result
+    with `--drafter OUT`.
 
-    Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out anole-eagle
+    Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out
+    anole-eagle
     """
     import torch
 
@@ -181,8 +231,12 @@ def drafter(
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
     except torch.OutOfMemoryError:
-        raise UserError(f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16") from None
-    print(f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training")
+        raise UserError(
+            f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16"
+        ) from None
+    print(
+        f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training"
+    )
     prompts = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
     drafter = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
     console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafter}{prompts}")
@@ -190,11 +244,16 @@ def drafter(
 
 def tiny(
     out: Annotated[Path, Option(help="Where the weights go.")] = Path("weights"),
-    work: Annotated[Path, Option(help="Scenes, tokens and checkpoints; kept for resuming.")] = Path("train-tiny"),
-    scale: Annotated[float, Option(min=0.0001, max=10.0, help="Multiply every number of steps.")] = 1.0,
+    work: Annotated[
+        Path, Option(help="Scenes, tokens and checkpoints; kept for resuming.")
+    ] = Path("train-tiny"),
+    scale: Annotated[
+        float, Option(min=0.0001, max=10.0, help="Multiply every number of steps.")
+    ] = 1.0,
     threads: Annotated[int | None, Option(min=1, help="CPU threads (default: all cores).")] = None,
 ) -> None:
-    """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on two cores.
+    """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on
+    two cores.
 
     Stopped at any point, the same command continues from the last checkpoint.  Use the result with
     `--target OUT`.  It needs a checkout of the source.
@@ -204,7 +263,9 @@ def tiny(
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "tools/train_tiny").is_dir():
         text = "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it in a checkout"
-        raise UserError(f"{text} of lanternbench {__version__}'s source (`pip install --editable .`)")
+        raise UserError(
+            f"{text} of lanternbench {__version__}'s source (`pip install --editable .`)"
+        )
     sys.path.insert(0, str(checkout))
     from tools.train_tiny.world import train
 

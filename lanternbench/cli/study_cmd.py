@@ -1,4 +1,6 @@
-"""``verify``, ``profile``, ``tune``, ``predict``, ``codebook``: proofs of methods, and what their time depends on."""
+"""``verify``, ``profile``, ``tune``, ``predict``, ``codebook``: proofs of methods, and what their
+time depends on.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,7 +11,15 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.output import display, print_cells, print_json, print_notes, program, stdout, table_of
+from lanternbench.cli.output import (
+    display,
+    print_cells,
+    print_json,
+    print_notes,
+    program,
+    stdout,
+    table_of,
+)
 from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method
@@ -30,11 +40,14 @@ MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
 def verify(
     config: Annotated[Any, options.Takes("seed")],
     method_options: options.MethodOptions,
-    names: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")] = None,
+    names: Annotated[
+        list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")
+    ] = None,
     every: Annotated[bool, Option("--all", help="Every method.")] = False,
     as_json: options.AsRows = False,
 ) -> None:
-    """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit 1 on failure.
+    """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit
+    1 on failure.
 
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
@@ -44,7 +57,9 @@ def verify(
     names = list(components("preset")) if every or not names else list(names)
     chosen: list[str | Method] = [*names]
     if method_options:
-        chosen = [method(spec.pop("method"), **spec) for spec in options.specs(names, method_options)]
+        chosen = [
+            method(spec.pop("method"), **spec) for spec in options.specs(names, method_options)
+        ]
     with display("verifying") as bars:
         rows = verify_all(
             chosen, load_target("tiny"), config.seed,
@@ -62,15 +77,26 @@ def verify(
 def checks_table(rows: "list[Row]") -> Table:
     """The checks for a terminal."""
     numbers = [["–" if x is None else f"{x:.3g}" for x in (r.value, r.limit)] for r in rows]
-    cells = ((r.method, r.check, MARKS[r.passed], *each, r.detail) for r, each in zip(rows, numbers))
+    cells = (
+        (r.method, r.check, MARKS[r.passed], *each, r.detail) for r, each in zip(rows, numbers)
+    )
     return table_of(TITLES, cells, left=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def profile(
-    c: Annotated[Any, options.Takes("target drafter dtype compile random_weights simulate_acceptance temperature")],
+    c: Annotated[
+        Any,
+        options.Takes(
+            "target drafter dtype compile random_weights simulate_acceptance temperature"
+        ),
+    ],
     methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
-    num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")] = 4,
-    trace: Annotated[Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")] = None,
+    num_prompts: Annotated[
+        int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")
+    ] = 4,
+    trace: Annotated[
+        Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")
+    ] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.AsRows = False,
@@ -87,10 +113,17 @@ def profile(
 
     if trace is not None:
         check_writable(trace, TRACE)
-    chosen = [method(name) for name in ("ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar"))]
+    chosen = [
+        method(name)
+        for name in ("ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar"))
+    ]
     used = {m.choices.proposal for m in chosen}
-    model = load_with_drafter(c.target, c.drafter, choose(device, threads), c.random_weights, c.dtype, used, c.compile)
-    decoders = [build(model, m, c.temperature, simulate_acceptance=c.simulate_acceptance) for m in chosen]
+    model = load_with_drafter(
+        c.target, c.drafter, choose(device, threads), c.random_weights, c.dtype, used, c.compile
+    )
+    decoders = [
+        build(model, m, c.temperature, simulate_acceptance=c.simulate_acceptance) for m in chosen
+    ]
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
         limit = bandwidth(model.device)
@@ -98,17 +131,41 @@ def profile(
         if trace is not None:
             step_profile.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
-        print_json({"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": profiles})
+        print_json(
+            {"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": profiles}
+        )
         return
     rows = []
     for p in profiles:
-        times = (f"{t:.2f}" for t in (p.tau, p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms))
-        rates = (f"{p.overhead_fraction:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×", f"{p.achieved:.1f}")
+        times = (
+            f"{t:.2f}"
+            for t in (p.tau, p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms)
+        )
+        rates = (
+            f"{p.overhead_fraction:.1%}",
+            f"{p.speedup:.2f}×",
+            f"{p.roofline:.2f}×",
+            f"{p.achieved:.1f}",
+        )
         rows.append((p.label, *times, *rates))
-    titles = ("method", "τ", "step", "draft", "verify", "commit", "other", "out", "speedup", "limit", "GB/s")
+    titles = (
+        "method",
+        "τ",
+        "step",
+        "draft",
+        "verify",
+        "commit",
+        "other",
+        "out",
+        "speedup",
+        "limit",
+        "GB/s",
+    )
     print_cells(titles, rows, padding=(0, 1, 0, 0), pad_edge=False)
     share = profiles[0].achieved / limit.best
-    print("step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows")
+    print(
+        "step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows"
+    )
     print(
         f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
         f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"
@@ -116,13 +173,18 @@ def profile(
 
 
 def tune(
-    method: Annotated[str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")],
-    settings: Annotated[dict[str, Any], options.Takes(SETTINGS, "lanternbench.tune.tree_search:Tune")],
+    method: Annotated[
+        str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")
+    ],
+    settings: Annotated[
+        dict[str, Any], options.Takes(SETTINGS, "lanternbench.tune.tree_search:Tune")
+    ],
     where: Annotated[Execution, options.Takes("device threads out fresh")],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a preset.
+    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a
+    preset.
 
     Example: lanternbench tune --method eagle-1
     """
@@ -130,13 +192,23 @@ def tune(
     from lanternbench.tune import tuning as search
     from lanternbench.tune.result import Tune, with_interval, write_plot
 
-    config, device = checked(Tune, settings | {"method": method, "options": method_options}), where.device
+    config, device = (
+        checked(Tune, settings | {"method": method, "options": method_options}),
+        where.device,
+    )
     with display(f"tuning {method}") as bars:
         chosen = choose(device, where.threads)
-        path, tuning = search.tune(config, where.out, fresh=where.fresh, device=chosen, progress=bars.show)
+        path, tuning = search.tune(
+            config, where.out, fresh=where.fresh, device=chosen, progress=bars.show
+        )
         plot, _ = write_plot(tuning, path.with_suffix(""))
     if as_json:
-        about = {"preset": str(path), "plot": str(plot), "verdict": tuning.verdict, "best": tuning.best}
+        about = {
+            "preset": str(path),
+            "plot": str(plot),
+            "verdict": tuning.verdict,
+            "best": tuning.best,
+        }
         print_json(about | {"results": tuning.rows(), "cost": tuning.cost.model_dump()})
         return
     rows = []
@@ -147,9 +219,24 @@ def tune(
             nodes, tau = str(e.shape.nodes), f"{e.tau:.2f}"
             speed = speed if tuning.disturbed else f"{e.tokens_per_s:.1f}"
         loss = "–" if r.fidelity_loss is None else f"{r.fidelity_loss:.3f}"
-        measured = (f"{r.tau:.2f}", speed, f"{r.robust_tokens_per_s:.1f}", with_interval(r.robust_ratio), loss)
+        measured = (
+            f"{r.tau:.2f}",
+            speed,
+            f"{r.robust_tokens_per_s:.1f}",
+            with_interval(r.robust_ratio),
+            loss,
+        )
         rows.append((label, nodes, tau, *measured))
-    titles = ("sizes", "nodes", "τ expected", "τ", "tokens/s expected", "tokens/s", "× its own [95 %]", "fidelity loss")
+    titles = (
+        "sizes",
+        "nodes",
+        "τ expected",
+        "τ",
+        "tokens/s expected",
+        "tokens/s",
+        "× its own [95 %]",
+        "fidelity loss",
+    )
     print_cells(titles, rows, ("sizes",), pad_edge=False)
     print_notes(filter(None, [tuning.disturbed]))
     print(f"{tuning.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")
@@ -157,20 +244,34 @@ def tune(
 
 def predict(
     run: Annotated[str, Argument(help="Run id or folder.")],
-    device: Annotated[list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")] = None,
-    target: Annotated[str | None, Option(help="A target, or chameleon-34b (default: the run's).")] = None,
-    drafter: Annotated[str | None, Option(help="A smaller target that drafts, for methods such as sd.")] = None,
+    device: Annotated[
+        list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")
+    ] = None,
+    target: Annotated[
+        str | None, Option(help="A target, or chameleon-34b (default: the run's).")
+    ] = None,
+    drafter: Annotated[
+        str | None, Option(help="A smaller target that drafts, for methods such as sd.")
+    ] = None,
     batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512",
-    dtype: Annotated[str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")] = "bfloat16",
-    compile_mode: Annotated[str, Option("--compile", help="graphs: CUDA graphs; eager: launched kernels.")] = "graphs",
+    dtype: Annotated[
+        str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")
+    ] = "bfloat16",
+    compile_mode: Annotated[
+        str, Option("--compile", help="graphs: CUDA graphs; eager: launched kernels.")
+    ] = "graphs",
     results: options.Results = Path("results"),
-    out: Annotated[Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")] = None,
+    out: Annotated[
+        Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")
+    ] = None,
     threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Replay a run's accepted lengths and tree sizes on models of devices: predictions, never mixed with results.
+    """Replay a run's accepted lengths and tree sizes on models of devices: predictions, never
+    mixed with results.
 
-    Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch 1,16
+    Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch
+    1,16
     """
     from lanternbench.costs.roofline import THIS, device_model
     from lanternbench.experiment import find, read_run, read_samples
@@ -179,15 +280,23 @@ def predict(
     from lanternbench.predict import replay
     from lanternbench.predict.machines import Measured, Roofline, probe
 
-    names = list(dict.fromkeys(name if name == THIS else device_model(name).name for name in device or ["h100"]))
+    names = list(
+        dict.fromkeys(
+            name if name == THIS else device_model(name).name for name in device or ["h100"]
+        )
+    )
     dtype_named(dtype)
     if compile_mode not in ("graphs", "eager"):
         raise UserError(f"unknown mode '{compile_mode}': give --compile graphs or eager")
     if out is not None and (out / "run.json").exists():
-        raise UserError(f"{out} is a run folder, which holds measurements: choose another folder with --out")
+        raise UserError(
+            f"{out} is a run folder, which holds measurements: choose another folder with --out"
+        )
     parts = options.listed(batch)
     if not parts or not all(part.isdecimal() and 1 <= int(part) <= 65536 for part in parts):
-        raise UserError(f"--batch {batch} cannot be read: give whole numbers from 1 to 65536, such as 1,8,64")
+        raise UserError(
+            f"--batch {batch} cannot be read: give whole numbers from 1 to 65536, such as 1,8,64"
+        )
     sizes = list(dict.fromkeys(map(int, parts)))
     folder = find(results, [run])[0]
     record, samples = read_run(folder), read_samples(folder)
@@ -195,7 +304,9 @@ def predict(
     source = replay.sketch(its_target, its_drafter)
     same = target in (None, its_target) and drafter is None
     goal = source if same else replay.sketch(target or its_target, drafter)
-    cases = replay.cases(samples, source, goal, guidance if target in (None, its_target) else None, str(folder))
+    cases = replay.cases(
+        samples, source, goal, guidance if target in (None, its_target) else None, str(folder)
+    )
     machines: list[tuple[Roofline, Measured | None]] = []
     checked: list[prediction.Validation] = []
     notes, graphs = list(cases.notes), compile_mode == "graphs"
@@ -205,7 +316,9 @@ def predict(
             notes.append(device_model(name).sentence(graphs))
             continue
         with display("probing this machine") as bars:
-            roof, measured, about = probe(record, folder, cases, samples[0].prompt, threads, bars.show)
+            roof, measured, about = probe(
+                record, folder, cases, samples[0].prompt, threads, bars.show
+            )
         machines.append((roof, measured if same else None))
         if same and record["config"].get("batch", 1) == 1:
             checked = prediction.validate(measured, cases.traces, samples)
@@ -231,16 +344,23 @@ def predict(
 
 def codebook(
     config: Annotated[Any, options.Takes("seed dtype")],
-    target: Annotated[str, Argument(help="A target of `lanternbench targets`, or a folder.")] = "tiny",
+    target: Annotated[
+        str, Argument(help="A target of `lanternbench targets`, or a folder.")
+    ] = "tiny",
     k: Annotated[str, Option(help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
-    proximity: Annotated[Literal["l2", "cosine", "random"], Option(help="What nearest means.")] = "l2",
-    num_prompts: Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")] = 4,
+    proximity: Annotated[
+        Literal["l2", "cosine", "random"], Option(help="What nearest means.")
+    ] = "l2",
+    num_prompts: Annotated[
+        int, Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")
+    ] = 4,
     out: Annotated[Path | None, Option(help="Write the images side by side (PNG).")] = None,
     device: options.Device = "auto",
     threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Swap every token of drawn images for a near code: what LANTERN's neighbourhoods cost, and how likely they are.
+    """Swap every token of drawn images for a near code: what LANTERN's neighbourhoods cost, and
+    how likely they are.
 
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
@@ -253,7 +373,9 @@ def codebook(
     except ValueError:
         raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
     if sizes[-1] > MAX_SIZE:
-        raise UserError(f"--k has a size over {MAX_SIZE}: give at most the size of the target's vocabulary")
+        raise UserError(
+            f"--k has a size over {MAX_SIZE}: give at most the size of the target's vocabulary"
+        )
     if out is not None:
         check_writable(out, OUT)
     model = load_target(target, choose(device, threads), dtype=config.dtype)
@@ -271,7 +393,12 @@ def codebook(
         print_json(about | {"neighbourhoods": study.likenesses})
         return
     cells = (
-        (str(x.k), f"{x.distance:.2f}", f"{x.mass:.3f}", "the same" if x.psnr is None else f"{x.psnr:.1f}")
+        (
+            str(x.k),
+            f"{x.distance:.2f}",
+            f"{x.mass:.3f}",
+            "the same" if x.psnr is None else f"{x.psnr:.1f}",
+        )
         for x in study.likenesses
     )
     print_cells(("k", "distance", "probability", "images swapped, dB"), cells)

@@ -1,4 +1,6 @@
-"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on it."""
+"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on
+it.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,7 +23,9 @@ WARMUP = 3  # steps at each length that do not count: memory is allocated, kerne
 
 
 class Bandwidth(NamedTuple):
-    """How fast this machine reads memory, in GB/s: ``best`` of ``passes`` over the same tensor, and their median."""
+    """How fast this machine reads memory, in GB/s: ``best`` of ``passes`` over the same tensor,
+    and their median.
+    """
 
     best: float
     median: float
@@ -30,15 +34,19 @@ class Bandwidth(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """By how much the median pass falls short of the best one, which no other program held up: a share."""
+        """By how much the median pass falls short of the best one, which no other program held up:
+        a share.
+        """
         return 1 - self.median / self.best
 
 
 def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
-    """Timed sums over a tensor that no cache holds, all cores at work: at least ten, and as many as ``seconds`` allow.
+    """Timed sums over a tensor that no cache holds, all cores at work: at least ten, and as many
+    as ``seconds`` allow.
 
-    The tensor is four times the last-level cache or more; on a GPU so large that launching the sum and waiting for it
-    cost nothing beside reading it.  Other programs only ever slow a pass down, so the best pass is what repeats.
+    The tensor is four times the last-level cache or more; on a GPU so large that launching the sum
+    and waiting for it cost nothing beside reading it.  Other programs only ever slow a pass down,
+    so the best pass is what repeats.
     """
     size = 2**31 if device.type == "cuda" else max(2**28, 4 * last_level_cache())
     x = torch.ones(size // 8, dtype=torch.int64, device=device)
@@ -68,8 +76,8 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
 
 
 class Shape(NamedTuple):
-    """What a step computes: ``nodes`` verified, the root included; after the drafter's first call, a further one for
-    each of ``levels`` with so many nodes."""
+    """What a step computes: ``nodes`` verified, the root included; after the drafter's first call,
+    a further one for each of ``levels`` with so many nodes."""
 
     nodes: int
     depth: int
@@ -88,7 +96,9 @@ class Timed(NamedTuple):
 
 
 class StepCost(BaseModel):
-    """What a step of any shape costs, from measurements of several (see ``fit``).  Times in seconds."""
+    """What a step of any shape costs, from measurements of several (see ``fit``).  Times in
+    seconds.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -107,7 +117,9 @@ class StepCost(BaseModel):
 
     def draft(self, levels: Sequence[int], depth: int = 1) -> float:
         """The drafter's forwards: none where nothing is drafted."""
-        further = sum(_rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes)
+        further = sum(
+            _rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes
+        )
         return self.root_s + further if depth else 0.0
 
     def step(self, shape: Shape) -> float:
@@ -118,13 +130,20 @@ class StepCost(BaseModel):
 
 def _rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> float:
     """Linear between the measured numbers of nodes; beyond the most, as the last two go on."""
-    slope = (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2]) if len(measured) > 1 else 0.0
-    return float(np.interp(nodes, measured, seconds)) + max(0.0, slope) * max(0.0, nodes - measured[-1])
+    slope = (
+        (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2]) if len(measured) > 1 else 0.0
+    )
+    return float(np.interp(nodes, measured, seconds)) + max(0.0, slope) * max(
+        0.0, nodes - measured[-1]
+    )
 
 
 @torch.inference_mode()
-def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int], steps: int) -> Iterator[Timed]:
-    """The steps of a decoder, ``steps`` at each length ``cached``: after each, the length is set back.
+def step_times(
+    decoder: SpeculativeDecoder, caption: str, cached: Iterable[int], steps: int
+) -> Iterator[Timed]:
+    """The steps of a decoder, ``steps`` at each length ``cached``: after each, the length is set
+    back.
 
     An order other than raster has lengths of its own: its steps are those that follow each other.
     """
@@ -132,7 +151,9 @@ def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int],
     for length, i in product(cached, range(WARMUP + steps)):
         if decoder.step is None:  # the cache holds what was not decoded as zeros, at the same cost
             tokens = torch.full_like(state.now.length.device, length)
-            state.now = state.now._replace(length=Lengths.of(tokens, PerPrompt((length,) * state.batch)))
+            state.now = state.now._replace(
+                length=Lengths.of(tokens, PerPrompt((length,) * state.batch))
+            )
             state.steps = 0  # uniforms are there for one image
         elif not state.active:
             return
@@ -142,7 +163,9 @@ def step_times(decoder: SpeculativeDecoder, caption: str, cached: Iterable[int],
         whole, phases = state.clock.stop(), state.clock.spent
         draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
         if i >= WARMUP:
-            depth, nodes = sizes[0] if sizes else (result.draft.tree.max_depth, result.draft.tree.nodes)
+            depth, nodes = (
+                sizes[0] if sizes else (result.draft.tree.max_depth, result.draft.tree.nodes)
+            )
             yield Timed(Shape(nodes, depth), length, draft, forward, whole - draft - forward)
 
 
@@ -162,30 +185,39 @@ def medians(times: Iterable[Timed]) -> list[Timed]:
 def lengths_of(image: int, deepest: int) -> list[int]:
     """Three cached lengths whose mean cost is an image's: beginning, middle and end."""
     low = min(deepest + 2, image // 2)
-    return sorted({max(low, image // 8), image // 2, max(image // 2, image - image // 8 - deepest)})
+    return sorted(
+        {max(low, image // 8), image // 2, max(image // 2, image - image // 8 - deepest)}
+    )
 
 
 def fit(timed: Sequence[Timed]) -> StepCost:
     """A model of measurements, in which each shape was measured at the same lengths.
 
-    Forwards and levels are medians over the measurements of as many nodes, made to rise with them (isotonic
-    regression); the rest is a non-negative least-squares fit of a constant, a share per node and a share per level, for
-    chains and for trees, whose commit moves cache entries.
+    Forwards and levels are medians over the measurements of as many nodes, made to rise with them
+    (isotonic regression); the rest is a non-negative least-squares fit of a constant, a share per
+    node and a share per level, for chains and for trees, whose commit moves cache entries.
     """
     from scipy.optimize import isotonic_regression  # not where only the bandwidth is asked for
 
     cached = sorted({t.cached for t in timed})
     nodes = sorted({t.shape.nodes for t in timed})
     forward = [
-        [median(t.forward_s for t in timed if (t.cached, t.shape.nodes) == (c, n)) for n in nodes] for c in cached
+        [median(t.forward_s for t in timed if (t.cached, t.shape.nodes) == (c, n)) for n in nodes]
+        for c in cached
     ]
     drafting = [t for t in timed if t.shape.depth]
     roots = [t.draft_s for t in drafting if not t.shape.levels]
-    root = median(roots) if roots else min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
+    root = (
+        median(roots)
+        if roots
+        else min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
+    )
     level_s: dict[int, list[float]] = {}  # by the nodes of a level
     for t in drafting:
         if len(set(t.shape.levels)) == 1:
-            level_s.setdefault(t.shape.levels[0], []).append(max(0.0, t.draft_s - root) / len(t.shape.levels))
+            level_s.setdefault(t.shape.levels[0], []).append(
+                max(0.0, t.draft_s - root) / len(t.shape.levels)
+            )
     widths = sorted(level_s)
     chains, trees = ([t for t in drafting if t.shape.chain is kind] for kind in (True, False))
     plain = [t for t in timed if not t.shape.depth]

@@ -1,16 +1,21 @@
-"""How long a forward, and a step of speculative decoding, takes at best: the roofline model, as pure functions.
+"""How long a forward, and a step of speculative decoding, takes at best: the roofline model, as
+pure functions.
 
-Each part of a forward takes the longer of two times: moving its bytes at bandwidth β, or its products at peak π.
+Each part of a forward takes the longer of two times: moving its bytes at bandwidth β, or its
+products at peak π.
 
-    weights     max(w·(W + H) / β,            2·(R·n·W + B·n·g·H) / π)     read once, whatever the batch
-    cache       max(w·R·K·(s + n) / β,        4·R·n·A·(s + n) / π)         keys and values of every row
+    weights     max(w·(W + H) / β,            2·(R·n·W + B·n·g·H) / π)     read once, whatever the
+      batch
+    cache       max(w·R·K·(s + n) / β,        4·R·n·A·(s + n) / π)         keys and values of every
+      row
     vocabulary  4·B·n·g·V·PASSES / β                                       distributions, float32
     launches    κ·g_k
 
-with B prompts, R rows (2B with guidance), n positions, s cached ones, w bytes a weight; W, H, K, A, V, g of
-``models.network.Network`` (weights, head, cached, attended, vocab, guesses); κ kernels.  Activations count as free.
-The head follows guidance, so it sees half the rows.  Source: Williams et al. 2009 (roofline); the parts are those of
-this engine.  All arguments are numbers or arrays of one shape; all times are seconds.
+with B prompts, R rows (2B with guidance), n positions, s cached ones, w bytes a weight; W, H, K,
+A, V, g of ``models.network.Network`` (weights, head, cached, attended, vocab, guesses); κ kernels.
+Activations count as free. The head follows guidance, so it sees half the rows.  Source: Williams
+et al. 2009 (roofline); the parts are those of this engine.  All arguments are numbers or arrays of
+one shape; all times are seconds.
 """
 
 import re
@@ -29,11 +34,15 @@ from lanternbench.models.network import Network
 THIS = "this"  # stands for this machine, among the names of devices
 Values = NDArray[np.float64]
 BYTES = {"bfloat16": 2, "float32": 4}
-PASSES = 10  # how often a step's distributions are read or written: temperature, top-k, softmax, acceptance, draws
+# how often a step's distributions are read or written: temperature, top-k, softmax, acceptance,
+# draws
+PASSES = 10
 SLACK = 1.15  # of caches and distributions, for activations and the allocator's blocks
 CONTEXT = 1.0  # GB that CUDA and its libraries take
-# kernels, counted from the engine's operations: a layer has 4 products, attention, 2 norms, 2 sums, 3 to rotate, 1 to
-# write the cache, 1 to put heads side by side, 2 of the gate; a lone root's step has STEP beside its layers, one that
+# kernels, counted from the engine's operations: a layer has 4 products, attention, 2 norms, 2
+# sums, 3 to rotate, 1 to
+# write the cache, 1 to put heads side by side, 2 of the gate; a lone root's step has STEP beside
+# its layers, one that
 # drafts TREE more, and each forward of a drafter LEVEL beside its layers
 LAYER, STEP, TREE, LEVEL = 16, 30, 50, 25
 
@@ -41,8 +50,8 @@ LAYER, STEP, TREE, LEVEL = 16, 30, 50, 25
 class DeviceModel(BaseModel):
     """``bandwidth`` GB/s, ``memory`` GB, ``tflops`` by dtype of the weights.
 
-    ``gap``: µs that a kernel takes beside its bytes and products; ``issue``: µs in which the host issues one without
-    CUDA graphs (0: it waits for each, as a CPU does).
+    ``gap``: µs that a kernel takes beside its bytes and products; ``issue``: µs in which the host
+    issues one without CUDA graphs (0: it waits for each, as a CPU does).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -57,14 +66,22 @@ class DeviceModel(BaseModel):
     source: str
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s with weights of this dtype.  Raises UserError for one that the model does not have."""
+        """FLOP/s with weights of this dtype.  Raises UserError for one that the model does not
+        have.
+        """
         if dtype not in self.tflops:
-            raise UserError(f"the device model '{self.name}' has no FLOP/s for {dtype}: use {' or '.join(self.tflops)}")
+            raise UserError(
+                f"the device model '{self.name}' has no FLOP/s for {dtype}: use {' or '.join(self.tflops)}"
+            )
         return 1e12 * self.tflops[dtype]
 
     def sentence(self, graphs: bool) -> str:
         """What the model says, with its source."""
-        kernel = f"{self.gap:g} µs a kernel in a graph" if graphs else f"{self.issue:g} µs to issue a kernel"
+        kernel = (
+            f"{self.gap:g} µs a kernel in a graph"
+            if graphs
+            else f"{self.issue:g} µs to issue a kernel"
+        )
         size = f"{self.bandwidth:g} GB/s, {self.memory:g} GB ({self.source})"
         return f"{self.name}: {self.about}, {size}; {kernel}, an estimate"
 
@@ -81,7 +98,9 @@ def _letters(name: str) -> str:
 
 
 def device_model(name: str) -> DeviceModel:
-    """By its name or its beginning, in any spelling: ``A100`` is ``a100-40g``.  Raises UserError naming all."""
+    """By its name or its beginning, in any spelling: ``A100`` is ``a100-40g``.  Raises UserError
+    naming all.
+    """
     models, letters = device_models(), _letters(name)
     for full in models if letters else ():
         if _letters(full).startswith(letters):
@@ -111,7 +130,9 @@ class Parts(NamedTuple):
         return Parts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: float = 0.0) -> Parts:
+def forward(
+    net: Network, load: Load, device: DeviceModel, dtype: str, kernels: float = 0.0
+) -> Parts:
     """One forward of ``net``; ``kernels`` beside those of its layers."""
     beta, peak, w = 1e9 * device.bandwidth, device.peak(dtype), BYTES[dtype]
     b, r, n, span = load.batch, load.rows, load.new, load.cached + load.new
@@ -122,7 +143,8 @@ def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: 
     return Parts(
         weights=np.where(products > weights, 0.0, weights),
         cache=np.where(attention > cache, 0.0, cache),
-        arithmetic=np.where(products > weights, products, 0.0) + np.where(attention > cache, attention, 0.0),
+        arithmetic=np.where(products > weights, products, 0.0)
+        + np.where(attention > cache, attention, 0.0),
         vocabulary=4 * b * n * net.guesses * net.vocab * PASSES / beta,
         launches=(LAYER * net.layers + kernels) * device.gap * 1e-6 + 0.0 * np.asarray(cache),
     )
@@ -130,9 +152,11 @@ def forward(net: Network, load: Load, device: DeviceModel, dtype: str, kernels: 
 
 def step(target: Network, drafter: Network | None, load: Load, levels: tuple[int, ...], committed: Any,
          device: DeviceModel, dtype: str, graphs: bool = True) -> Parts:  # fmt: skip
-    """One step: the target reads a tree of ``load.new`` nodes, the drafter what was ``committed``, then ``levels``.
+    """One step: the target reads a tree of ``load.new`` nodes, the drafter what was ``committed``,
+    then ``levels``.
 
-    Without ``graphs`` the host issues its kernels one by one: what the device waits is launch overhead.
+    Without ``graphs`` the host issues its kernels one by one: what the device waits is launch
+    overhead.
     """
     beside = STEP + TREE * (drafter is not None or bool(np.any(np.asarray(load.new) > 1)))
     spent, kernels = forward(target, load, device, dtype, beside), LAYER * target.layers + beside
@@ -146,8 +170,12 @@ def step(target: Network, drafter: Network | None, load: Load, levels: tuple[int
 
 
 def memory(target: Network, drafter: Network | None, load: Load, dtype: str) -> float:
-    """GB of a decode: weights, caches of ``load.cached`` + ``load.new`` positions, distributions of all nodes."""
+    """GB of a decode: weights, caches of ``load.cached`` + ``load.new`` positions, distributions
+    of all nodes.
+    """
     nets = [target] if drafter is None else [target, drafter]
     weights = BYTES[dtype] * sum(net.stored for net in nets)
     caches = BYTES[dtype] * load.rows * (load.cached + load.new) * sum(net.cached for net in nets)
-    return float((weights + SLACK * (caches + 2 * 4 * load.batch * load.new * target.vocab)) / 1e9 + CONTEXT)
+    return float(
+        (weights + SLACK * (caches + 2 * 4 * load.batch * load.new * target.vocab)) / 1e9 + CONTEXT
+    )

@@ -1,7 +1,8 @@
-"""Checks of a GPU, that its steps give the same tokens, and of a pair, that a drafter belongs to its target.
+"""Checks of a GPU, that its steps give the same tokens, and of a pair, that a drafter belongs to
+its target.
 
-On a GPU decodes are compared in float64, where no draw hangs on how a sum was rounded.  With another target's drafter
-next to nothing is accepted, as a short decode shows.
+On a GPU decodes are compared in float64, where no draw hangs on how a sum was rounded.  With
+another target's drafter next to nothing is accepted, as a short decode shows.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ PAIR_STEPS = 40  # what a minute allows on a laptop, for a model of some hundred
 
 
 def first_difference(expected: Sequence[Generation], decoded: Sequence[Generation]) -> str | None:
-    """The first difference between two decodes of the same prompts, in words; None if there is none."""
+    """The first difference between two decodes of the same prompts, in words; None if there is
+    none.
+    """
     for prompt, (a, b) in enumerate(zip(expected, decoded, strict=True)):
         known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
         wrong = (a.tokens[:known].cpu() != b.tokens[:known].cpu()).nonzero()
@@ -41,11 +44,21 @@ def first_difference(expected: Sequence[Generation], decoded: Sequence[Generatio
 
 
 def recorded_differs(
-    target: Target, graphs: Graphs, name: str, captions: Sequence[str], temperature: float = 1.0, *, steps: int
+    target: Target,
+    graphs: Graphs,
+    name: str,
+    captions: Sequence[str],
+    temperature: float = 1.0,
+    *,
+    steps: int,
 ) -> str | None:
-    """The first difference between recorded and launched steps of the preset ``name``; None if there is none."""
+    """The first difference between recorded and launched steps of the preset ``name``; None if
+    there is none.
+    """
     both = (build(replace(target, graphs=g), method(name), temperature) for g in (None, graphs))
-    return first_difference(*(generate(decoder, list(captions), max_steps=steps) for decoder in both))
+    return first_difference(
+        *(generate(decoder, list(captions), max_steps=steps) for decoder in both)
+    )
 
 
 def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
@@ -56,7 +69,9 @@ def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int
 
 
 def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first minute on a GPU, as rows; ``facts``: of each GPU, see ``experiment.environment``.  Raises UserError."""
+    """The first minute on a GPU, as rows; ``facts``: of each GPU, see ``experiment.environment``.
+    Raises UserError.
+    """
     if not device.startswith("cuda"):
         why = "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked"
         raise UserError(f"{why}: run `lanternbench doctor --gpu` on a machine with one")
@@ -70,7 +85,9 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[dict[str, An
         value = wrong or f"the tokens of launched steps, {STEPS} steps"
         rows.append(check_row(f"graphs, {name}", value, wrong is None))
     wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
-    rows.append(check_row("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None))
+    rows.append(
+        check_row("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None)
+    )
     return rows
 
 
@@ -80,14 +97,28 @@ def check_row(item: str, value: Any, ok: Any = None) -> dict[str, Any]:
 
 
 def drafting_method(kind: str) -> Method:
-    """The first lossless preset that drafts with ``kind``, a dynamic tree preferred.  Raises StopIteration for none."""
-    presets = [m for m in map(named, components("preset")) if m.lossless and m.proposal.drafter_kind == kind]
+    """The first lossless preset that drafts with ``kind``, a dynamic tree preferred.  Raises
+    StopIteration for none.
+    """
+    presets = [
+        m
+        for m in map(named, components("preset"))
+        if m.lossless and m.proposal.drafter_kind == kind
+    ]
     return next((m for m in presets if m.choices.tree == "dynamic"), next(iter(presets)))
 
 
-def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None = None) -> list[dict[str, Any]]:
-    """Rows of item, value and ``ok`` by a short decode.  Raises UserError where the drafter does not fit the target."""
-    net, used, misfit = target.drafters[kind], drafting_method(kind), target.drafters[kind].misfit(target)
+def check_pair(
+    target: Target, kind: str, captions: list[str], row: Entry | None = None
+) -> list[dict[str, Any]]:
+    """Rows of item, value and ``ok`` by a short decode.  Raises UserError where the drafter does
+    not fit the target.
+    """
+    net, used, misfit = (
+        target.drafters[kind],
+        drafting_method(kind),
+        target.drafters[kind].misfit(target),
+    )
     weights = sum(p.numel() for p in net.parameters())
     rows = [check_row(f"drafter '{kind}'", f"{net.about}, {weights / 1e6:.1f}M weights")]
     rows.append(check_row("fits the target", misfit or "yes", misfit is None))
@@ -99,16 +130,28 @@ def check_pair(target: Target, kind: str, captions: list[str], row: Entry | None
         text = f"{accepted / count:.1%} of {count} steps ({used.label})"
         if known:
             text += f"; published: at least {known.first_token_acceptance:.0%} ({known.source})"
-        rows.append(check_row(f"first token accepted, T = {temperature:g}", text, known and note is None))
+        rows.append(
+            check_row(f"first token accepted, T = {temperature:g}", text, known and note is None)
+        )
         if temperature == 0:
-            counts = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]  # tokens so far
+            # tokens so far
+            counts = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
             plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(counts))
-            equal = all((a.tokens[:n] == b.tokens[:n]).all() for a, b, n in zip(drafted, plain, counts, strict=True))
-            rows.append(check_row("greedy tokens", "those of ar" if equal else "not those of ar", bool(equal)))
+            equal = all(
+                (a.tokens[:n] == b.tokens[:n]).all()
+                for a, b, n in zip(drafted, plain, counts, strict=True)
+            )
+            rows.append(
+                check_row(
+                    "greedy tokens", "those of ar" if equal else "not those of ar", bool(equal)
+                )
+            )
     return rows
 
 
 def first_tokens(drafted: list[Generation]) -> tuple[int, int]:
-    """Steps whose first drafted token was accepted, and all steps; not the last, which the end of the image may cut."""
+    """Steps whose first drafted token was accepted, and all steps; not the last, which the end of
+    the image may cut.
+    """
     steps = [n for g in drafted for n in g.accept_lengths[:-1]]
     return sum(n > 1 for n in steps), max(1, len(steps))

@@ -1,7 +1,7 @@
 """Addresses: where the inputs of one forward stand in a cache, and what they attend to.
 
-A draft tree, the tokens of a commit and the levels of a drafter differ in the function that returns theirs.
-B prompts, b is 1 or B, N nodes.
+A draft tree, the tokens of a commit and the levels of a drafter differ in the function that
+returns theirs. B prompts, b is 1 or B, N nodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Address(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """A count per prompt, on the device and on the host, which does not know it while a CUDA graph is recorded."""
+    """A count per prompt, on the device and on the host, which does not know it while a CUDA graph
+    is recorded.
+    """
 
     device: Tensor  # [B]
     host: tuple[int, ...] | None
@@ -42,9 +44,12 @@ class Lengths(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The slots of image tokens in one decoder's cache, in raster order, and of row ends, which no last row has."""
+    """The slots of image tokens in one decoder's cache, in raster order, and of row ends, which no
+    last row has.
+    """
 
-    slots: tuple[int, ...]  # of the n-th image token, n = 1, 2, …; slots[0] is the slot before the image
+    # of the n-th image token, n = 1, 2, …; slots[0] is the slot before the image
+    slots: tuple[int, ...]
     slot_of: Tensor  # the same on the device
     row_end_after: tuple[bool, ...]  # does a row end follow the n-th image token?
     row_end_of: Tensor  # the same on the device
@@ -53,7 +58,9 @@ class Layout:
     width: int  # image tokens a row where row ends follow, else 0
 
     def any_row_end(self, lengths: Lengths, depth: int = 0) -> bool:
-        """May a row end follow the last committed token of any prompt, or one of the ``depth`` tokens after it?"""
+        """May a row end follow the last committed token of any prompt, or one of the ``depth``
+        tokens after it?
+        """
         if not self.width:
             return False
         if lengths.host is None:
@@ -62,8 +69,12 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def raster(length: int, width: int, before: int, lag: int, capacity: int, device: torch.device) -> Layout:
-    """``length`` image tokens, and drafts past them, after ``before`` slots; ``width``: see ``Layout``."""
+def raster(
+    length: int, width: int, before: int, lag: int, capacity: int, device: torch.device
+) -> Layout:
+    """``length`` image tokens, and drafts past them, after ``before`` slots; ``width``: see
+    ``Layout``.
+    """
     count = capacity + MAX_DEPTH + 1
     slots = tuple(before - 1 + n + ((n - 1) // width if width and n else 0) for n in range(count))
     ends = tuple(bool(width) and 0 < n < length and n % width == 0 for n in range(count))
@@ -73,7 +84,9 @@ def raster(length: int, width: int, before: int, lag: int, capacity: int, device
 
 @cache
 def causal(n: int, device: torch.device) -> Tensor:
-    """Additive mask [1, n, n] under which each of n new inputs attends to itself and the earlier ones."""
+    """Additive mask [1, n, n] under which each of n new inputs attends to itself and the earlier
+    ones.
+    """
     return additive(torch.ones(1, n, n, dtype=torch.bool, device=device).tril())
 
 
@@ -89,18 +102,26 @@ def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
     return shared_address(start, 0, n, slice(start, start + n), visible)
 
 
-def tree_address(layout: Layout, lengths: Lengths, tree: Tree, visible: Tensor | None, is_chain: bool) -> Address:
-    """A draft tree without row ends; visible: additive [b, N, N] of its ancestors, None for a lone root."""
+def tree_address(
+    layout: Layout, lengths: Lengths, tree: Tree, visible: Tensor | None, is_chain: bool
+) -> Address:
+    """A draft tree without row ends; visible: additive [b, N, N] of its ancestors, None for a lone
+    root.
+    """
     n = tree.depth.shape[1]
     if lengths.shared is None:
         root = layout.slot_of[lengths.device]
         return entries_address(layout, lengths, root, 0, n, root[:, None] + tree.depth, visible)
     base = layout.slots[lengths.shared]
-    return shared_address(base, 0, n, slice(base, base + n) if is_chain else tree.depth + base, visible)
+    return shared_address(
+        base, 0, n, slice(base, base + n) if is_chain else tree.depth + base, visible
+    )
 
 
 def append_address(layout: Layout, lengths: Lengths, new: Lengths, n: int) -> Address:
-    """The last ``new`` ≤ n committed tokens of every prompt, none of them after a row end; the rest of n is void."""
+    """The last ``new`` ≤ n committed tokens of every prompt, none of them after a row end; the
+    rest of n is void.
+    """
     visible = None if n == 1 else causal(n, new.device.device)
     if lengths.shared is None or new.shared is None:
         after = layout.slot_of[lengths.device - new.device] + 1  # the slot after the tokens before
@@ -111,41 +132,67 @@ def append_address(layout: Layout, lengths: Lengths, new: Lengths, n: int) -> Ad
 
 
 def level_address(
-    layout: Layout, lengths: Lengths, filled: int, m: int, depth: int, visible: Tensor | None, past: int = 0
+    layout: Layout,
+    lengths: Lengths,
+    filled: int,
+    m: int,
+    depth: int,
+    visible: Tensor | None,
+    past: int = 0,
 ) -> Address:
     """``m`` drafted nodes at ``depth`` in the next slots after ``filled`` ones of this step.
 
-    visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes of that depth.
+    visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes of
+    that depth.
     """
     beyond = layout.lag + past
     if lengths.shared is None:
         positions = (layout.slot_of[lengths.device + depth] + beyond)[:, None]
-        return entries_address(layout, lengths, layout.slot_of[lengths.device] + 1, filled, m, positions, visible)
+        return entries_address(
+            layout, lengths, layout.slot_of[lengths.device] + 1, filled, m, positions, visible
+        )
     at = layout.slots[lengths.shared + depth] + beyond
     return shared_address(layout.slots[lengths.shared] + 1, filled, m, slice(at, at + 1), visible)
 
 
-def shared_address(base: int, first: int, n: int, positions: Tensor | slice, visible: Tensor | None) -> Address:
+def shared_address(
+    base: int, first: int, n: int, positions: Tensor | slice, visible: Tensor | None
+) -> Address:
     """As ``entries_address``, of prompts that have the same length."""
     start, stop = base + first, base + first + n
-    return Address(slice(start, stop), positions, None if visible is None else F.pad(visible[:, None], (base, 0)), stop)
+    return Address(
+        slice(start, stop),
+        positions,
+        None if visible is None else F.pad(visible[:, None], (base, 0)),
+        stop,
+    )
 
 
 def entries_address(
-    layout: Layout, lengths: Lengths, base: Tensor, first: int, n: int, positions: Tensor, visible: Tensor | None
+    layout: Layout,
+    lengths: Lengths,
+    base: Tensor,
+    first: int,
+    n: int,
+    positions: Tensor,
+    visible: Tensor | None,
 ) -> Address:
-    """Prompts of different lengths: ``n`` entries in slots base [B] + ``first`` …, all before base attended to.
+    """Prompts of different lengths: ``n`` entries in slots base [B] + ``first`` …, all before base
+    attended to.
 
     visible: additive [b, n, first + n] over the slots from base on; None: all.
     """
     width = first + n
     span = lengths.span or layout.slots[max(lengths.host or (0,))] + 1 + width
     span = min(span, layout.capacity)
-    column = torch.arange(span, device=base.device) - base[:, None]  # [B, span], entry number where ≥ 0
+    # [B, span], entry number where ≥ 0
+    column = torch.arange(span, device=base.device) - base[:, None]
     if visible is None:
         visible = torch.zeros(1, n, width, device=base.device)
     index = column.clamp(0, width - 1)[:, None].expand(-1, n, -1)
     entries = visible.expand(len(base), -1, -1).gather(-1, index)
     entries = entries.masked_fill(column[:, None] >= width, -torch.inf)
     mask = torch.where(column[:, None] < 0, 0.0, entries)[:, None]
-    return Address(base[:, None] + torch.arange(first, width, device=base.device), positions, mask, span)
+    return Address(
+        base[:, None] + torch.arange(first, width, device=base.device), positions, mask, span
+    )

@@ -1,6 +1,8 @@
-"""A decoder together with its keys and values: one allocation per run, written by slot, committed in place.
+"""A decoder together with its keys and values: one allocation per run, written by slot, committed
+in place.
 
-R rows (B prompts, or 2B with guidance, conditional rows first); whatever is given per prompt serves both halves.
+R rows (B prompts, or 2B with guidance, conditional rows first); whatever is given per prompt
+serves both halves.
 """
 
 from __future__ import annotations
@@ -20,13 +22,20 @@ class DecoderCache:
     """``net``: (inputs, rotary embedding, mask, put, last) -> states, see ``transformer.Stack``."""
 
     def __init__(
-        self, net: Callable[..., Tensor], config: DecoderConfig, layout: Layout, rows: int, rope: Tensor, like: Tensor
+        self,
+        net: Callable[..., Tensor],
+        config: DecoderConfig,
+        layout: Layout,
+        rows: int,
+        rope: Tensor,
+        like: Tensor,
     ):
         """``rope``: rotary table [positions, …]; ``like`` gives dtype and device."""
         self.net, self.layout, self.dtype, self.device = net, layout, like.dtype, like.device
         self.rope = self._rows(rope)
         self.pads: Tensor | None = None  # additive [R, 1, 1, capacity]
-        self.row_end: Tensor | None = None  # [dim] its embedding of a row end, where the target writes them
+        # [dim] its embedding of a row end, where the target writes them
+        self.row_end: Tensor | None = None
         shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.head_dim)
         self._hold(torch.zeros(shape, dtype=like.dtype, device=like.device))
 
@@ -42,7 +51,9 @@ class DecoderCache:
         return torch.cat([rope, beyond])[:, None]
 
     def reset(self, rope: Tensor) -> None:
-        """Empty it, hide no pads and take another rotary table, in the memory that recordings read."""
+        """Empty it, hide no pads and take another rotary table, in the memory that recordings
+        read.
+        """
         self.store.zero_()
         self.rope.copy_(self._rows(rope))
         if self.pads is not None:
@@ -75,13 +86,17 @@ class DecoderCache:
         return self.net(x, rope, mask, put, last)
 
     def forward_last(self, x: Tensor, at: Address, count: Lengths) -> Tensor:
-        """The states [R, 1, dim] of each prompt's last entry, where entries past ``count`` are void."""
+        """The states [R, 1, dim] of each prompt's last entry, where entries past ``count`` are
+        void.
+        """
         if len(count.device) == 1 and count.host is not None:  # a single prompt has none
             return self.forward(x, at, True)
         return self.states_at(self.forward(x, at), (count.device - 1).clamp(min=0)[:, None])
 
     def prefill(self, x: Tensor, at: Address, valid: Tensor) -> Tensor:
-        """The prompt x [R, P, dim] -> states; from then on its slots that are not valid [R, P] are hidden."""
+        """The prompt x [R, P, dim] -> states; from then on its slots that are not valid [R, P] are
+        hidden.
+        """
         states = self.forward(x, at)
         self.hide_pads(valid)
         return states
@@ -90,14 +105,17 @@ class DecoderCache:
         if not bool(valid.all()):
             seen = F.pad(valid, (0, self.layout.capacity - valid.shape[1]), value=True)
             pads = additive(seen, self.dtype)[:, None, None]
-            self.pads = pads if self.pads is None else self.pads.copy_(pads)  # recordings read it where it is
+            # recordings read it where it is
+            self.pads = pads if self.pads is None else self.pads.copy_(pads)
 
     def places(self, slots: Tensor) -> Tensor:
         """Slots [b, n] -> places [R · 2H · n] among all slots of all rows and heads."""
         return (self.lines + self.per_row(slots)[:, None]).flatten()
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy what is in the places ``source`` to ``target`` in every layer: the commit of an accepted path."""
+        """Copy what is in the places ``source`` to ``target`` in every layer: the commit of an
+        accepted path.
+        """
         store = self.store.flatten(1, 3)
         store.index_copy_(1, target, store.index_select(1, source))
 

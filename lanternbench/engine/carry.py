@@ -1,7 +1,7 @@
 """Select and convert the state of a batch without knowing the names of its parts.
 
-State is any nesting of named tuples, tuples and dicts of tensors whose first dimension is the batch B or its rows R (2B
-with guidance), ``PerPrompt`` values on the host, caches, and constants.
+State is any nesting of named tuples, tuples and dicts of tensors whose first dimension is the
+batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and constants.
 """
 
 from typing import Any
@@ -20,7 +20,9 @@ class PerPrompt(tuple):
 
 
 def select(state: Any, prompts: list[int], batch: int) -> Any:
-    """The state of ``prompts`` alone, in this order and with repeats allowed; ``batch``: B of the whole state."""
+    """The state of ``prompts`` alone, in this order and with repeats allowed; ``batch``: B of the
+    whole state.
+    """
     index = torch.tensor(prompts, dtype=torch.long)
 
     def chosen(leaf: Any) -> Any:
@@ -36,11 +38,17 @@ def select(state: Any, prompts: list[int], batch: int) -> Any:
 
 
 def rows_of(prompts: Tensor, rows: int, batch: int) -> Tensor:
-    """Indices of prompts [B'] -> indices of their rows [R'] in a tensor of ``rows`` rows, which is B or 2B."""
-    assert rows in (batch, 2 * batch), "the first dimension of carried tensors is the batch, or its rows"
+    """Indices of prompts [B'] -> indices of their rows [R'] in a tensor of ``rows`` rows, which is
+    B or 2B.
+    """
+    assert rows in (batch, 2 * batch), (
+        "the first dimension of carried tensors is the batch, or its rows"
+    )
     return prompts if rows == batch else torch.cat([prompts, prompts + batch])
 
 
 def double(state: Any) -> Any:
     """The state with its floating-point tensors in double precision."""
-    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, state)
+    return tree_map(
+        lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, state
+    )

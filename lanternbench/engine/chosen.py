@@ -1,4 +1,5 @@
-"""Verification of children that were chosen, so that p is 1 there, of a lone root, and of any tree at temperature 0.
+"""Verification of children that were chosen, so that p is 1 there, of a lone root, and of any tree
+at temperature 0.
 
 B batch, N nodes, V vocabulary, W widest family, D depth of the tree.
 """
@@ -34,7 +35,9 @@ class Families(NamedTuple):
         return cls(exists, tokens, u, torch.where(exists, ids, draft.tree.nodes))
 
 
-def closed_form(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+def closed_form(
+    rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+) -> VerifyResult:
     """Of chosen children: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i))."""
     tree, vocab = draft.tree, q.shape[-1]
     exists, x, u_child, _ = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
@@ -43,13 +46,16 @@ def closed_form(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residu
     path, accepted, tried = walk(tree, exists, exists & (u_child * left < qx))
     stop = path[:, -1]
     q_stop = rows_at(q, stop)
-    struck = rows_at(torch.where(exists, x, vocab), stop)  # [B, W]; absent children strike a spare cell
+    # [B, W]; absent children strike a spare cell
+    struck = rows_at(torch.where(exists, x, vocab), stop)
     weights = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
     final = torch.where(weights.sum(-1, keepdim=True) > 0, weights, q_stop)
     return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
 
 
-def rank_by_rank(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+def rank_by_rank(
+    rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+) -> VerifyResult:
     """The general form of ``verify_chosen``."""
     tree = draft.tree
     family = Families.of(tree.children.expand(len(q), -1, -1), draft, u)
@@ -66,10 +72,14 @@ def rank_by_rank(rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, resid
 def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
     """Nothing was drafted: the next token is the target's."""
     zero = torch.zeros_like(draft.tokens)
-    return VerifyResult(zero, zero[:, 0], q[:, 0].argmax(-1) if greedy else draw(q[:, 0], u[:, 0]), zero)
+    return VerifyResult(
+        zero, zero[:, 0], q[:, 0].argmax(-1) if greedy else draw(q[:, 0], u[:, 0]), zero
+    )
 
 
-def is_argmax(rule: AcceptanceRule, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
+def is_argmax(
+    rule: AcceptanceRule, q: Tensor, best: Tensor, parent: Tensor, draft: Draft
+) -> Tensor:
     """``accept_greedily`` of a rule that orders tokens as q does."""
     return draft.tokens == best.gather(1, parent)
 
@@ -80,15 +90,21 @@ def verify_greedy(rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult
     parent = parents(tree)
     ok = rule.accept_greedily(q, best, parent.clamp(min=0).expand_as(best), draft) & (parent >= 0)
     path, accepted, last = longest_path(tree, ok, rule.order_greedily(draft))
-    return VerifyResult(path, accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(best))
+    return VerifyResult(
+        path, accepted, best.gather(1, last[:, None])[:, 0], torch.zeros_like(best)
+    )
 
 
-def longest_path(tree: Tree, ok: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The longest path from the root whose other nodes are all ``ok`` [B, N]: path, accepted, last node [B].
+def longest_path(
+    tree: Tree, ok: Tensor, order: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The longest path from the root whose other nodes are all ``ok`` [B, N]: path, accepted, last
+    node [B].
 
     order [b, N]: of equally long ones the lowest value counts; None: the last node's number.
     """
-    reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1  # every ancestor but the root accepted
+    # every ancestor but the root accepted
+    reached = (tree.ancestors & ~ok[:, None, :]).sum(-1) == 1
     depth = torch.where(reached, tree.depth.expand_as(ok), -1)
     rank = depth * (ok.shape[1] + 1)
     last = (rank if order is None else rank - order).argmax(1)

@@ -15,7 +15,15 @@ from lanternbench.engine.proposal import Proposal
 from lanternbench.engine.recording import Recordings, Work
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
-from lanternbench.engine.state import CommitPlan, DecodeState, StepResult, TreeStates, commit, forward, plan_commit
+from lanternbench.engine.state import (
+    CommitPlan,
+    DecodeState,
+    StepResult,
+    TreeStates,
+    commit,
+    forward,
+    plan_commit,
+)
 from lanternbench.engine.trace import Generation, Log
 from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
 from lanternbench.errors import UserError
@@ -42,7 +50,9 @@ class SpeculativeDecoder:
 
     @property
     def lossless(self) -> bool | None:
-        """Does the method claim to keep the target's distribution?  None where acceptance is simulated."""
+        """Does the method claim to keep the target's distribution?  None where acceptance is
+        simulated.
+        """
         return self.method.lossless if self.rates is None else None
 
     @property
@@ -70,11 +80,13 @@ def generate(
     max_steps: int | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
-    """Decode one image per caption, all in one batch.  An image is a function of (seed, its key, method).
+    """Decode one image per caption, all in one batch.  An image is a function of (seed, its key,
+    method).
 
-    ``keys``: the captions by default.  ``trace``: keep the distributions of target and drafter.  ``max_steps``: stop
-    early, for warm-ups.  ``on_step``: called after every step with the batch's tokens so far and in all.
-    Raises UserError for NaN or infinite logits, and in place of any exception that a plug-in raises.
+    ``keys``: the captions by default.  ``trace``: keep the distributions of target and drafter.
+    ``max_steps``: stop early, for warm-ups.  ``on_step``: called after every step with the batch's
+    tokens so far and in all. Raises UserError for NaN or infinite logits, and in place of any
+    exception that a plug-in raises.
     """
     with plugin_errors(*decoder.parts):
         began = perf_counter()
@@ -90,7 +102,10 @@ def generate(
                 state.select(prompts)
             sizes = decoder.proposer.sizes(proposer_state)
             proposer_state, result = advance(decoder, state, proposer_state)
-            log.note(state, sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch)
+            log.note(
+                state,
+                sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch,
+            )
             if on_step is not None:
                 tokens += sum(state.now.last.advance.host or ())
                 on_step(tokens, state.limit * len(captions))
@@ -106,10 +121,14 @@ def generate(
         return log.generations(state, encode_s, decode_s)
 
 
-def step(decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any) -> tuple[Any, StepResult]:
-    """One target forward that verifies a draft tree and commits at least one token per unfinished prompt.
+def step(
+    decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any
+) -> tuple[Any, StepResult]:
+    """One target forward that verifies a draft tree and commits at least one token per unfinished
+    prompt.
 
-    Each phase is launched, or replayed as one CUDA graph.  Returns the proposer's next state, and what was done.
+    Each phase is launched, or replayed as one CUDA graph.  Returns the proposer's next state, and
+    what was done.
     """
     run, bucket = launch, None
     if state.target.graphs is not None:
@@ -129,7 +148,9 @@ def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *argumen
 
 
 def check(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor, Tensor]:
-    """The target's forward, and a scalar that turns NaN with any distribution: one NaN or infinite logit suffices."""
+    """The target's forward, and a scalar that turns NaN with any distribution: one NaN or infinite
+    logit suffices.
+    """
     states, q = forward(state, draft)
     total = q.select(2, 0).sum()
     return states, q, total if draft.p is None else total.add_(draft.p.select(2, 0).sum())

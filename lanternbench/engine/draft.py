@@ -1,7 +1,8 @@
 """Draft trees as tensors, and what verification decides on one.
 
-Node 0 is the root: the last committed token, which every step reads again.  Shapes: b is 1 when all prompts share the
-tree, else the batch B; N nodes; W the widest family of siblings; D the depth.  ``engine.tree`` builds them.
+Node 0 is the root: the last committed token, which every step reads again.  Shapes: b is 1 when
+all prompts share the tree, else the batch B; N nodes; W the widest family of siblings; D the
+depth.  ``engine.tree`` builds them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ MAX_DEPTH = 64
 
 
 class Tree(NamedTuple):
-    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of children."""
+    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of
+    children.
+    """
 
     depth: Tensor  # [b, N] 0 for the root
     children: Tensor  # [b, N, W] node ids in draft order, −1 = none
@@ -41,8 +44,10 @@ class Level(NamedTuple):
     rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
     ranks: Tensor  # [C] its rank among its siblings
     shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
-    above: Tensor | None  # [m] index of the parents' parents among those of the level before; None at depth 1
-    expanded: Tensor | None  # [m] index of the parents among the nodes of the level before; None in a chain
+    # [m] index of the parents' parents among those of the level before; None at depth 1
+    above: Tensor | None
+    # [m] index of the parents among the nodes of the level before; None in a chain
+    expanded: Tensor | None
     mask: Tensor | None  # additive [1, m, nodes expanded so far but the root]; None in a chain
 
 
@@ -55,7 +60,9 @@ class Rank(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StaticTree:
-    """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in draft order."""
+    """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in
+    draft order.
+    """
 
     tree: Tree
     levels: tuple[Level, ...]
@@ -71,14 +78,19 @@ class StaticTree:
         return self.tree.width == 1
 
     def to(self, device: torch.device) -> StaticTree:
-        return StaticTree(**tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self)))
+        return StaticTree(
+            **tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self))
+        )
 
 
 class Draft(NamedTuple):
-    """What a proposal gives to verification: ``static`` where all prompts share one fixed shape, else ``grown``."""
+    """What a proposal gives to verification: ``static`` where all prompts share one fixed shape,
+    else ``grown``.
+    """
 
     tokens: Tensor  # [B, N], node 0 = the last committed token
-    p: Tensor | None = None  # [B, M, V] distributions that the children of the inner nodes were sampled from
+    # [B, M, V] distributions that the children of the inner nodes were sampled from
+    p: Tensor | None = None
     static: StaticTree | None = None  # the tree, where all prompts share one fixed shape
     grown: Tree | None = None  # else a tree per prompt
 
@@ -96,20 +108,25 @@ class Draft(NamedTuple):
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Bool mask -> 0 where visible, −∞ elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, -torch.inf
+    )
 
 
 class VerifyResult(NamedTuple):
     """What a verification decides."""
 
-    path: Tensor  # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
+    # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
+    path: Tensor
     accepted: Tensor  # [B] drafted tokens accepted, 0 … D
     token: Tensor  # [B] the residual or bonus token
     tried: Tensor  # [B, N] children of each node that were examined if it was reached
 
 
 def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """accept [B, N, W]: which children are accepted if tried -> path [B, D + 1], accepted [B], tried [B, N]."""
+    """accept [B, N, W]: which children are accepted if tried -> path [B, D + 1], accepted [B],
+    tried [B, N].
+    """
     some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child
     chosen = tree.children.expand_as(accept).gather(-1, first[..., None])[..., 0]
     onward = torch.where(some, chosen, torch.arange(tree.nodes, device=accept.device))  # or stay
@@ -117,4 +134,8 @@ def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Te
     for _ in range(tree.max_depth):
         path.append(onward.gather(1, path[-1]))
     nodes = torch.cat(path, 1)
-    return nodes, (nodes[:, 1:] != nodes[:, :-1]).sum(1), torch.where(some, first + 1, exists.sum(-1))
+    return (
+        nodes,
+        (nodes[:, 1:] != nodes[:, :-1]).sum(1),
+        torch.where(some, first + 1, exists.sum(-1)),
+    )

@@ -1,4 +1,6 @@
-"""What a component's plain definition is made of, no tensor: ``lossless.plain`` computes from it what it should do."""
+"""What a component's plain definition is made of, no tensor: ``lossless.plain`` computes from it
+what it should do.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +11,9 @@ class PlainRule:
     """An acceptance rule in scalar Python, written from its paper; here the exact one."""
 
     def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        """q̃(x)/p(x), or P(x is accepted), x drafted with p(x) > 0, or 1 if chosen, at ``depth`` 1 … L."""
+        """q̃(x)/p(x), or P(x is accepted), x drafted with p(x) > 0, or 1 if chosen, at ``depth`` 1
+        … L.
+        """
         return q[x] / p[x]  # Leviathan et al. 2023, algorithm 1
 
     def plain_group(self, q: Probs, x: int) -> list[int]:
@@ -23,7 +27,8 @@ class PlainRule:
 
 @dataclass(frozen=True)
 class AdaptiveBounds:
-    """β, the steps l_d and l_k, and the open intervals of depth and width (ADT-Tree, arXiv 2512.21857, section 4).
+    """β, the steps l_d and l_k, and the open intervals of depth and width (ADT-Tree, arXiv
+    2512.21857, section 4).
 
     The paper's settings for Anole; for LlamaGen l_k = 10, k ∈ (3, 40).
     """
@@ -37,7 +42,9 @@ class AdaptiveBounds:
 
 @dataclass(frozen=True)
 class TreeSpec:
-    """A draft tree.  ``kind``: ``static``, ``dynamic`` or ``adaptive``; the sizes are those of a dynamic tree."""
+    """A draft tree.  ``kind``: ``static``, ``dynamic`` or ``adaptive``; the sizes are those of a
+    dynamic tree.
+    """
 
     kind: str = "static"
     paths: tuple[tuple[int, ...], ...] = ()  # a static tree's child paths, none for a lone root
@@ -47,20 +54,25 @@ class TreeSpec:
     bounds: AdaptiveBounds = AdaptiveBounds()
     init: str = "horizontal"
     radius: int = 2
-    first: tuple[int, int] = (2, 2)  # the depth and width said to have produced token 0, which no tree did
+    # the depth and width said to have produced token 0, which no tree did
+    first: tuple[int, int] = (2, 2)
     bonus: bool = True  # does α count the bonus token?
 
     @property
     def deepest(self) -> int:
         """L, the deepest draft position."""
         static = max(map(len, self.paths), default=0)
-        return {"static": static, "dynamic": self.depth, "adaptive": self.bounds.d[1] - 1}[self.kind]
+        return {"static": static, "dynamic": self.depth, "adaptive": self.bounds.d[1] - 1}[
+            self.kind
+        ]
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Several rows at once.  ``lead``: tokens of a row when the next begins.  ``window`` 0: ZipAR, whose first row is
-    drawn alone.  ``adaptive``: ZipAR's window.  ``seen``: may tokens see the stand-in that begins a row?  ``reuse``:
+    """Several rows at once.  ``lead``: tokens of a row when the next begins.  ``window`` 0: ZipAR,
+    whose first row is
+    drawn alone.  ``adaptive``: ZipAR's window.  ``seen``: may tokens see the stand-in that begins
+      a row?  ``reuse``:
     PJD's threshold."""
 
     lead: int
@@ -77,10 +89,14 @@ class RowSpec:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's public code, which
-    records the old law of a kept draft).  ``one_hot``: fresh drafts count as certain (public code).  ``siblings`` K and
-    ``tree_depth`` D: SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``: is the first token
-    drawn by itself, by the forward over the prompt, or does the first window begin with it?  ``theta``: SJD++'s.
+    """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's
+    public code, which
+    records the old law of a kept draft).  ``one_hot``: fresh drafts count as certain (public
+    code).  ``siblings`` K and
+    ``tree_depth`` D: SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``:
+    is the first token
+    drawn by itself, by the forward over the prompt, or does the first window begin with it?
+      ``theta``: SJD++'s.
     """
 
     window: int = 2

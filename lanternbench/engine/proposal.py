@@ -1,7 +1,7 @@
 """The contracts between the engine and what drafts: a proposal, and a drafter with a tree policy.
 
-State is explicit and of what ``engine.carry`` describes: ``begin`` returns it, ``draft`` reads it, ``update`` returns
-the next one.  Code that is replayed as a CUDA graph may read only its tensors.
+State is explicit and of what ``engine.carry`` describes: ``begin`` returns it, ``draft`` reads it,
+``update`` returns the next one.  Code that is replayed as a CUDA graph may read only its tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
 
-# tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the root), visible
-# (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after the nodes
+# tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the
+# root), visible
+# (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after
+# the nodes
 Expand = Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
 Size = tuple[int, int]  # depth and nodes of a tree
 Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
@@ -39,7 +41,9 @@ class Drafter:
         return ()
 
     def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
-        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and what drafts on."""
+        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and
+        what drafts on.
+        """
         raise NotImplementedError
 
     def network(self) -> Network:
@@ -57,19 +61,27 @@ class Growing(Component):
     adapts = Prepared(False)  # does a tree's size depend on what was accepted before?
 
     def begin(self, state: DecodeState) -> Any:
-        """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux) · dim])."""
+        """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux)
+        · dim]).
+        """
         return ()
 
     def update(self, state: DecodeState, proposer_state: Any, result: StepResult) -> Any:
-        """The next state; called once after each commit, of a tree policy where ``begin`` gives a state."""
+        """The next state; called once after each commit, of a tree policy where ``begin`` gives a
+        state.
+        """
         return proposer_state
 
     def sizes(self, proposer_state: Any) -> PerPrompt | None:
-        """The requested ``Size`` of each prompt's next tree; None where it is always that of the draft tree."""
+        """The requested ``Size`` of each prompt's next tree; None where it is always that of the
+        draft tree.
+        """
         return None
 
     def bucket(self, proposer_state: Any) -> Hashable:
-        """A key for the shapes of the next draft where they change between steps; None where they are fixed."""
+        """A key for the shapes of the next draft where they change between steps; None where they
+        are fixed.
+        """
         return None
 
 
@@ -86,12 +98,16 @@ class TreePolicy(Growing):
         """Its plain definition; None where it has none."""
         return None
 
-    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(
+        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
+    ) -> Draft:
         """logits [B, V] after the root, u [B, uniforms] -> a tree."""
         raise NotImplementedError
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Nodes that are expanded on each level below the root but the deepest, for a tree of this size; here equal."""
+        """Nodes that are expanded on each level below the root but the deepest, for a tree of this
+        size; here equal.
+        """
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
 
 
@@ -99,21 +115,29 @@ class Proposal(Growing):
     """Where draft trees come from."""
 
     drafter_kind: ClassVar[str | None] = None  # kind of drafter that the target must have
-    samples: ClassVar[bool] = True  # are children of static trees sampled, or the drafter's likeliest tokens?
+    # are children of static trees sampled, or the drafter's likeliest tokens?
+    samples: ClassVar[bool] = True
     marginals: ClassVar[bool] = False  # do all nodes of a level share one distribution?
-    static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}  # tree -> the target's default
-    tree_names: ClassVar[tuple[str, ...] | None] = None  # trees that it drafts; None: any but "none"
+    # tree -> the target's default
+    static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}
+    # trees that it drafts; None: any but "none"
+    tree_names: ClassVar[tuple[str, ...] | None] = None
     tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
     in_rows: ClassVar[bool] = False  # can it draw several rows at once?
-    no_joint_sample: ClassVar[str | None] = None  # why a chain's tokens are no sample of the product of their p
+    # why a chain's tokens are no sample of the product of their p
+    no_joint_sample: ClassVar[str | None] = None
 
-    update_uniforms = Prepared(0)  # how many of ``uniforms``, counted from the end, ``update`` reads
+    # how many of ``uniforms``, counted from the end, ``update`` reads
+    update_uniforms = Prepared(0)
     max_step_slots = Prepared(1)  # cache slots that a step fills after the committed prefix
     drafter = Prepared[Drafter | None](None)
-    aux_layers = Prepared[tuple[int, ...]](())  # target layers after which it also reads hidden states
+    # target layers after which it also reads hidden states
+    aux_layers = Prepared[tuple[int, ...]](())
 
     def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
-        """Ready to decode; ``tree`` is prepared, unless ``tree_is_own``.  Raises UserError for a target that cannot."""
+        """Ready to decode; ``tree`` is prepared, unless ``tree_is_own``.  Raises UserError for a
+        target that cannot.
+        """
         return self
 
     def plain(self, tree: TreePolicy) -> TreeSpec | WindowSpec | None:
@@ -126,14 +150,18 @@ class Proposal(Growing):
 
     @property
     def lasting_noise(self) -> bool:
-        """Do several steps read the same noise, so that one step's outcomes are not independent of another's?"""
+        """Do several steps read the same noise, so that one step's outcomes are not independent of
+        another's?
+        """
         return False
 
     def refuses(self, choices: Choices) -> str | None:
         if self.tree_names is None:
             return "a drafter needs a tree" if choices.tree == "none" else None
         trees = " or ".join(self.tree_names)
-        reason = f"the proposal '{choices.proposal}' drafts with tree {trees}, not '{choices.tree}'"
+        reason = (
+            f"the proposal '{choices.proposal}' drafts with tree {trees}, not '{choices.tree}'"
+        )
         return None if choices.tree in self.tree_names else reason
 
     def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:

@@ -1,7 +1,9 @@
-"""The phases of a step as CUDA graphs: recorded once per shape, then replayed by one launch instead of hundreds.
+"""The phases of a step as CUDA graphs: recorded once per shape, then replayed by one launch
+instead of hundreds.
 
-A replay runs kernels and no Python.  Whatever a phase reads of the current decode is therefore an input tensor, and the
-length that the host knows enters only as the number of cache slots to attend to.
+A replay runs kernels and no Python.  Whatever a phase reads of the current decode is therefore an
+input tensor, and the length that the host knows enters only as the number of cache slots to attend
+to.
 """
 
 from collections.abc import Callable, Hashable
@@ -24,20 +26,28 @@ class Recordings:
 
     def __init__(self) -> None:
         self.replays: dict[Hashable, tuple[Replay, Any]] = {}
-        self.static: dict[int, Tensor] = {}  # outputs of recordings by id; the next phase reads them in place
+        # outputs of recordings by id; the next phase reads them in place
+        self.static: dict[int, Tensor] = {}
 
-    def replay(self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
-        """``work(state, *arguments)``, recorded on the first call.  The outputs are valid until the next replay.
+    def replay(
+        self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any
+    ) -> Any:
+        """``work(state, *arguments)``, recorded on the first call.  The outputs are valid until
+        the next replay.
 
         ``bucket``: tells apart shapes that the arguments' tensors do not show.
         """
         progress: Any = unknown(state.now, None)
-        if name != "draft":  # only drafters read the last commit, whose shape differs after the prefill
+        # only drafters read the last commit, whose shape differs after the prefill
+        if name != "draft":
             progress = progress._replace(last=None)
         leaves, form = tree_flatten((progress, arguments))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        sizes = [x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)]
-        shape = (name, bucket, state.cache.layout.capacity, *sizes)  # another capacity means another cache
+        sizes = [
+            x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)
+        ]
+        # another capacity means another cache
+        shape = (name, bucket, state.cache.layout.capacity, *sizes)
         span, *longer = spans(state)
         if (span, shape) not in self.replays:
             for other in (span, *longer):
@@ -48,14 +58,18 @@ class Recordings:
         state.clock.tick(name)
         return result
 
-    def _record(self, state: DecodeState, span: int, work: Work, leaves: list[Any], form: Any) -> tuple[Replay, Any]:
+    def _record(
+        self, state: DecodeState, span: int, work: Work, leaves: list[Any], form: Any
+    ) -> tuple[Replay, Any]:
         assert state.target.graphs is not None
         flat_outputs: list[Any] = []
         forms: list[Any] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             tensors = iter(inputs)
-            progress, arguments = tree_unflatten([next(tensors) if isinstance(x, Tensor) else x for x in leaves], form)
+            progress, arguments = tree_unflatten(
+                [next(tensors) if isinstance(x, Tensor) else x for x in leaves], form
+            )
             recorded = copy(state)
             recorded.now = unknown(progress, span)
             with state.clock.paused():
@@ -67,15 +81,23 @@ class Recordings:
         with state.clock.aside("other"):
             replay = Replay(state.target.graphs.record, flat, inputs, self.static)
         outputs = iter(replay(inputs))
-        result = tree_unflatten([next(outputs) if isinstance(x, Tensor) else x for x in flat_outputs], forms[0])
+        result = tree_unflatten(
+            [next(outputs) if isinstance(x, Tensor) else x for x in flat_outputs], forms[0]
+        )
         self.static |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
         return replay, result
 
 
 def spans(state: DecodeState) -> range:
-    """How many slots the next step attends to, and all larger numbers: a timed decode then records nothing."""
+    """How many slots the next step attends to, and all larger numbers: a timed decode then records
+    nothing.
+    """
     layout, drafted = state.cache.layout, state.max_step_slots
-    slots = layout.slots[max(state.now.length.host or (0,))] + 1 + (2 * drafted + 1 if layout.width else drafted)
+    slots = (
+        layout.slots[max(state.now.length.host or (0,))]
+        + 1
+        + (2 * drafted + 1 if layout.width else drafted)
+    )
     return range(-(-slots // SPAN) * SPAN, layout.capacity + SPAN, SPAN)
 
 
@@ -83,5 +105,7 @@ def unknown(progress: Progress, span: int | None) -> Progress:
     """``progress`` without the host's copy of its lengths."""
     last: LastCommit | None = progress.last
     if last is not None:
-        progress = progress._replace(last=last._replace(advance=Lengths(last.advance.device, None, span=span)))
+        progress = progress._replace(
+            last=last._replace(advance=Lengths(last.advance.device, None, span=span))
+        )
     return progress._replace(length=Lengths(progress.length.device, None, span=span))

@@ -1,4 +1,6 @@
-"""From logits to distributions to tokens: warping, and draws that are functions of explicit uniforms."""
+"""From logits to distributions to tokens: warping, and draws that are functions of explicit
+uniforms.
+"""
 
 from typing import NamedTuple
 
@@ -18,9 +20,11 @@ class Warp(NamedTuple):
         return self.temperature == 0.0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] -> probabilities [..., V]; greedy leaves temperature 1, the rules take the argmax.
+        """Logits [..., V] -> probabilities [..., V]; greedy leaves temperature 1, the rules take
+        the argmax.
 
-        Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one.
+        Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at
+        least one.
         """
         temperature, top_k, top_p = self
         x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -58,13 +62,17 @@ def at(q: Tensor, x: Tensor) -> Tensor:
 
 
 def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
-    """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the distribution it came from)."""
+    """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the
+    distribution it came from).
+    """
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / total, fallback)
 
 
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would copy item by item."""
+    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would
+    copy item by item.
+    """
     b, m, v = x.shape
     if b == 1:
         return x.index_select(1, index.flatten()).view(*index.shape, v)
@@ -72,11 +80,13 @@ def rows_at(x: Tensor, index: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
 
 
-BELOW_ONE = 1 - 1e-6  # the largest uniform in use: its product with a total must not round up to the total
+# the largest uniform in use: its product with a total must not round up to the total
+BELOW_ONE = 1 - 1e-6
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF: weights [..., V] ≥ 0 of any scale, uniforms u [...] in 0 … BELOW_ONE -> tokens [...].
+    """Inverse CDF: weights [..., V] ≥ 0 of any scale, uniforms u [...] in 0 … BELOW_ONE -> tokens
+    [...].
 
     Never draws a token of weight 0 unless all are 0 (then the last).
     """
@@ -85,13 +95,17 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 
 def draw_each(weights: Tensor, u: Tensor) -> Tensor:
     """Independent draws from the same weights: [..., V], u [..., m] -> tokens [..., m]."""
-    cdf, last = weights.cumsum(-1, dtype=torch.float64), weights.shape[-1] - 1  # in float32 a GPU's is not monotone
-    level = u * cdf.narrow(-1, last, 1)  # the smallest index whose cumulative weight exceeds u·total is drawn
+    # in float32 a GPU's is not monotone
+    cdf, last = weights.cumsum(-1, dtype=torch.float64), weights.shape[-1] - 1
+    # the smallest index whose cumulative weight exceeds u·total is drawn
+    level = u * cdf.narrow(-1, last, 1)
     return torch.searchsorted(cdf, level, right=True).clamp_(max=last)
 
 
 def draw_distinct(weights: Tensor, u: Tensor) -> Tensor:
-    """Successive draws without replacement: weights [..., V], u [..., m] -> tokens [..., m] in draft order."""
+    """Successive draws without replacement: weights [..., V], u [..., m] -> tokens [..., m] in
+    draft order.
+    """
     if u.shape[-1] == 1:
         return draw_each(weights, u)
     tokens: list[Tensor] = []

@@ -1,6 +1,8 @@
-"""The state of a batch during a decode: caches, tokens, lengths, uniforms.  All buffers are preallocated.
+"""The state of a batch during a decode: caches, tokens, lengths, uniforms.  All buffers are
+preallocated.
 
-B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nodes, D depth of a tree, V vocabulary.
+B prompts, R rows (2B with guidance), L image tokens, P prefix slots, N tree nodes, D depth of a
+tree, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,10 +28,13 @@ from lanternbench.models.target import Prefix, Target
 class LastCommit(NamedTuple):
     """What the last step committed, for drafters that read the target's states."""
 
-    hidden: Tensor  # [R, A, dim] the states that predicted each new token; (1 + aux) · dim wide with ``aux_layers``
+    # [R, A, dim] the states that predicted each new token; (1 + aux) · dim wide with
+    # ``aux_layers``
+    hidden: Tensor
     tokens: Tensor  # [B, A] the new tokens; entries past ``advance`` are undefined
     advance: Lengths  # how many
-    before: Tensor | None = None  # [R, A, dim] the states at the tokens before, where row ends may lie between
+    # [R, A, dim] the states at the tokens before, where row ends may lie between
+    before: Tensor | None = None
 
     def first(self, most: int, advance: Lengths) -> LastCommit:
         """Without entries past the first ``most``; ``advance`` of them count."""
@@ -88,7 +93,11 @@ class DecodeState:
     syncs: int = 0
 
     def __post_init__(self) -> None:
-        self.batch, self.limit, self.device = len(self.seeds), self.target.length, self.target.device
+        self.batch, self.limit, self.device = (
+            len(self.seeds),
+            self.target.length,
+            self.target.device,
+        )
         self.health = torch.zeros((), device=self.device)  # turns NaN with any distribution
         self.columns = torch.arange(self.max_nodes + 1, device=self.device)  # 0 … D of any tree
         self.origin = list(range(self.batch))  # indices of the prompts that are still decoded
@@ -114,12 +123,16 @@ class DecodeState:
         """The uniforms of this step; ``by_position``: also those that belong to image positions."""
         u, position = self.uniforms.select(1, self.steps), None
         if by_position:
-            at = (self.now.length.device[:, None] + self.columns[: self.max_nodes]).clamp_(max=self.limit)
+            at = (self.now.length.device[:, None] + self.columns[: self.max_nodes]).clamp_(
+                max=self.limit
+            )
             position = self.uniforms[..., 0].gather(1, at)
         return Uniforms(u[:, : self.max_nodes], u[:, self.max_nodes :], position)
 
     def unfinished(self) -> list[int] | None:
-        """The unfinished prompts, once half of the batch is finished, or None; a recorded batch keeps its shape."""
+        """The unfinished prompts, once half of the batch is finished, or None; a recorded batch
+        keeps its shape.
+        """
         left = [i for i, n in enumerate(self.now.length.host or ()) if n < self.limit]
         return left if left and 2 * len(left) <= self.batch and not self.recorded else None
 
@@ -128,8 +141,12 @@ class DecodeState:
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
         self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        advance, length = (Lengths.of(x.device, x.host or ()) for x in (now.last.advance, now.length))
-        self.now = now._replace(last=now.last.first(max(advance.host or (0,)), advance), length=length)
+        advance, length = (
+            Lengths.of(x.device, x.host or ()) for x in (now.last.advance, now.length)
+        )
+        self.now = now._replace(
+            last=now.last.first(max(advance.host or (0,)), advance), length=length
+        )
         self.seeds, self.origin = ([x[i] for i in prompts] for x in (self.seeds, self.origin))
         self.batch = len(prompts)
 
@@ -155,7 +172,9 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
         assert cache.row_end is not None
         follows = row_ends.tree_row_ends(cache.layout, length, tree)
         x = torch.cat([x, cache.row_end.expand_as(x)], 1)
-        node, after = cache.forward(x, row_ends.tree_address(cache.layout, length, tree, follows)).chunk(2, 1)
+        node, after = cache.forward(
+            x, row_ends.tree_address(cache.layout, length, tree, follows)
+        ).chunk(2, 1)
         states = TreeStates(torch.where(cache.per_row(follows)[..., None], after, node), node)
     else:
         mask = additive(tree.ancestors) if draft.static is None else draft.static.mask
@@ -166,18 +185,29 @@ def forward(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor]:
     return states, state.warp(logits)
 
 
-def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: TreeStates) -> CommitPlan:
+def plan_commit(
+    state: DecodeState, draft: Draft, result: VerifyResult, states: TreeStates
+) -> CommitPlan:
     """New tokens, states, lengths and cache moves of a verification; changes nothing yet."""
-    path, accepted, token, cache = result.path, result.accepted, result.token.unsqueeze(1), state.cache
+    path, accepted, token, cache = (
+        result.path,
+        result.accepted,
+        result.token.unsqueeze(1),
+        state.cache,
+    )
     length, deepest = state.now.length, path.shape[1] - 1
     new = token  # [B, D + 1]
     if deepest:
         drafted = draft.tokens if draft.is_chain else draft.tokens.gather(1, path)
-        new = torch.cat([drafted.narrow(1, 1, deepest), token], 1).scatter_(1, accepted.unsqueeze(1), token)
+        new = torch.cat([drafted.narrow(1, 1, deepest), token], 1).scatter_(
+            1, accepted.unsqueeze(1), token
+        )
     longer = (length.device + accepted).add_(1).clamp_(max=state.limit)
     last = LastCommit(states.next, new, Lengths(longer - length.device, None))
     if states.node is not None:
-        slots = row_ends.path_slots(cache.layout, length, path, state.columns[: deepest + 1], states.node.shape[1])
+        slots = row_ends.path_slots(
+            cache.layout, length, path, state.columns[: deepest + 1], states.node.shape[1]
+        )
         before = cache.states_at(states.node, path)
     elif draft.is_chain or not deepest:
         return CommitPlan(last, longer)  # every node is where it belongs
@@ -185,13 +215,23 @@ def plan_commit(state: DecodeState, draft: Draft, result: VerifyResult, states: 
         root, before = cache.layout.slot_of[length.device][:, None], None
         slots = root + path, root + state.columns[: deepest + 1]
     source, target = map(cache.places, slots)
-    return CommitPlan(last._replace(hidden=cache.states_at(states.next, path), before=before), longer, source, target)
+    return CommitPlan(
+        last._replace(hidden=cache.states_at(states.next, path), before=before),
+        longer,
+        source,
+        target,
+    )
 
 
-def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan) -> Tensor:
-    """Write tokens, move cache entries, advance: the step's only host synchronisation -> [B] committed before."""
+def commit(
+    state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, plan: CommitPlan
+) -> Tensor:
+    """Write tokens, move cache entries, advance: the step's only host synchronisation -> [B]
+    committed before.
+    """
     progress, last = state.now, plan.last
-    n, recorded = last.tokens.shape[1], state.recorded  # a recorded commit has overwritten the length already
+    # a recorded commit has overwritten the length already
+    n, recorded = last.tokens.shape[1], state.recorded
     start = plan.length - last.advance.device if recorded else progress.length.device
     if progress.length.shared is not None:
         progress.tokens.narrow(1, progress.length.shared, n).copy_(last.tokens)
@@ -205,7 +245,9 @@ def commit(state: DecodeState, draft: Draft, result: VerifyResult, q: Tensor, pl
     length = Lengths.of(plan.length, PerPrompt(plan.length.tolist()))
     state.syncs += 1
     state.steps += 1
-    counts = PerPrompt(n - o for n, o in zip(length.host or (), progress.length.host or (), strict=True))
+    counts = PerPrompt(
+        n - o for n, o in zip(length.host or (), progress.length.host or (), strict=True)
+    )
     advance = Lengths.of(last.advance.device, counts)  # recorded phases need fixed shapes
     last = last._replace(advance=advance) if recorded else last.first(max(counts), advance)
     state.now = Progress(length, result.token, progress.tokens, last)

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-OFF_THE_CLOCK = "records"  # phase of work that is no part of a method, such as keeping distributions for analysis
+# phase of work that is no part of a method, such as keeping distributions for analysis
+OFF_THE_CLOCK = "records"
 
 
 class Clock:
     """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is overhead.
 
-    What is off the clock counts in no phase, no step, and not in the CPU time.  Moments, the host's time on a CPU and
-    events on a GPU, are read at the end, so that timing adds no synchronisation to the loop.
+    What is off the clock counts in no phase, no step, and not in the CPU time.  Moments, the
+    host's time on a CPU and events on a GPU, are read at the end, so that timing adds no
+    synchronisation to the loop.
     """
 
     def __init__(self, device: torch.device):
@@ -73,7 +75,9 @@ class Clock:
         self._ends.add(len(self._moments))
 
     def stop(self) -> float:
-        """Seconds since ``start``, without work off the clock; what follows the last step counts as its part."""
+        """Seconds since ``start``, without work off the clock; what follows the last step counts
+        as its part.
+        """
         self.tick("other")
         self.cpu_s = process_time() - self._cpu
         if self.cuda:

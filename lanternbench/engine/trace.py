@@ -1,4 +1,6 @@
-"""What a decode leaves: the tokens of every image and what they took, and the distributions they were drawn from."""
+"""What a decode leaves: the tokens of every image and what they took, and the distributions they
+were drawn from.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ class Generation:
     """The tokens of one image, and what decoding them took."""
 
     tokens: Tensor  # [L]
-    accept_lengths: list[int]  # tokens committed per step, the residual or bonus token included; sums to L − 1
-    tree_depths: list[int]  # depth that each tree was grown to; the nodes that were kept may reach less deep
+    # tokens committed per step, the residual or bonus token included; sums to L − 1
+    accept_lengths: list[int]
+    # depth that each tree was grown to; the nodes that were kept may reach less deep
+    tree_depths: list[int]
     tree_nodes: list[int]
     decode_s: float  # seconds of the whole batch's loop, after prefill and first token
     encode_s: float  # seconds of the whole batch's captions, prefill and first token
@@ -38,7 +42,9 @@ class Generation:
 
 
 class Log:
-    """Per-step figures of a batch, from values that the step's one host synchronisation transfers anyway."""
+    """Per-step figures of a batch, from values that the step's one host synchronisation transfers
+    anyway.
+    """
 
     def __init__(self, state: DecodeState):
         self.steps: list[list[tuple[int, int, int]]] = [[] for _ in range(state.batch)]
@@ -50,42 +56,66 @@ class Log:
             if count:
                 self.steps[prompt].append((count, depth, nodes))
 
-    def generations(self, state: DecodeState, encode_s: float, decode_s: float) -> list[Generation]:
+    def generations(
+        self, state: DecodeState, encode_s: float, decode_s: float
+    ) -> list[Generation]:
         clock = state.clock
-        rest: Any = decode_s, encode_s, clock.cpu_s, dict(clock.spent), clock.step_s, state.syncs, state.trace
+        rest: Any = (
+            decode_s,
+            encode_s,
+            clock.cpu_s,
+            dict(clock.spent),
+            clock.step_s,
+            state.syncs,
+            state.trace,
+        )
         columns: Any = ([[s[i] for s in steps] for i in range(3)] for steps in self.steps)
-        return [Generation(image, *figures, *rest) for image, figures in zip(state.finish(), columns, strict=True)]
+        return [
+            Generation(image, *figures, *rest)
+            for image, figures in zip(state.finish(), columns, strict=True)
+        ]
 
 
 class Trace:
-    """The target's and drafter's distributions at every committed position, kept for figures computed afterwards.
+    """The target's and drafter's distributions at every committed position, kept for figures
+    computed afterwards.
 
     B prompts, L positions, V vocabulary, W widest family.
     """
 
-    seen: Tensor | None = None  # as ``law`` [B, L, V] for orders other than raster, see ``rows.RowTrace``
+    # as ``law`` [B, L, V] for orders other than raster, see ``rows.RowTrace``
+    seen: Tensor | None = None
     law: Tensor
 
     def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
         self.q = torch.zeros(batch, length, vocab, device=device)
         self.p = torch.zeros(batch, length, vocab, device=device)
-        self.children = torch.full((batch, length, width), -1, device=device)  # tokens, in draft order
+        # tokens, in draft order
+        self.children = torch.full((batch, length, width), -1, device=device)
         self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.depth = torch.zeros_like(self.tried)  # of the node's children
-        self.sampled = torch.zeros_like(self.tried, dtype=torch.bool)  # from p, or chosen (a draft without p)?
+        # from p, or chosen (a draft without p)?
+        self.sampled = torch.zeros_like(self.tried, dtype=torch.bool)
 
     def cut(self, length: int) -> None:
         """Drop entries past the image."""
         for name, store in vars(self).items():
             setattr(self, name, store[:, :length])
 
-    def record(self, prompts: Tensor, length: Tensor, draft: Draft, result: VerifyResult, q: Tensor) -> None:
-        """Store q, p and the examined children of each node on the path, at the image position that the node decided.
+    def record(
+        self, prompts: Tensor, length: Tensor, draft: Draft, result: VerifyResult, q: Tensor
+    ) -> None:
+        """Store q, p and the examined children of each node on the path, at the image position
+        that the node decided.
 
-        prompts [B, 1]: rows of the stores; length [B] before the commit.  The next step overwrites what is past it.
+        prompts [B, 1]: rows of the stores; length [B] before the commit.  The next step overwrites
+        what is past it.
         """
         path, tree, chain, b = result.path, draft.tree, draft.is_chain, len(draft.tokens)
-        columns, batch = torch.arange(path.shape[1], device=path.device), torch.arange(b, device=path.device)[:, None]
+        columns, batch = (
+            torch.arange(path.shape[1], device=path.device),
+            torch.arange(b, device=path.device)[:, None],
+        )
 
         def write(store: Tensor, rows: Tensor) -> None:
             store[prompts, length[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
@@ -101,7 +131,13 @@ class Trace:
         if tree.width:
             ids = tree.children.expand(b, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
-            spare = self.children.shape[-1] - tree.width  # an adaptive tree may be narrower than the widest
-            write(self.children, on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)))
-        write(self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0))
+            # an adaptive tree may be narrower than the widest
+            spare = self.children.shape[-1] - tree.width
+            write(
+                self.children,
+                on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)),
+            )
+        write(
+            self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0)
+        )
         write(self.depth, on_path(tree.depth.expand(b, -1)) + 1)

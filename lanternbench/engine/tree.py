@@ -1,4 +1,6 @@
-"""How draft trees are built, from paths or from parents, and questions about their nodes; see ``engine.draft``."""
+"""How draft trees are built, from paths or from parents, and questions about their nodes; see
+``engine.draft``.
+"""
 
 from functools import cache
 
@@ -12,14 +14,20 @@ from lanternbench.errors import UserError
 
 
 def from_paths(paths: Paths) -> StaticTree:
-    """Child paths (ranks from the root) -> tensors; none give a lone root.  Raises UserError if a node is missing."""
+    """Child paths (ranks from the root) -> tensors; none give a lone root.  Raises UserError if a
+    node is missing.
+    """
     nodes = sorted(set(map(tuple, paths)), key=lambda p: (len(p), p))
     if any(not p or min(p) < 0 for p in nodes):
-        raise UserError("a static tree needs at least one path, each a non-empty list of child ranks such as [0, 1]")
+        raise UserError(
+            "a static tree needs at least one path, each a non-empty list of child ranks such as [0, 1]"
+        )
     index: dict[tuple[int, ...], int] = {(): 0} | {p: i + 1 for i, p in enumerate(nodes)}
     for p in nodes:
         if p[:-1] not in index or (p[-1] > 0 and (*p[:-1], p[-1] - 1) not in index):
-            raise UserError(f"the static tree names {list(p)} but not its parent or its left sibling: add them")
+            raise UserError(
+                f"the static tree names {list(p)} but not its parent or its left sibling: add them"
+            )
     parent_of, depth = [-1, *(index[p[:-1]] for p in nodes)], [len(p) for p in index]
     width, deepest = 1 + max((p[-1] for p in nodes), default=-1), depth[-1]
     tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), deepest, width)
@@ -31,12 +39,21 @@ def from_paths(paths: Paths) -> StaticTree:
         parents = sorted({parent_of[i] for i in level})
         rows = [parents.index(parent_of[i]) for i in level]
         inner += parents
-        above = torch.tensor([levels[-1].parents.index(parent_of[n]) for n in parents]) if levels else None
+        above = (
+            torch.tensor([levels[-1].parents.index(parent_of[n]) for n in parents])
+            if levels
+            else None
+        )
         below = bool(levels) and width > 1  # a chain needs no index and no mask
         expanded = torch.tensor(parents) - depth.index(d - 1) if below else None
         mask = additive(ancestors[parents][:, inner[1:]])[None] if below else None
-        ranks, shape = torch.tensor([nodes[i - 1][-1] for i in level]), (-1, len(parents), max(map(rows.count, rows)))
-        levels.append(Level(tuple(parents), torch.tensor(rows), ranks, shape, above, expanded, mask))
+        ranks, shape = (
+            torch.tensor([nodes[i - 1][-1] for i in level]),
+            (-1, len(parents), max(map(rows.count, rows))),
+        )
+        levels.append(
+            Level(tuple(parents), torch.tensor(rows), ranks, shape, above, expanded, mask)
+        )
     ids, inner_index = torch.tensor(inner, dtype=torch.long), torch.full((len(depth),), -1)
     inner_index[ids] = torch.arange(len(inner))
     by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[ids].T)
@@ -67,10 +84,12 @@ def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> T
     real = depth > 0
     siblings = (parent[:, :, None] == parent[:, None]) & real[:, None] & _earlier(n, parent.device)
     rank = siblings.sum(-1)
-    slot = torch.where(real & (rank < width), parent * width + rank, n * width)  # the rest goes to a spare cell
+    # the rest goes to a spare cell
+    slot = torch.where(real & (rank < width), parent * width + rank, n * width)
     children = torch.full((b, n * width + 1), -1, device=parent.device)
     children = children.scatter_(1, slot, ids.expand(b, -1))[:, :-1].view(b, n, width)
-    up = (parent[..., None] == ids) & real[..., None] | (ids[:, None] == ids)  # each node's parent and itself
+    # each node's parent and itself
+    up = (parent[..., None] == ids) & real[..., None] | (ids[:, None] == ids)
     reach = up.float()
     for _ in range((max_depth - 1).bit_length()):  # squaring doubles the number of generations
         reach = torch.bmm(reach, reach)
@@ -99,5 +118,6 @@ def path_to(tree: Tree, last: Tensor) -> Tensor:
     rows = tree.ancestors.expand(len(last), -1, -1)
     seen = rows.gather(1, last[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]  # [B, N]
     depth = torch.where(seen, tree.depth.expand_as(seen), -1)
-    at_depth = depth[:, None] == torch.arange(tree.max_depth + 1, device=last.device)[:, None]  # [B, D + 1, N]
+    # [B, D + 1, N]
+    at_depth = depth[:, None] == torch.arange(tree.max_depth + 1, device=last.device)[:, None]
     return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])

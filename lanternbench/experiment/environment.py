@@ -22,7 +22,9 @@ _NVIDIA_SMI = {  # our name -> nvidia-smi's
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.  Never raises."""
+    """Versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.
+    Never raises.
+    """
     return {
         "lanternbench": __version__,
         "commit": commit(),
@@ -35,24 +37,37 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
         "cuda": torch.version.cuda,
-        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "gpus": [_gpu(index) for index in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else [],
     }
 
 
 def _output(*command: str) -> str | None:
     """What a program prints, or None when it is missing, fails or hangs."""
     with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
     return None
 
 
 def commit() -> str | None:
     """Commit of this checkout, with "+changes" when files differ; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # else git would answer for a project that merely contains our environment
+    # else git would answer for a project that merely contains our environment
+    if not (root / ".git").exists():
         return None
     commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    changes = _output("git", "--no-optional-locks", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    changes = _output(
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(root),
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+    )
     return f"{commit}+changes" if commit and changes else commit
 
 
@@ -65,7 +80,9 @@ def _cpu() -> str | None:
 
 
 def _gpu(index: int) -> dict[str, Any]:
-    """Name, memory and capability from torch; driver, clocks and power limit from nvidia-smi where it is present."""
+    """Name, memory and capability from torch; driver, clocks and power limit from nvidia-smi where
+    it is present.
+    """
     facts = torch.cuda.get_device_properties(index)
     about = {"name": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
     uuid = str(getattr(facts, "uuid", index))  # torch's numbering may differ from the driver's
@@ -73,5 +90,11 @@ def _gpu(index: int) -> dict[str, Any]:
     query = f"--query-gpu={','.join(_NVIDIA_SMI.values())}"
     line = _output("nvidia-smi", f"--id={name}", query, "--format=csv,noheader,nounits")
     values = [value.strip() for value in (line or "").split(",")]
-    known: list[str] | list[None] = values if len(values) == len(_NVIDIA_SMI) else [None] * len(_NVIDIA_SMI)
-    return about | {"capability": f"{facts.major}.{facts.minor}"} | dict(zip(_NVIDIA_SMI, known, strict=True))
+    known: list[str] | list[None] = (
+        values if len(values) == len(_NVIDIA_SMI) else [None] * len(_NVIDIA_SMI)
+    )
+    return (
+        about
+        | {"capability": f"{facts.major}.{facts.minor}"}
+        | dict(zip(_NVIDIA_SMI, known, strict=True))
+    )

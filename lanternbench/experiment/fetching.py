@@ -35,28 +35,49 @@ class File(NamedTuple):
 
 
 def plain_files(name: str) -> list[Remote] | None:
-    """The files of a metric, one of its weights or a prompt set: none for the package's, None for any other name."""
+    """The files of a metric, one of its weights or a prompt set: none for the package's, None for
+    any other name.
+    """
     source, remotes = components("prompts").get(name), list[Remote]()
     if source and (p := source.official):
-        remotes = [Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes)]
+        remotes = [
+            Remote(name, p.url, cache_dir() / "prompts" / p.file, p.sha256, p.member, p.gigabytes)
+        ]
     is_metric = name in names() or ":" in name
     metrics = scorers_for([name], "full") if is_metric else [*components("metric").values()]
-    weights = dict.fromkeys(w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name))
-    remotes += [Remote(w.title, w.url, cache_dir() / w.file, w.sha256, gigabytes=w.gigabytes) for w in weights]
+    weights = dict.fromkeys(
+        w for m in metrics for w in m.weights if w.url and (is_metric or w.name == name)
+    )
+    remotes += [
+        Remote(w.title, w.url, cache_dir() / w.file, w.sha256, gigabytes=w.gigabytes)
+        for w in weights
+    ]
     remotes = list({remote.path: remote for remote in remotes}.values())
     return remotes if remotes or source or is_metric else None
 
 
 def plan(entry: Entry) -> list[File]:
-    """The files of a target, as the hub lists them.  Raises UserError without a network or for a lost repository."""
+    """The files of a target, as the hub lists them.  Raises UserError without a network or for a
+    lost repository.
+    """
     files = []
     for role, source in entry.files.items():
         listed = _listed(role, source.repo)
-        named = [file for file in listed if any(fnmatch.fnmatch(file.name, pattern) for pattern in source.files)]
+        named = [
+            file
+            for file in listed
+            if any(fnmatch.fnmatch(file.name, pattern) for pattern in source.files)
+        ]
         if not named:
-            raise UserError(f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand")
-        if odd := [f.name for f in named if Path(f.name).is_absolute() or ".." in Path(f.name).parts]:
-            raise UserError(f"the repository {source.repo} names a file outside itself ({odd[0]}): do not use it")
+            raise UserError(
+                f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand"
+            )
+        if odd := [
+            f.name for f in named if Path(f.name).is_absolute() or ".." in Path(f.name).parts
+        ]:
+            raise UserError(
+                f"the repository {source.repo} names a file outside itself ({odd[0]}): do not use it"
+            )
         files += named
     return files
 
@@ -67,17 +88,28 @@ def _listed(role: str, repo: str) -> list[File]:
 
     with hub_errors(repo), suppress(ValueError, TypeError, LookupError, AttributeError):
         siblings = HfApi().model_info(repo, files_metadata=True).siblings or []
-        files = [File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None) for s in siblings]
-        if all(type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None) for f in files):
+        files = [
+            File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None)
+            for s in siblings
+        ]
+        if all(
+            type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None)
+            for f in files
+        ):
             return files
-    raise UserError(f"the hub's answer for {repo} is no list of files, perhaps a network's login page: try again later")
+    raise UserError(
+        f"the hub's answer for {repo} is no list of files, perhaps a network's login page: try again later"
+    )
 
 
-def fetch(entry: Entry, files: list[File], log: Callable[[str], None] = print, verify: bool = False) -> Path:
+def fetch(
+    entry: Entry, files: list[File], log: Callable[[str], None] = print, verify: bool = False
+) -> Path:
     """Download missing files into the target's folder; an interrupted download continues.
 
-    ``verify``: also compare the digests of present files.  Raises UserError for a full disk, a missing permission,
-    a lost network, another process that fetches the same, and a file that is not what the hub says.
+    ``verify``: also compare the digests of present files.  Raises UserError for a full disk, a
+    missing permission, a lost network, another process that fetches the same, and a file that is
+    not what the hub says.
     """
     folder = entry.folder
     needed = sum(f.size for f in files if not f.has_size(folder))
@@ -120,20 +152,34 @@ def _fetch_one(folder: Path, file: File) -> None:
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
     """What can go wrong with the hub and the disk, as one sentence each."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
 
     with file_errors(f"the hub for {repo}"):
         try:
             yield
         except GatedRepoError:
-            raise UserError(f"{repo} asks to accept its licence: do so on its page, then `hf auth login`") from None
+            raise UserError(
+                f"{repo} asks to accept its licence: do so on its page, then `hf auth login`"
+            ) from None
         except RepositoryNotFoundError:
-            raise UserError(f"the hub has no repository {repo}, or it is private: get the files by hand") from None
+            raise UserError(
+                f"the hub has no repository {repo}, or it is private: get the files by hand"
+            ) from None
         except OfflineModeIsEnabled:
-            raise UserError(f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it") from None
+            raise UserError(
+                f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it"
+            ) from None
         except HfHubHTTPError as error:
-            raise UserError(f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later") from None
+            raise UserError(
+                f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later"
+            ) from None
         except Exception as error:
             if "httpx" in type(error).__module__ or "httpcore" in type(error).__module__:
-                raise ConnectionError(str(error)) from None  # the same sentence for every lost network
+                # the same sentence for every lost network
+                raise ConnectionError(str(error)) from None
             raise

@@ -1,4 +1,5 @@
-"""An executor on a Ray cluster: workers that load the models once, and take units until none is left.
+"""An executor on a Ray cluster: workers that load the models once, and take units until none is
+left.
 
 The cluster is joined, or started for one sweep, and its devices are shared out to the workers.
 """
@@ -20,15 +21,29 @@ import torch
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import Sweep
-from lanternbench.experiment.worker import Executor, Facts, Finished, Job, OnStep, Say, Unit, Worker, add_costs, peak_mb
+from lanternbench.experiment.worker import (
+    Executor,
+    Facts,
+    Finished,
+    Job,
+    OnStep,
+    Say,
+    Unit,
+    Worker,
+    add_costs,
+    peak_mb,
+)
 from lanternbench.measure.summary import Costs
 from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing
 Answer = tuple[list[Finished], Costs, float]  # samples, what their scores took, peak memory in MB
-Calls = dict[Any, tuple[Any, Unit]]  # Ray's reference -> worker, and the unit it is at; an empty one warms up
+# Ray's reference -> worker, and the unit it is at; an empty one warms up
+Calls = dict[Any, tuple[Any, Unit]]
 PULSE = 2.0  # seconds between two looks at the cluster's processes
-RESTART = 20.0  # seconds in which they may be restarted; 60 after the control process is gone Ray ends this process
+# seconds in which they may be restarted; 60 after the control process is gone Ray ends this
+# process
+RESTART = 20.0
 NEW_NODE = 180.0  # seconds without any node that could hold a worker
 PATIENCE = 5.0  # seconds in which a cluster should answer, and its devices become free
 CONTINUES = "the same command continues"
@@ -36,17 +51,21 @@ STORE = 2**28  # bytes for results on their way, in a cluster that this process 
 
 
 class Connection:
-    """The processes through which this one reaches the cluster: the control process, and the raylet of its node.
+    """The processes through which this one reaches the cluster: the control process, and the
+    raylet of its node.
 
-    When the first is gone workers go on, but Ray ends this process after a minute.  When the second is gone so are the
-    node's workers and its object store: Ray waits for other workers without end, and ends this process at once when it
-    asks for a large object.
+    When the first is gone workers go on, but Ray ends this process after a minute.  When the
+    second is gone so are the node's workers and its object store: Ray waits for other workers
+    without end, and ends this process at once when it asks for a large object.
     """
 
     def __init__(self, kind: str = "CPU", count: int = 0) -> None:
-        """``kind``, ``count``: what a node must have for a worker; Ray waits for such a node without end."""
+        """``kind``, ``count``: what a node must have for a worker; Ray waits for such a node
+        without end.
+        """
         self.kind, self.count, self.no_node_since = kind, count, inf
-        context, through_client = ray().get_runtime_context(), ray().util.client.ray.is_connected()  # of ray://
+        # of ray://
+        context, through_client = ray().get_runtime_context(), ray().util.client.ray.is_connected()
         nodes = [] if through_client else ray().nodes()
         node = next((node for node in nodes if node["NodeID"] == context.get_node_id()), None)
         self.control = str(context.gcs_address)
@@ -55,22 +74,35 @@ class Connection:
     def check(self) -> None:
         """Wait until both answer, as they should at once.  Raises UserError when one does not."""
         deadline = time.monotonic() + RESTART
-        for process, address in (("control process", self.control), ("node process (raylet)", self.raylet)):
+        for process, address in (
+            ("control process", self.control),
+            ("node process (raylet)", self.raylet),
+        ):
             while address and not is_listening(address):
                 if time.monotonic() > deadline:
                     text = f"the {process} of the Ray cluster at {address} is gone: what is finished is kept"
-                    raise UserError(f"{text}, and {CONTINUES} on a running cluster, or with --executor local")
+                    raise UserError(
+                        f"{text}, and {CONTINUES} on a running cluster, or with --executor local"
+                    )
                 time.sleep(0.1)
 
     def check_nodes(self) -> None:
-        """Raises UserError when no node could hold a worker for some minutes: a cluster may get another."""
-        if any(node["Resources"].get(self.kind, 0) >= self.count for node in ray().nodes() if node["Alive"]):
+        """Raises UserError when no node could hold a worker for some minutes: a cluster may get
+        another.
+        """
+        if any(
+            node["Resources"].get(self.kind, 0) >= self.count
+            for node in ray().nodes()
+            if node["Alive"]
+        ):
             self.no_node_since = inf
             return
         self.no_node_since = min(self.no_node_since, time.monotonic())
         if time.monotonic() > self.no_node_since + NEW_NODE:
             text = f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker"
-            raise UserError(f"{text}: {CONTINUES} when it has such a node again, or with --executor local")
+            raise UserError(
+                f"{text}: {CONTINUES} when it has such a node again, or with --executor local"
+            )
 
 
 def is_listening(address: str) -> bool:
@@ -86,7 +118,8 @@ def ray() -> Any:
     """Ray's module.  Raises UserError where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machine starves it
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")  # its reports of lost nodes would go to stdout
+    # its reports of lost nodes would go to stdout
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^")
     try:
         import ray
     except ImportError:
@@ -95,16 +128,26 @@ def ray() -> Any:
 
 
 def connect(address: str | None, cpus: int) -> bool:
-    """Join the cluster at ``address``, or start one that has at least ``cpus``; is the connection ours to close?
+    """Join the cluster at ``address``, or start one that has at least ``cpus``; is the connection
+    ours to close?
 
-    Raises UserError when no cluster answers.  Where the caller is connected already, nothing changes.
+    Raises UserError when no cluster answers.  Where the caller is connected already, nothing
+    changes.
     """
     if ray().is_initialized():
         return False
     where: dict[str, Any] = {"address": address}
     if not address or address == "local":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        where = {"address": "local", "num_cpus": max(cpus, cores), "num_gpus": torch.cuda.device_count()}
+        cores = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        where = {
+            "address": "local",
+            "num_cpus": max(cpus, cores),
+            "num_gpus": torch.cuda.device_count(),
+        }
         where |= {"include_dashboard": False, "object_store_memory": STORE}
     elif not address.startswith("ray://"):
         check_reachable(address)
@@ -116,7 +159,9 @@ def connect(address: str | None, cpus: int) -> bool:
 
 
 def check_reachable(address: str) -> None:
-    """Raises UserError where no cluster answers: asked itself, Ray retries for minutes and prints each failure."""
+    """Raises UserError where no cluster answers: asked itself, Ray retries for minutes and prints
+    each failure.
+    """
     ask = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
         if address != "auto" and not is_listening(address):
@@ -125,7 +170,9 @@ def check_reachable(address: str) -> None:
     except ValueError:
         raise no_cluster(address, "it has no port") from None
     except subprocess.SubprocessError:
-        raise no_cluster(address, "Ray's health check fails; if it wants tokens, set RAY_AUTH_MODE=token") from None
+        raise no_cluster(
+            address, "Ray's health check fails; if it wants tokens, set RAY_AUTH_MODE=token"
+        ) from None
 
 
 def no_cluster(address: str | None, reason: str) -> UserError:
@@ -136,7 +183,9 @@ def no_cluster(address: str | None, reason: str) -> UserError:
 
 
 def divide(device: str, workers: int | None, threads: int | None) -> tuple[str, int, int]:
-    """(device, workers, threads of each): one per GPU or ``threads`` CPUs, or so many.  Raises UserError if too few."""
+    """(device, workers, threads of each): one per GPU or ``threads`` CPUs, or so many.  Raises
+    UserError if too few.
+    """
     if device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {device}: which GPU is Ray's choice; use auto, cpu or cuda")
     total = ray().cluster_resources()
@@ -162,7 +211,9 @@ class WorkerLost(Exception):
 
 
 class RayWorker:
-    """A worker in a process of Ray's; its first call loads the models, so that errors reach the caller."""
+    """A worker in a process of Ray's; its first call loads the models, so that errors reach the
+    caller.
+    """
 
     def __init__(self, config: Sweep, device: str, threads: int, folder: Path):
         self.config, self.device, self.threads, self.folder = config, device, threads, folder
@@ -195,7 +246,9 @@ class RayWorker:
 class RayExecutor(Executor):
     """The driver's side: hands out units, restarts lost workers, and ends all at the end."""
 
-    def __init__(self, workers: int | None = None, threads: int | None = None, address: str | None = None):
+    def __init__(
+        self, workers: int | None = None, threads: int | None = None, address: str | None = None
+    ):
         """See ``divide`` for the defaults.  Raises UserError where Ray is not installed."""
         self._ray, self.workers, self.threads = ray(), workers, threads
         self.address = address or os.environ.get("RAY_ADDRESS")
@@ -216,14 +269,18 @@ class RayExecutor(Executor):
         while True:
             try:
                 facts: Facts = self._get(self._first([self.pool[0].facts.remote()]))
-                return facts._replace(environment=facts.environment | {"executor": "ray", "workers": count})
+                return facts._replace(
+                    environment=facts.environment | {"executor": "ray", "workers": count}
+                )
             except WorkerLost:
                 self._replace(self.pool[0], "the loading of the models")
 
     def estimate(self, units: list[Unit]) -> dict[str, float]:
         return {}
 
-    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
+    def samples(
+        self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None
+    ) -> Iterator[Finished]:
         calls: Calls = {}
         try:
             yield from self._samples(calls, units, caption, say)
@@ -233,13 +290,19 @@ class RayExecutor(Executor):
         finally:
             self._dismiss()
 
-    def _samples(self, calls: Calls, units: list[Unit], caption: str, say: Say) -> Iterator[Finished]:
+    def _samples(
+        self, calls: Calls, units: list[Unit], caption: str, say: Say
+    ) -> Iterator[Finished]:
         todo, idle, begun = deque(units), list[Any](), False
         names, texts = self.named(units)
 
         def ask(worker: Any, unit: Unit) -> None:
             say(str(unit[0]) if unit else f"warming up {len(self.pool)} workers")
-            call = worker.work.remote(unit[0]) if unit else worker.warm_up.remote(names, texts, caption)
+            call = (
+                worker.work.remote(unit[0])
+                if unit
+                else worker.warm_up.remote(names, texts, caption)
+            )
             calls[call] = worker, unit
 
         ask(self.pool[0], [])  # alone: the others find what it keeps of the text encoder's work
@@ -268,7 +331,9 @@ class RayExecutor(Executor):
                 idle.append(worker)
 
     def _finished(self, calls: Calls) -> Iterator[Finished]:
-        """What was finished while something else failed; nothing where the node's object store is gone."""
+        """What was finished while something else failed; nothing where the node's object store is
+        gone.
+        """
         if calls and (self.connection.raylet is None or is_listening(self.connection.raylet)):
             for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
                 with suppress(self._ray.exceptions.RayError):
@@ -282,40 +347,55 @@ class RayExecutor(Executor):
         return samples
 
     def _first(self, calls: list[Any]) -> Any:
-        """The first of them that ends.  Raises UserError when the cluster is out of reach or has no fitting node."""
+        """The first of them that ends.  Raises UserError when the cluster is out of reach or has
+        no fitting node.
+        """
         self.connection.check()
         while not (ended := self._ray.wait(calls, timeout=PULSE, fetch_local=False)[0]):
             self.connection.check()
-            self.connection.check_nodes()  # not before: Ray waits a minute for a lost control process, and ends us
+            # not before: Ray waits a minute for a lost control process, and ends us
+            self.connection.check_nodes()
         return ended[0]
 
     def _get(self, call: Any) -> Any:
-        """A worker's result.  Raises its errors, WorkerLost without one, UserError without a cluster."""
+        """A worker's result.  Raises its errors, WorkerLost without one, UserError without a
+        cluster.
+        """
         self.connection.check()
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise UserError(str(error.cause)) if isinstance(error.cause, UserError) else error from None
+            raise (
+                UserError(str(error.cause)) if isinstance(error.cause, UserError) else error
+            ) from None
         except self._ray.exceptions.RayError as error:
             raise WorkerLost from error
 
     def _replace(self, worker: Any, what: str) -> Any:
-        """Another worker for one that was lost over ``what``.  Raises UserError if others were before it.
+        """Another worker for one that was lost over ``what``.  Raises UserError if others were
+        before it.
 
-        Ray's ``max_task_retries`` repeats a call before a lost node is known to be lost, and writes to the terminal.
+        Ray's ``max_task_retries`` repeats a call before a lost node is known to be lost, and
+        writes to the terminal.
         """
         self.connection.check()
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:
             text = f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory"
-            raise UserError(f"{text}: give fewer --workers; what is finished is kept, and the same command continues")
+            raise UserError(
+                f"{text}: give fewer --workers; what is finished is kept, and the same command continues"
+            )
         self.pool[self.pool.index(worker)] = started = self._start_worker()
         return started
 
     def notes(self) -> list[str]:
         measured = self.device == "cpu" and self._peak
-        return [f"The largest of the workers held {self._peak:,.0f} MB at its peak."] if measured else []
+        return (
+            [f"The largest of the workers held {self._peak:,.0f} MB at its peak."]
+            if measured
+            else []
+        )
 
     def _dismiss(self) -> None:
         while self.pool:

@@ -1,8 +1,10 @@
-"""Run folders: all that a run writes, so that no crash costs a finished sample; which there are, and what they hold.
+"""Run folders: all that a run writes, so that no crash costs a finished sample; which there are,
+and what they hold.
 
-``results/<run-id>/`` holds ``run.json`` (configuration, environment), ``samples.jsonl`` (a line per image, append-only,
-flushed per line), ``images/``, and, once finished, ``tokens.safetensors`` and ``summary.json``; ``devices.jsonl`` where
-several devices made the samples.  The JSON Schemas in ``docs/schema`` are generated from the models of these files.
+``results/<run-id>/`` holds ``run.json`` (configuration, environment), ``samples.jsonl`` (a line
+per image, append-only, flushed per line), ``images/``, and, once finished, ``tokens.safetensors``
+and ``summary.json``; ``devices.jsonl`` where several devices made the samples.  The JSON Schemas
+in ``docs/schema`` are generated from the models of these files.
 """
 
 import difflib
@@ -30,7 +32,14 @@ from lanternbench.measure.run_notes import asked_for
 from lanternbench.measure.samples import Sample, image_name, setting_name, without_momentary
 from lanternbench.measure.summary import Summary, read_summary
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
-from lanternbench.utils.json_values import SCHEMA_VERSION, config_hash, differences, plain, read_object, versioned
+from lanternbench.utils.json_values import (
+    SCHEMA_VERSION,
+    config_hash,
+    differences,
+    plain,
+    read_object,
+    versioned,
+)
 
 
 class _Part(BaseModel):
@@ -59,7 +68,9 @@ class RunConfig(_Part):
 
 
 class RunFile(_Part):
-    """``run.json``: what was run, on what, and where; the lines of ``samples.jsonl`` are of its version."""
+    """``run.json``: what was run, on what, and where; the lines of ``samples.jsonl`` are of its
+    version.
+    """
 
     schema_version: int = Field(0, le=SCHEMA_VERSION)
     run_id: str = ""
@@ -82,14 +93,20 @@ class SummaryFile(Summary):
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """``run.json`` of a run folder. Raises UserError when there is none, it is damaged, or of a later version."""
+    """``run.json`` of a run folder. Raises UserError when there is none, it is damaged, or of a
+    later version.
+    """
     try:
         run = read_object(Path(path) / "run.json")
         RunFile.model_validate(run)
     except OSError as error:
-        raise UserError(f"{path} is no run folder ({error.strerror}): give a folder that `run` made.") from None
+        raise UserError(
+            f"{path} is no run folder ({error.strerror}): give a folder that `run` made."
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}/run.json is damaged ({reason(error)}): restore it or give --fresh.") from None
+        raise UserError(
+            f"{path}/run.json is damaged ({reason(error)}): restore it or give --fresh."
+        ) from None
     return run
 
 
@@ -102,7 +119,9 @@ def reason(error: Exception) -> str:
 
 
 class Line(NamedTuple):
-    """One line of samples.jsonl: its number, where it ends in bytes, and its sample, or why there is none."""
+    """One line of samples.jsonl: its number, where it ends in bytes, and its sample, or why there
+    is none.
+    """
 
     number: int
     end: int
@@ -111,7 +130,9 @@ class Line(NamedTuple):
 
 
 def scan(path: Path) -> Iterator[Line]:
-    """Every line of a samples.jsonl, one at a time; a torn last line, which a crash leaves behind, is left out."""
+    """Every line of a samples.jsonl, one at a time; a torn last line, which a crash leaves behind,
+    is left out.
+    """
     try:
         with open_file(path) as lines:
             end = 0
@@ -134,13 +155,17 @@ def scan(path: Path) -> Iterator[Line]:
 
 
 def whole_lines(path: Path) -> Iterator[tuple[int, Sample]]:
-    """(where its line ends in bytes, sample) of a samples.jsonl.  Raises UserError for a damaged or repeated line."""
+    """(where its line ends in bytes, sample) of a samples.jsonl.  Raises UserError for a damaged
+    or repeated line.
+    """
     keys: set[str] = set()
     for number, end, sample, why in scan(path):
         if sample and sample.key in keys:
             why = f"sample {sample.key!r} is there twice"
         if why or sample is None:
-            raise UserError(f"{path} line {number} is damaged ({why}): delete that line to have the sample made again.")
+            raise UserError(
+                f"{path} line {number} is damaged ({why}): delete that line to have the sample made again."
+            )
         keys.add(sample.key)
         yield end, sample
 
@@ -172,18 +197,29 @@ def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def _last_start(run: dict[str, Any]) -> str:
-    return max([str(run.get("created", "")), *(str(entry.get("at", "")) for entry in run.get("resumed", []))])
+    return max(
+        [
+            str(run.get("created", "")),
+            *(str(entry.get("at", "")) for entry in run.get("resumed", [])),
+        ]
+    )
 
 
 def no_run(root: Path) -> UserError:
-    return UserError(f"there is no run in {root}: make one with `lanternbench run --method eagle-2`.")
+    return UserError(
+        f"there is no run in {root}: make one with `lanternbench run --method eagle-2`."
+    )
 
 
 def latest(root: Path) -> Path:
     """The run last started or resumed under ``root``. Raises UserError when there is none."""
     readable = [path for path, _ in runs(root)]
     broken = [path.parent for path in Path(root).glob("*/run.json") if path.parent not in readable]
-    newest = max([*readable[:1], *broken], key=lambda path: (path / "run.json").stat().st_mtime, default=None)
+    newest = max(
+        [*readable[:1], *broken],
+        key=lambda path: (path / "run.json").stat().st_mtime,
+        default=None,
+    )
     if newest is None:
         raise no_run(root)
     read_run(newest)  # raises UserError for a damaged run
@@ -191,7 +227,9 @@ def latest(root: Path) -> Path:
 
 
 def find(root: Path, ids: Sequence[str] = ()) -> list[Path]:
-    """Folders of runs: ids under ``root``, paths, names (the latest); by default the latest.  Raises UserError."""
+    """Folders of runs: ids under ``root``, paths, names (the latest); by default the latest.
+    Raises UserError.
+    """
     return [_named(Path(root), name) for name in ids] or [latest(root)]
 
 
@@ -199,7 +237,11 @@ def _named(root: Path, name: str) -> Path:
     if places := [place for place in (root / name, Path(name)) if (place / "run.json").is_file()]:
         return places[0]
     known = [path for path, _ in runs(root)]
-    if matches := [path for path in known if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}(-\d+)?", path.name)]:
+    if matches := [
+        path
+        for path in known
+        if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}(-\d+)?", path.name)
+    ]:
         return matches[0]
     names = [path.name for path in known]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
@@ -208,30 +250,57 @@ def _named(root: Path, name: str) -> Path:
 
 
 def listing(root: Path) -> list[dict[str, Any]]:
-    """A row per run, the last started first; ``disturbed``: None without a summary.  Raises UserError without runs."""
+    """A row per run, the last started first; ``disturbed``: None without a summary.  Raises
+    UserError without runs.
+    """
     rows = []
     for folder, run in runs(root):
-        prompts, target, (labels, each) = run.get("prompts", {}), run.get("target", {}), asked_for(run)
+        prompts, target, (labels, each) = (
+            run.get("prompts", {}),
+            run.get("target", {}),
+            asked_for(run),
+        )
         samples, of = 0, each * len(labels)
         disturbed: bool | None = None
         with suppress(OSError), open_file(folder / "samples.jsonl") as file:
             samples = sum(line.endswith(b"\n") for line in file)
         with suppress(UserError):
             notes = read_summary(folder).notes
-            disturbed = any(note.metric == "latency_s" and note.kind in ("unfit", "warning") for note in notes)
-        row: dict[str, Any] = {"name": folder.name, "date": _last_start(run)[:16].replace("T", " ")}
+            disturbed = any(
+                note.metric == "latency_s" and note.kind in ("unfit", "warning") for note in notes
+            )
+        row: dict[str, Any] = {
+            "name": folder.name,
+            "date": _last_start(run)[:16].replace("T", " "),
+        }
         source = f"{prompts.get('dataset') or prompts.get('source') or '–'} {prompts.get('count') or ''}".strip()
-        row |= {"target": target.get("name") or "–", "prompts": source, "methods": len(labels), "samples": samples}
-        rows.append(row | {"of": of, "finished": disturbed is not None and samples >= of, "disturbed": disturbed})
+        row |= {
+            "target": target.get("name") or "–",
+            "prompts": source,
+            "methods": len(labels),
+            "samples": samples,
+        }
+        rows.append(
+            row
+            | {
+                "of": of,
+                "finished": disturbed is not None and samples >= of,
+                "disturbed": disturbed,
+            }
+        )
     if not rows:
         raise no_run(root)
     return rows
 
 
 class RunFolder(ExitStack):
-    """A run folder that this process alone has open; ``done``: keys of its samples, ``images`` of them by label."""
+    """A run folder that this process alone has open; ``done``: keys of its samples, ``images`` of
+    them by label.
+    """
 
-    def __init__(self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None) -> None:
+    def __init__(
+        self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None
+    ) -> None:
         super().__init__()
         self.path, self.run = path, run
         moved = without_momentary(environment) != without_momentary(run.get("environment"))
@@ -243,31 +312,50 @@ class RunFolder(ExitStack):
             self._count(sample)
         with writing(self._samples, OUT):
             self._fd = os.open(self._samples, os.O_CREAT | APPEND, 0o644)
-            os.ftruncate(self._fd, end)  # an incomplete last line is removed: its sample is decoded again
+            # an incomplete last line is removed: its sample is decoded again
+            os.ftruncate(self._fd, end)
         self.enter_context(lock.pop_all())
         self.callback(lambda: os.close(self._fd))
 
     @classmethod
-    def open(cls, root: Path, run_id: str, config: Mapping[str, Any], *, fresh: bool = False, **facts: Any) -> Self:
-        """Create the run ``root/run_id``, or resume it when it exists with the same configuration and prompts.
+    def open(
+        cls,
+        root: Path,
+        run_id: str,
+        config: Mapping[str, Any],
+        *,
+        fresh: bool = False,
+        **facts: Any,
+    ) -> Self:
+        """Create the run ``root/run_id``, or resume it when it exists with the same configuration
+        and prompts.
 
-        ``fresh`` never deletes: beside an existing run it starts ``<run_id>-2``, ``-3``, … ``facts``: environment,
-        prompts and target, and methods as {"label", "key", "method", "options", "lossless"} in the order of reports.
-        Raises UserError when the run exists with other settings, is in use by another process, is damaged, or cannot
-        be written.
+        ``fresh`` never deletes: beside an existing run it starts ``<run_id>-2``, ``-3``, …
+        ``facts``: environment, prompts and target, and methods as {"label", "key", "method",
+        "options", "lossless"} in the order of reports. Raises UserError when the run exists with
+        other settings, is in use by another process, is damaged, or cannot be written.
         """
         if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", run_id):
-            raise UserError(f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space.")
+            raise UserError(
+                f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space."
+            )
         path = free(Path(root) / run_id) if fresh else Path(root) / run_id
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        head: dict[str, Any] = {"run_id": path.name, "created": datetime.now(UTC).isoformat(timespec="microseconds")}
+        head: dict[str, Any] = {
+            "run_id": path.name,
+            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+        }
         head |= {"config": config, "config_hash": config_hash(config)}
-        new = run = plain(head | {"environment": {}, "prompts": {}, "target": {}, "methods": []} | facts)
+        new = run = plain(
+            head | {"environment": {}, "prompts": {}, "target": {}, "methods": []} | facts
+        )
         with acquire(path, FRESH) as lock:
             if (path / "run.json").exists():
                 run = _resumed(path, new)
-            elif foreign := sorted({entry.name for entry in path.iterdir()} - {".lock", "images", "run.json.part"}):
+            elif foreign := sorted(
+                {entry.name for entry in path.iterdir()} - {".lock", "images", "run.json.part"}
+            ):
                 text = f"{path} exists but is no run folder (it has {foreign[0]})"
                 raise UserError(f"{text}: choose another --out or run name.")
             _write_json(path / "run.json", run)
@@ -275,22 +363,30 @@ class RunFolder(ExitStack):
 
     @classmethod
     def existing(cls, path: Path) -> Self:
-        """Open a run folder as it is, for scoring its images again. Raises UserError when it is none or in use."""
+        """Open a run folder as it is, for scoring its images again. Raises UserError when it is
+        none or in use.
+        """
         run = read_run(path)
         with acquire(Path(path), FRESH) as lock:
             return cls(Path(path), run, lock)
 
     def samples(self) -> Iterator[Sample]:
-        """The finished samples in the order in which they were written, read from disk one at a time."""
+        """The finished samples in the order in which they were written, read from disk one at a
+        time.
+        """
         return iter_samples(self.path)
 
     def append(
-        self, sample: Sample, image: Image.Image | None = None, where: Mapping[str, Any] | None = None
+        self,
+        sample: Sample,
+        image: Image.Image | None = None,
+        where: Mapping[str, Any] | None = None,
     ) -> Sample:
         """Store one finished sample, the image first, and return it with ``image`` filled in.
 
         ``where``: the device that decoded it, where there are several, for ``devices.jsonl``.
-        Raises ValueError for a key already stored, UserError when the disk is full or not writable.
+        Raises ValueError for a key already stored, UserError when the disk is full or not
+        writable.
         """
         if sample.key in self.done:
             raise ValueError(f"sample {sample.key!r} is stored already")
@@ -305,7 +401,10 @@ class RunFolder(ExitStack):
                 image.save(file, format="PNG")
         if where is not None:
             devices = self.path / "devices.jsonl"
-            with writing(devices, OUT), open(os.open(devices, os.O_CREAT | APPEND, 0o644), "ab") as file:
+            with (
+                writing(devices, OUT),
+                open(os.open(devices, os.O_CREAT | APPEND, 0o644), "ab") as file,
+            ):
                 file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
         with writing(self._samples, OUT):
             _append_whole(self._fd, sample.model_dump_json().encode() + b"\n")
@@ -315,7 +414,9 @@ class RunFolder(ExitStack):
     def _count(self, sample: Sample) -> None:
         self.done.add(sample.key)
         self.figures.add(sample)
-        self.images.setdefault(sample.label, []).extend([self.path / sample.image] if sample.image else [])
+        self.images.setdefault(sample.label, []).extend(
+            [self.path / sample.image] if sample.image else []
+        )
 
     def record(self, **facts: Any) -> None:
         """Write facts about the run into ``run.json``."""
@@ -324,7 +425,9 @@ class RunFolder(ExitStack):
             _write_json(self.path / "run.json", self.run)
 
     def replace(self, samples: Iterable[Sample]) -> None:
-        """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run (``score``)."""
+        """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run
+        (``score``).
+        """
         self.figures = Figures()
         with replacing(self._samples, OUT) as file:
             for sample in samples:
@@ -342,16 +445,22 @@ class RunFolder(ExitStack):
         raise UserError(f"{text}: start the same command again.")
 
     def finish(self, summary: Summary) -> None:
-        """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both atomically."""
+        """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both
+        atomically.
+        """
         self._check()
         tokens = {sample.key: np.asarray(sample.token_ids, np.int32) for sample in self.samples()}
         with replacing(self.path / "tokens.safetensors", OUT) as file:
             file.write(save(tokens))
-        _write_json(self.path / "summary.json", replace(summary, samples=samples_digest(self.path)))
+        _write_json(
+            self.path / "summary.json", replace(summary, samples=samples_digest(self.path))
+        )
 
 
 def _resumed(path: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """``run.json`` of an existing run, with this resumption noted. Raises UserError when the settings differ."""
+    """``run.json`` of an existing run, with this resumption noted. Raises UserError when the
+    settings differ.
+    """
     old = read_run(path)
     changes = differences(old.get("config", {}), new["config"])
     for part in ("source", "hash"):
@@ -361,16 +470,26 @@ def _resumed(path: Path, new: dict[str, Any]) -> dict[str, Any]:
     what, fix = "exists with other settings", "or repeat the old settings to resume it"
     before, after = (run.get("target", {}).get("weights") or {} for run in (old, new))
     if not changes and before and after:
-        changes, what, fix = differences(before, after), "was begun with other weights", "or put the old files back"
+        changes, what, fix = (
+            differences(before, after),
+            "was begun with other weights",
+            "or put the old files back",
+        )
     if changes:
-        first = "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
-        raise UserError(f"run {path.name!r} {what} ({first}): give --fresh to start a new run beside it, {fix}.")
+        first = "; ".join(changes[:5]) + (
+            f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
+        )
+        raise UserError(
+            f"run {path.name!r} {what} ({first}): give --fresh to start a new run beside it, {fix}."
+        )
     return {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
 
 
 def free(path: Path) -> Path:
     """The first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
-    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    names = itertools.chain(
+        [path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    )
     return next(name for name in names if not name.exists())
 
 

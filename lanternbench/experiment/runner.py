@@ -1,4 +1,6 @@
-"""Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as it is decoded."""
+"""Run a sweep: methods interleaved per prompt on one loaded target, every sample stored as soon as
+it is decoded.
+"""
 
 import hashlib
 import itertools
@@ -31,15 +33,18 @@ from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet
 from lanternbench.utils.json_values import config_hash
 
-MARGIN = 1.5  # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two cores
+# an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two
+# cores
+MARGIN = 1.5
 
 
 class Callbacks(NamedTuple):
-    """Callbacks of a run, and its time budget: the last methods that do not fit are left out; after that time no
-    further prompt is begun, but at least one is completed."""
+    """Callbacks of a run, and its time budget: the last methods that do not fit are left out;
+    after that time no further prompt is begun, but at least one is completed."""
 
     progress: Progress = silent
-    on_step: OnStep | None = None  # (tokens done, of), after each step of an image, where this process decodes it
+    # (tokens done, of), after each step of an image, where this process decodes it
+    on_step: OnStep | None = None
     budget_s: float = inf  # once the models are loaded
 
 
@@ -52,11 +57,12 @@ def run(
     executor: Executor | None = None,
     watch: Callbacks = Callbacks(),  # noqa: B008  (immutable)
 ) -> tuple[Path, Summary]:
-    """Measure everything in ``config`` that is not stored yet; returns the run folder and its summary.
+    """Measure everything in ``config`` that is not stored yet; returns the run folder and its
+    summary.
 
-    An interrupted sweep continues where it stopped: what is stored is never computed again, and what is computed
-    depends on (seed, prompt, method) alone, whichever ``executor`` computes it, by default this process.  Raises
-    UserError before anything is computed if a setting is wrong.
+    An interrupted sweep continues where it stopped: what is stored is never computed again, and
+    what is computed depends on (seed, prompt, method) alone, whichever ``executor`` computes it,
+    by default this process.  Raises UserError before anything is computed if a setting is wrong.
     """
     with closing(executor or Executor()) as workers:
         prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
@@ -66,30 +72,51 @@ def run(
         scorers = [] if noise else scorers_for(config.metrics, facts.target["evaluators"], setup)
         with open_run(out, config, facts, prompts, config.methods(), fresh) as folder:
             costs = _measure(folder, config, workers, prompts, watch)
-            remarks = workers.notes() + ([facts.target["remark"]] if "remark" in facts.target else [])
+            remarks = workers.notes() + (
+                [facts.target["remark"]] if "remark" in facts.target else []
+            )
             summary = _summary(folder, config, scorers, costs, remarks)
             folder.finish(summary)
             return folder.path, summary
 
 
 def open_run(
-    out: Path, config: Sweep, facts: Facts, prompts: PromptSet, methods: Sequence[Method], fresh: bool
+    out: Path,
+    config: Sweep,
+    facts: Facts,
+    prompts: PromptSet,
+    methods: Sequence[Method],
+    fresh: bool,
 ) -> RunFolder:
-    """The run folder of these settings and prompts, new or continued.  Raises UserError if it cannot be used."""
+    """The run folder of these settings and prompts, new or continued.  Raises UserError if it
+    cannot be used.
+    """
     record = config.record() | {"guidance": facts.guidance, "device": facts.device}
     name = f"{config.name}-{config_hash(record | prompts.record())[:8]}"
     about = {"environment": facts.environment, "prompts": prompts.record(), "target": facts.target}
     rows = [
-        {"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": facts.lossless[m.label]}
+        {
+            "label": m.label,
+            "key": m.key,
+            "method": m.preset,
+            "options": m.options,
+            "lossless": facts.lossless[m.label],
+        }
         for m in methods
     ]
     return RunFolder.open(out, name, record, fresh=fresh, **about, methods=rows)
 
 
 def _summary(
-    folder: RunFolder, config: Sweep, scorers: list[ImageMetric | SetMetric], costs: Costs, remarks: list[str]
+    folder: RunFolder,
+    config: Sweep,
+    scorers: list[ImageMetric | SetMetric],
+    costs: Costs,
+    remarks: list[str],
 ) -> Summary:
-    """Score whole sets of images where that is still to be done, and sum up; ``costs``: of scores of single images."""
+    """Score whole sets of images where that is still to be done, and sum up; ``costs``: of scores
+    of single images.
+    """
     old = previous_summary(folder)
     intact = all(path.is_file() for paths in folder.images.values() for path in paths)
     scoring = Scoring(scorers, Setup(), again=intact)
@@ -105,7 +132,9 @@ def _summary(
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
-    """A warning for each method whose published drafter starts far below what the catalogue expects of it."""
+    """A warning for each method whose published drafter starts far below what the catalogue
+    expects of it.
+    """
     row = catalogue().get(config.target.partition("=")[0])
     if row is None or config.random_weights or config.simulate_acceptance is not None:
         return []
@@ -114,27 +143,36 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     for m in (m for m in config.methods() if not m.drafter):
         rows = folder.figures.of(m.label)
         accepted, steps = round(top[rows].sum()), round(bottom[rows].sum())
-        note = shortfall(row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps)
+        note = shortfall(
+            row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps
+        )
         notes += [note._replace(text=f"{m.label}: {note.text}")] if note else []
     return notes
 
 
 def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
-    """What is not stored yet, prompt by prompt or batch by batch, with the methods of each in a seeded random order.
+    """What is not stored yet, prompt by prompt or batch by batch, with the methods of each in a
+    seeded random order.
 
-    Raises UserError where it would be drawn by other methods, or with other seeds, than what is stored.
+    Raises UserError where it would be drawn by other methods, or with other seeds, than what is
+    stored.
     """
     done, keys = folder.done, {m.label: m.key for m in config.methods()}
     recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
     if other := [label for label, key in keys.items() if recorded.get(label) != key]:
         text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
-        raise UserError(f"{text} lanternbench or of a plug-in: give --fresh to start a new run beside it")
+        raise UserError(
+            f"{text} lanternbench or of a plug-in: give --fresh to start a new run beside it"
+        )
     units = []
     for seed, start in itertools.product(config.seeds, range(0, len(prompts), config.batch)):
         group = prompts.prompts[start : start + config.batch]
         seeded = random.Random(hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest())
         order = seeded.sample(list(keys), len(keys))
-        jobs = [Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed) for m in order]
+        jobs = [
+            Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed)
+            for m in order
+        ]
         units.append([job for job in jobs if job.prompts])
     return [unit for unit in units if unit]
 
@@ -142,20 +180,28 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
 def within_budget(
     units: list[Unit], order: list[str], seconds: Mapping[str, float], budget: float
 ) -> tuple[list[Unit], list[str]]:
-    """The units that fit in ``budget`` seconds, and the methods left out of them: the last of ``order`` first.
+    """The units that fit in ``budget`` seconds, and the methods left out of them: the last of
+    ``order`` first.
 
     The baseline and one method stay; ``seconds``: an image's, by method.
     """
     images = Counter(job.label for unit in units for job in unit for _ in job.prompts)
     fitting = [label for label in order if label in images]
     least = 1 + (BASELINE in fitting)
-    while len(fitting) > least and sum(seconds.get(label, 0) * images[label] for label in fitting) > budget:
+    while (
+        len(fitting) > least
+        and sum(seconds.get(label, 0) * images[label] for label in fitting) > budget
+    ):
         fitting.pop()
     units = [[job for job in unit if job.label in fitting] for unit in units]
-    return [unit for unit in units if unit], [label for label in order if label in images and label not in fitting]
+    return [unit for unit in units if unit], [
+        label for label in order if label in images and label not in fitting
+    ]
 
 
-def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks) -> Costs:
+def _measure(
+    folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks
+) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
     names = [m.label for m in config.methods()]
     units, images = missing_units(folder, config, prompts), len(prompts) * config.repeats
@@ -163,11 +209,17 @@ def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: Prom
     def say(what: str) -> None:
         watch.progress(len(folder.done), images * len(names), what)
 
-    deadline, complete, left_out = time.monotonic() + watch.budget_s, images - len(units), list[str]()
+    deadline, complete, left_out = (
+        time.monotonic() + watch.budget_s,
+        images - len(units),
+        list[str](),
+    )
     if units and watch.budget_s < inf:
         say("estimating times")
         seconds = executor.estimate(units)
-        units, left_out = within_budget(units, names, seconds, (deadline - time.monotonic()) / MARGIN)
+        units, left_out = within_budget(
+            units, names, seconds, (deadline - time.monotonic()) / MARGIN
+        )
     looks = look_sizes(len(names) - 1) if config.until_told_apart else []
     measured = [name for name in names if name not in left_out]
 
@@ -177,8 +229,12 @@ def _measure(folder: RunFolder, config: Sweep, executor: Executor, prompts: Prom
     if done := told_apart():  # a run that stopped there before
         units = []
     missing = [sum(len(job.prompts) for job in unit) for unit in units]
-    unit_of = {(p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts}
-    for sample, image, where in executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ():
+    unit_of = {
+        (p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts
+    }
+    for sample, image, where in (
+        executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
+    ):
         folder.append(sample, image, where)
         say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
         unit = unit_of[sample.prompt_id, sample.seed]

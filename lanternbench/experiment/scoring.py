@@ -1,6 +1,8 @@
-"""Score saved images: those of a run, afterwards, or those of any folder.  What is scored already is not scored again.
+"""Score saved images: those of a run, afterwards, or those of any folder.  What is scored already
+is not scored again.
 
-Every batch of scores is appended to a journal and flushed before the next one begins, so a crash costs one batch.
+Every batch of scores is appended to a journal and flushed before the next one begins, so a crash
+costs one batch.
 """
 
 import hashlib
@@ -19,8 +21,25 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
-from lanternbench.measure.summary import RANDOM_NOTE, Costs, Row, Sets, Summary, kept_sets, read_summary, summarise
-from lanternbench.metrics import Evaluators, ImageMetric, SetMetric, Setup, files, read_image, scorers_for
+from lanternbench.measure.summary import (
+    RANDOM_NOTE,
+    Costs,
+    Row,
+    Sets,
+    Summary,
+    kept_sets,
+    read_summary,
+    summarise,
+)
+from lanternbench.metrics import (
+    Evaluators,
+    ImageMetric,
+    SetMetric,
+    Setup,
+    files,
+    read_image,
+    scorers_for,
+)
 from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in, real_images
 from lanternbench.notes import Note
 from lanternbench.utils.files import APPEND, cache_dir
@@ -45,11 +64,15 @@ class Item(NamedTuple):
     @property
     def stamp(self) -> str:
         """Another text when the file or the caption is another."""
-        return hashlib.sha256(f"{files.stamp(self.path)}\0{self.caption}".encode("utf-8", "replace")).hexdigest()[:16]
+        return hashlib.sha256(
+            f"{files.stamp(self.path)}\0{self.caption}".encode("utf-8", "replace")
+        ).hexdigest()[:16]
 
 
 class Journal:
-    """Scores by image and metric, append-only: a JSON line each; a torn or damaged line counts as not scored."""
+    """Scores by image and metric, append-only: a JSON line each; a torn or damaged line counts as
+    not scored.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -59,21 +82,37 @@ class Journal:
         for line in data.splitlines():
             with suppress(ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 entry = json.loads(line)
-                if math.isfinite(entry["seconds"]) and (entry["value"] is None or math.isfinite(entry["value"])):
+                if math.isfinite(entry["seconds"]) and (
+                    entry["value"] is None or math.isfinite(entry["value"])
+                ):
                     self._entries[entry["key"], entry["metric"]] = entry
 
     def scores(self, metric: str, items: Iterable[Item]) -> Values:
         """The scores of those items that have one."""
         entries = [(item, self._entries.get((item.key, metric), {})) for item in items]
-        return {item.key: entry["value"] for item, entry in entries if entry and entry.get("stamp") == item.stamp}
+        return {
+            item.key: entry["value"]
+            for item, entry in entries
+            if entry and entry.get("stamp") == item.stamp
+        }
 
     def cost(self, metric: str) -> Costs:
         """What the scores of a metric took, as they were computed; nothing where there are none."""
-        seconds = [entry["seconds"] for (_, name), entry in self._entries.items() if name == metric]
+        seconds = [
+            entry["seconds"] for (_, name), entry in self._entries.items() if name == metric
+        ]
         return {metric: {"images": len(seconds), "seconds": sum(seconds)}} if seconds else {}
 
-    def add(self, metric: str, items: Sequence[Item], values: Sequence[float | None], seconds: float = 0.0) -> None:
-        """Store scores and their time on disk when this returns.  Raises UserError when it is full or not writable."""
+    def add(
+        self,
+        metric: str,
+        items: Sequence[Item],
+        values: Sequence[float | None],
+        seconds: float = 0.0,
+    ) -> None:
+        """Store scores and their time on disk when this returns.  Raises UserError when it is full
+        or not writable.
+        """
         lines = [b""] if self._torn else []
         for item, value in zip(items, values, strict=True):
             entry = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
@@ -86,15 +125,23 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise UserError(f"cannot write {self._path} ({error.strerror}): make room for the scores there.") from None
+            raise UserError(
+                f"cannot write {self._path} ({error.strerror}): make room for the scores there."
+            ) from None
         self._torn = False
 
 
 class Scoring:
-    """Scores images by some metrics and holds what they gave; what is scored is scored ``again`` only if asked for."""
+    """Scores images by some metrics and holds what they gave; what is scored is scored ``again``
+    only if asked for.
+    """
 
     def __init__(
-        self, scorers: Sequence[ImageMetric | SetMetric], setup: Setup, again: bool = False, progress: Progress = silent
+        self,
+        scorers: Sequence[ImageMetric | SetMetric],
+        setup: Setup,
+        again: bool = False,
+        progress: Progress = silent,
     ):
         self.scorers, self.setup, self.again, self.progress = scorers, setup, again, progress
         self.values: dict[str, Values] = {}  # of single images, by metric
@@ -104,15 +151,24 @@ class Scoring:
         self.computed = set[str]()  # metrics whose notes are new
         self.compared = set[str]()  # columns of sets that saw real images
 
-    def score_images(self, items: Sequence[Item], journal: Journal, scored: Container[tuple[str, str]] = ()) -> None:
+    def score_images(
+        self, items: Sequence[Item], journal: Journal, scored: Container[tuple[str, str]] = ()
+    ) -> None:
         """Score single images, but for the (metric, image) that are ``scored``."""
         for scorer in (scorer for scorer in self.scorers if isinstance(scorer, ImageMetric)):
             left = [item for item in items if (scorer.name, item.key) not in scored]
             self.values[scorer.name] = {} if self.again else journal.scores(scorer.name, left)
             left = [item for item in left if item.key not in self.values[scorer.name]]
             missing = scorer.available() if left else None
-            if left and not missing and scorer.captions and any(item.caption is None for item in left):
-                missing = Note("missing", scorer.name, "it reads captions; give their file by --captions FILE")
+            if (
+                left
+                and not missing
+                and scorer.captions
+                and any(item.caption is None for item in left)
+            ):
+                missing = Note(
+                    "missing", scorer.name, "it reads captions; give their file by --captions FILE"
+                )
             if missing:
                 self.notes.append(missing)
             elif left:
@@ -137,12 +193,16 @@ class Scoring:
             if readable:
                 values = scorer.score(images, [item.caption or "" for item in readable])
                 journal.add(scorer.name, readable, values, time.perf_counter() - clock)
-                self.values[scorer.name] |= {item.key: value for item, value in zip(readable, values, strict=True)}
+                self.values[scorer.name] |= {
+                    item.key: value for item, value in zip(readable, values, strict=True)
+                }
         self.progress(len(items), len(items), scorer.name)
         self.notes += _left_out(scorer, unreadable) + scorer.notes()
 
     def score_sets(self, groups: Mapping[str, Sequence[Path]], known: Sets) -> None:
-        """Score whole sets, label by label, where ``known`` has no score; all ``again``, or with real images."""
+        """Score whole sets, label by label, where ``known`` has no score; all ``again``, or with
+        real images.
+        """
         self.sets = {label: dict(columns) for label, columns in known.items()}
         for scorer in (scorer for scorer in self.scorers if isinstance(scorer, SetMetric)):
             with_real = self.setup.reference is not None and scorer.compares
@@ -157,18 +217,29 @@ class Scoring:
             for label, paths in groups.items():
                 images, clock = ImageFiles(paths), time.perf_counter()
                 score = scorer.score_set(images)
-                count, seconds = count + images.read, seconds + (time.perf_counter() - clock if images.read else 0)
+                count, seconds = (
+                    count + images.read,
+                    seconds + (time.perf_counter() - clock if images.read else 0),
+                )
                 columns = {scorer.name: score.value, **score.more}
-                self.sets.setdefault(label, {}).update({k: Estimate(v, n=score.count) for k, v in columns.items()})
+                self.sets.setdefault(label, {}).update(
+                    {k: Estimate(v, n=score.count) for k, v in columns.items()}
+                )
                 self.compared.update(columns if with_real else ())
-                self.notes += _left_out(scorer, images.broken) + ([score.note] if score.note else [])
+                self.notes += _left_out(scorer, images.broken) + (
+                    [score.note] if score.note else []
+                )
             if count:  # else all features were cached
                 self.costs[scorer.name] = {"images": count, "seconds": seconds}
 
-    def real_images(self, compared: set[str], before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The record of the real images that metrics were ``compared`` with; without any, the one ``before``.
+    def real_images(
+        self, compared: set[str], before: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """The record of the real images that metrics were ``compared`` with; without any, the one
+        ``before``.
 
-        Notes what metrics that are not among them were compared with, where these were other images.
+        Notes what metrics that are not among them were compared with, where these were other
+        images.
         """
         record = real_images(self.setup.reference)
         if record is None or not compared:
@@ -189,43 +260,74 @@ class Scoring:
 
 
 def _left_out(scorer: ImageMetric | SetMetric, unreadable: list[str]) -> list[Note]:
-    return [Note("warning", scorer.name, f"{len(unreadable)} images are left out. {why}") for why in unreadable[:1]]
+    return [
+        Note("warning", scorer.name, f"{len(unreadable)} images are left out. {why}")
+        for why in unreadable[:1]
+    ]
 
 
 def score_run(
-    path: Path, metrics: Names = None, setup: Setup | None = None, *, again: bool = False, progress: Progress = silent
+    path: Path,
+    metrics: Names = None,
+    setup: Setup | None = None,
+    *,
+    again: bool = False,
+    progress: Progress = silent,
 ) -> Summary:
-    """Score the images of a run folder and write the values into its samples and summary; returns the summary.
+    """Score the images of a run folder and write the values into its samples and summary; returns
+    the summary.
 
-    metrics: names, by default all that suit the run's target. again: also what is scored already. A metric that lacks
-    something is named in the notes.
-    Raises UserError when the folder is no run, is in use, has lost its images, or a name is unknown.
+    metrics: names, by default all that suit the run's target. again: also what is scored already.
+    A metric that lacks something is named in the notes. Raises UserError when the folder is no
+    run, is in use, has lost its images, or a name is unknown.
     """
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
         evaluators: Evaluators = (folder.run.get("target") or {}).get("evaluators") or "tiny"
         if evaluators == "none":
-            raise UserError(f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out")
+            raise UserError(
+                f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out"
+            )
         scoring = Scoring(scorers_for(metrics, evaluators, setup), setup, again, progress)
         items, scored = [], set()
         for sample in folder.samples():
-            scored |= {(name, sample.key) for name, value in sample.metrics.items() if value is not None}
-            items += [Item(sample.key, folder.path / sample.image, sample.prompt)] if sample.image else []
+            scored |= {
+                (name, sample.key) for name, value in sample.metrics.items() if value is not None
+            }
+            items += (
+                [Item(sample.key, folder.path / sample.image, sample.prompt)]
+                if sample.image
+                else []
+            )
         if not any(item.path.is_file() for item in items):
-            raise UserError(f"{folder.path} has no images left: put them back, or draw them again with --fresh.")
+            raise UserError(
+                f"{folder.path} has no images left: put them back, or draw them again with --fresh."
+            )
         old = previous_summary(folder)
         scoring.score_images(items, Journal(folder.path / "scores.jsonl"), () if again else scored)
         scoring.score_sets(folder.images, kept_sets(folder.figures, old))
         real = scoring.real_images(scoring.compared, old.reference)
 
         def rescored(sample: Sample) -> Sample:
-            new = {metric: scores[sample.key] for metric, scores in scoring.values.items() if sample.key in scores}
+            new = {
+                metric: scores[sample.key]
+                for metric, scores in scoring.values.items()
+                if sample.key in scores
+            }
             return sample.model_copy(update={"metrics": sample.metrics | new})
 
         folder.replace(map(rescored, folder.samples()))
-        summary = summarise(folder.figures, folder.run, scoring.sets, folder.run.get("config", {}).get("seed") or 0)
-        notes = summary.notes + [n for n in old.notes if n.metric not in scoring.computed] + scoring.notes
-        summary = replace(summary, notes=[*dict.fromkeys(notes)], costs=old.costs | scoring.costs, reference=real)
+        summary = summarise(
+            folder.figures, folder.run, scoring.sets, folder.run.get("config", {}).get("seed") or 0
+        )
+        notes = (
+            summary.notes
+            + [n for n in old.notes if n.metric not in scoring.computed]
+            + scoring.notes
+        )
+        summary = replace(
+            summary, notes=[*dict.fromkeys(notes)], costs=old.costs | scoring.costs, reference=real
+        )
         folder.finish(summary)
         return replace(summary, notes=summary.notes + scoring.unread_reference())
 
@@ -240,34 +342,58 @@ def score_folder(
     caption: prompts.Caption = "first",
     progress: Progress = silent,
 ) -> Summary:
-    """Score a plain folder of images; returns a summary with one row.  Nothing is written into the folder.
+    """Score a plain folder of images; returns a summary with one row.  Nothing is written into the
+    folder.
 
-    captions: a file as ``--prompts`` takes it that also names each caption's image: a COCO captions file, or a table or
-    list with a column called image or file_name; ``caption``: which of the captions of a COCO image. Only images with
-    a caption are scored then. The scores are stored in the cache folder. Raises UserError when there are no images, or
-    no caption belongs to any of them.
+    captions: a file as ``--prompts`` takes it that also names each caption's image: a COCO
+    captions file, or a table or list with a column called image or file_name; ``caption``: which
+    of the captions of a COCO image. Only images with a caption are scored then. The scores are
+    stored in the cache folder. Raises UserError when there are no images, or no caption belongs to
+    any of them.
     """
     setup = setup or Setup()
     paths = images_in(folder)
     if not paths:
         kinds = ", ".join(sorted(SUFFIXES))
-        raise UserError(f"{folder} holds no images ({kinds}) and no run.json: give a run or a folder of images.")
-    texts = {p.image: p.text for p in reversed(prompts.load(captions, caption=caption).prompts)} if captions else {}
+        raise UserError(
+            f"{folder} holds no images ({kinds}) and no run.json: give a run or a folder of images."
+        )
+    texts = (
+        {p.image: p.text for p in reversed(prompts.load(captions, caption=caption).prompts)}
+        if captions
+        else {}
+    )
     items = [Item(p.name, p, texts.get(p.name)) for p in paths if not captions or p.name in texts]
     if not items:
-        raise UserError(f"{captions} names none of the {len(paths)} images in {folder}: give their captions file.")
+        raise UserError(
+            f"{captions} names none of the {len(paths)} images in {folder}: give their captions file."
+        )
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "replace")).hexdigest()[:16]
     scoring = Scoring(scorers_for(metrics, "full", setup), setup, again, progress)
     scoring.score_images(items, Journal(cache_dir() / "scores" / f"{name}.jsonl"))
     scoring.score_sets({"": [item.path for item in items]}, {})
     columns = scoring.sets.get("", {})
-    defined = {metric: [v for v in scores.values() if v is not None] for metric, scores in scoring.values.items()}
-    figures = {metric: bootstrap_mean(scores) if scores else Estimate() for metric, scores in defined.items()} | columns
+    defined = {
+        metric: [v for v in scores.values() if v is not None]
+        for metric, scores in scoring.values.items()
+    }
+    figures = {
+        metric: bootstrap_mean(scores) if scores else Estimate()
+        for metric, scores in defined.items()
+    } | columns
     without = len(paths) - len(items)
     text = f"{without} of {len(paths)} images have no caption and are left out."
     notes = [Note("warning", None, text)] if without else []
-    notes += [*scoring.notes, *([RANDOM_NOTE] if setup.random else []), *scoring.unread_reference()]
-    compared = {s.name for s in scoring.scorers if s.compares and figures.get(s.name, Estimate()).value is not None}
+    notes += [
+        *scoring.notes,
+        *([RANDOM_NOTE] if setup.random else []),
+        *scoring.unread_reference(),
+    ]
+    compared = {
+        s.name
+        for s in scoring.scorers
+        if s.compares and figures.get(s.name, Estimate()).value is not None
+    }
     real = scoring.real_images(compared)
     row = Row(folder.resolve().name, "", len(items), figures)
     return Summary([row], list(dict.fromkeys(notes)), list(columns), scoring.costs, real)

@@ -1,7 +1,8 @@
-"""What makes the samples of a sweep: a worker in any process, and executors, with one here or with others elsewhere.
+"""What makes the samples of a sweep: a worker in any process, and executors, with one here or with
+others elsewhere.
 
-A worker is a target, its decoders and the scorers of single images, loaded once.  A sample: decode, render, and the
-figures that need no clock; it is the same whichever executor makes it.
+A worker is a target, its decoders and the scorers of single images, loaded once.  A sample:
+decode, render, and the figures that need no clock; it is the same whichever executor makes it.
 """
 
 import resource
@@ -66,7 +67,9 @@ class Facts(NamedTuple):
 
 
 class Worker:
-    """Makes samples of one sweep on one device.  Raises UserError if a setting is wrong or weights are missing."""
+    """Makes samples of one sweep on one device.  Raises UserError if a setting is wrong or weights
+    are missing.
+    """
 
     def __init__(self, config: Sweep, device: str):
         self.config, self.device = config, device
@@ -75,17 +78,25 @@ class Worker:
         proposals = {m.choices.proposal for m in methods}
         drafters = {m.drafter: m for m in methods if m.drafter}
         unused = None if drafters else c.drafter  # by any method, as loading it says
-        self.target = load_with_drafter(c.target, unused, device, c.random_weights, c.dtype, proposals, c.compile)
-        self.targets = {None: self.target} | {spec: self._drafted(m) for spec, m in drafters.items()}
+        self.target = load_with_drafter(
+            c.target, unused, device, c.random_weights, c.dtype, proposals, c.compile
+        )
+        self.targets = {None: self.target} | {
+            spec: self._drafted(m) for spec, m in drafters.items()
+        }
         sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
         self.decoders = {m.label: build(self.targets[m.drafter], m, *sampling) for m in methods}
 
     def _drafted(self, method: Method) -> Target:
         """The target with the method's drafter.  Raises UserError for a drafter of another kind."""
-        target, kind = with_drafter(self.target, str(method.drafter), self.device, self.config.random_weights)
+        target, kind = with_drafter(
+            self.target, str(method.drafter), self.device, self.config.random_weights
+        )
         if kind != method.proposal.drafter_kind:
             text = f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use"
-            raise UserError(f"{text}: choose one of `lanternbench methods` that does, or give --proposal {kind}")
+            raise UserError(
+                f"{text}: choose one of `lanternbench methods` that does, or give --proposal {kind}"
+            )
         return target
 
     @cached_property
@@ -93,25 +104,45 @@ class Worker:
         """The metrics of single images; none where images are noise."""
         if self.config.random_weights or self.config.simulate_acceptance is not None:
             return []
-        scorers = scorers_for(self.config.metrics, self.target.evaluators, Setup(device=self.device))
+        scorers = scorers_for(
+            self.config.metrics, self.target.evaluators, Setup(device=self.device)
+        )
         return [s for s in scorers if isinstance(s, ImageMetric)]
 
     def facts(self) -> Facts:
         decoders, t = self.decoders, self.target
         lossless = {label: decoder.lossless for label, decoder in decoders.items()}
-        weights = dict(t.weights)  # digests of the target's files, and of those of the drafters that methods name
+        # digests of the target's files, and of those of the drafters that methods name
+        weights = dict(t.weights)
         for spec, drafted in self.targets.items():
             for part in (part for part in drafted.weights if part not in t.weights):
-                name = part.replace("drafter", f"drafter.{spec}", 1) if len(self.targets) > 2 else part
+                name = (
+                    part.replace("drafter", f"drafter.{spec}", 1)
+                    if len(self.targets) > 2
+                    else part
+                )
                 weights[name] = drafted.weights[part]
-        target = {"name": t.name, "grid": list(t.grid), "vocab": t.vocab, "evaluators": t.evaluators}
+        target = {
+            "name": t.name,
+            "grid": list(t.grid),
+            "vocab": t.vocab,
+            "evaluators": t.evaluators,
+        }
         target |= {"weights": weights, "prompt_template": t.prompt_template}
         target |= {"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {}
         target |= {"remark": t.remark} if t.remark else {}
-        return Facts(self.device, next(iter(decoders.values())).guidance, lossless, target, environment() | mode(t))
+        return Facts(
+            self.device,
+            next(iter(decoders.values())).guidance,
+            lossless,
+            target,
+            environment() | mode(t),
+        )
 
     def prepare(self, captions: list[str]) -> None:
-        """Encode captions and load scorers before any clock starts; the text encoder is loaded once."""
+        """Encode captions and load scorers before any clock starts; the text encoder is loaded
+        once.
+        """
         self.target.prepare(captions)
         for scorer in self.scorers:
             if not scorer.available():
@@ -119,7 +150,13 @@ class Worker:
 
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
         """A few steps that do not count: the first calls allocate memory and choose kernels."""
-        generate(self.decoders[label], [caption], seed=self.config.seed, max_steps=WARMUP_STEPS, on_step=on_step)
+        generate(
+            self.decoders[label],
+            [caption],
+            seed=self.config.seed,
+            max_steps=WARMUP_STEPS,
+            on_step=on_step,
+        )
 
     def seconds_per_image(self, label: str, captions: list[str]) -> float:
         """An estimate from a few steps of one batch: encoding, decoding and rendering, by image."""
@@ -135,19 +172,28 @@ class Worker:
         return encoding + first.decode_s * self.target.length / tokens + rendering
 
     def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
-        """The job's samples, scored, with their PIL images; ``on_step`` is called after every step."""
+        """The job's samples, scored, with their PIL images; ``on_step`` is called after every
+        step.
+        """
         decoder, config = self.decoders[job.label], self.config
-        for sample, image in make_samples(decoder, job.prompts, job.seed, config.batch == 1, on_step):
+        for sample, image in make_samples(
+            decoder, job.prompts, job.seed, config.batch == 1, on_step
+        ):
             for scorer in self.scorers:
                 clock = time.perf_counter()
                 value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]
                 if value is not None:
-                    add_costs(self.costs, {scorer.name: {"images": 1, "seconds": time.perf_counter() - clock}})
+                    add_costs(
+                        self.costs,
+                        {scorer.name: {"images": 1, "seconds": time.perf_counter() - clock}},
+                    )
             yield sample, image
 
 
 class Executor:
-    """Makes all samples in this process (Ray: in others): ``start``, ``samples``, ``notes``, then ``close``."""
+    """Makes all samples in this process (Ray: in others): ``start``, ``samples``, ``notes``, then
+    ``close``.
+    """
 
     def __init__(self) -> None:
         self.costs: Costs = {}  # of the scores
@@ -158,8 +204,12 @@ class Executor:
         self.costs, facts = self.worker.costs, self.worker.facts()
         return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
 
-    def samples(self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None) -> Iterator[Finished]:
-        """The results of ``units``, each when it is there; ``caption``: of warm-ups; ``on_step``: after each step."""
+    def samples(
+        self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None
+    ) -> Iterator[Finished]:
+        """The results of ``units``, each when it is there; ``caption``: of warm-ups; ``on_step``:
+        after each step.
+        """
         labels, captions = self.named(units)
         self.worker.prepare(captions)
         for label in labels:
@@ -167,23 +217,37 @@ class Executor:
             self.worker.warm_up(label, caption, on_step)
         for job in (job for unit in units for job in unit):
             say(str(job))
-            yield from (Finished(sample, image) for sample, image in self.worker.work(job, on_step))
+            yield from (
+                Finished(sample, image) for sample, image in self.worker.work(job, on_step)
+            )
 
     @staticmethod
     def named(units: list[Unit]) -> tuple[list[str], list[str]]:
         """The methods of the units, and their captions, each once."""
         jobs = [job for unit in units for job in unit]
-        return list(dict.fromkeys(j.label for j in jobs)), list(dict.fromkeys(p.text for j in jobs for p in j.prompts))
+        return list(dict.fromkeys(j.label for j in jobs)), list(
+            dict.fromkeys(p.text for j in jobs for p in j.prompts)
+        )
 
     def estimate(self, units: list[Unit]) -> dict[str, float]:
-        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere make the samples."""
+        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere
+        make the samples.
+        """
         captions = [p.text for p in units[0][0].prompts]
-        return {label: self.worker.seconds_per_image(label, captions) for label in self.named(units)[0]}
+        return {
+            label: self.worker.seconds_per_image(label, captions) for label in self.named(units)[0]
+        }
 
     def notes(self) -> list[str]:
-        """Notes for the reader of the results; on a CPU memory is the process's, whichever method runs."""
+        """Notes for the reader of the results; on a CPU memory is the process's, whichever method
+        runs.
+        """
         on_cpu = self.worker.device == "cpu"
-        return [f"The process held {peak_mb():,.0f} MB at its peak, evaluators included."] if on_cpu else []
+        return (
+            [f"The process held {peak_mb():,.0f} MB at its peak, evaluators included."]
+            if on_cpu
+            else []
+        )
 
     def close(self) -> None:
         """End what was started; calling it twice is harmless."""
@@ -191,9 +255,14 @@ class Executor:
 
 
 def executor(
-    name: str = "local", workers: int | None = None, threads: int | None = None, address: str | None = None
+    name: str = "local",
+    workers: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
 ) -> Executor:
-    """The executor of this name; the other arguments are for ``ray``.  Raises UserError if unknown or unavailable."""
+    """The executor of this name; the other arguments are for ``ray``.  Raises UserError if unknown
+    or unavailable.
+    """
     if name == "ray":
         from lanternbench.experiment.on_ray import RayExecutor
 
@@ -201,7 +270,9 @@ def executor(
     if name != "local":
         raise UserError(f"unknown executor '{name}': use local or ray")
     if workers or address:
-        raise UserError(f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too")
+        raise UserError(
+            f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too"
+        )
     return Executor()
 
 
@@ -214,19 +285,32 @@ def add_costs(total: Costs, more: Costs) -> None:
     """Add what some scores took to ``total``."""
     for name, cost in more.items():
         old = total.setdefault(name, {"images": 0, "seconds": 0.0})
-        old["images"], old["seconds"] = old["images"] + cost["images"], old["seconds"] + cost["seconds"]
+        old["images"], old["seconds"] = (
+            old["images"] + cost["images"],
+            old["seconds"] + cost["seconds"],
+        )
 
 
 def mode(target: Target) -> dict[str, str]:
     """How the target runs: device, dtype, and whether forwards are recorded."""
     dtype = str(target.dtype).removeprefix("torch.")
-    return {"device": str(target.device), "dtype": dtype, "compile": "eager" if target.graphs is None else "graphs"}
+    return {
+        "device": str(target.device),
+        "dtype": dtype,
+        "compile": "eager" if target.graphs is None else "graphs",
+    }
 
 
 def make_samples(
-    decoder: SpeculativeDecoder, prompts: list[Prompt], seed: int, timed: bool, on_step: OnStep | None = None
+    decoder: SpeculativeDecoder,
+    prompts: list[Prompt],
+    seed: int,
+    timed: bool,
+    on_step: OnStep | None = None,
 ) -> Iterator[tuple[Sample, Any]]:
-    """An image per prompt, drawn together: (sample, PIL image).  ``on_step``: after each step, in one process alone."""
+    """An image per prompt, drawn together: (sample, PIL image).  ``on_step``: after each step, in
+    one process alone.
+    """
     target = decoder.target
     count, on_gpu = process_count(target.model, len(prompts)), target.device.type == "cuda"
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
@@ -235,16 +319,24 @@ def make_samples(
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(target.device)
         texts, ids = [p.text for p in part], [p.id for p in part]
-        generations = generate(decoder, texts, ids, seed, trace=traced, on_step=on_step if count == 1 else None)
+        generations = generate(
+            decoder, texts, ids, seed, trace=traced, on_step=on_step if count == 1 else None
+        )
         memory = torch.cuda.max_memory_allocated(target.device) / 1e6 if on_gpu else None
         clock = time.perf_counter()
         images = target.images(torch.stack([g.tokens for g in generations]), texts)
         each: dict[str, Any] = {"render_s": (time.perf_counter() - clock) / len(part)}
         encoder_s = target.encode_seconds(texts)  # of features stored before the clock started
-        each |= {"encode_s": (generations[0].encode_s + encoder_s) / len(part), "peak_memory_mb": memory}
+        each |= {
+            "encode_s": (generations[0].encode_s + encoder_s) / len(part),
+            "peak_memory_mb": memory,
+        }
         together = len(part) * count  # the other parts take the same time
         rows = zip(part, generations, figures(decoder, generations))
-        samples = [Sample(**each, **more, **_fields(decoder, p, g, seed, together, timed)) for p, g, more in rows]
+        samples = [
+            Sample(**each, **more, **_fields(decoder, p, g, seed, together, timed))
+            for p, g, more in rows
+        ]
         return list(zip(samples, images, strict=True))
 
     yield from side_by_side(make, prompts, count)
@@ -262,7 +354,8 @@ def figures(decoder: SpeculativeDecoder, generations: list[Generation]) -> list[
     for i, loss in enumerate(decode_loss(decoder, trace, tokens)):
         rows.append({"fidelity_loss": None if loss.isnan() else float(loss)})
         rows[-1] |= {"stats": _of_image(target, i), "drafter": _of_image(drafter, i)}
-    if trace.seen is not None and not decoder.warp.greedy:  # several rows of the image were drawn at once
+    # several rows of the image were drawn at once
+    if trace.seen is not None and not decoder.warp.greedy:
         grid = decoder.target.grid
         losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]
         for row, image in zip(rows, losses.unflatten(1, grid).clamp(0, 1).cpu(), strict=True):
@@ -276,19 +369,41 @@ def _of_image(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | No
 
 
 def _fields(
-    decoder: SpeculativeDecoder, prompt: Prompt, image: Generation, seed: int, batch: int, timed: bool
+    decoder: SpeculativeDecoder,
+    prompt: Prompt,
+    image: Generation,
+    seed: int,
+    batch: int,
+    timed: bool,
 ) -> dict[str, Any]:
-    """The fields of a sample that its prompt, method and generation give; ``batch``: images that shared its seconds."""
-    method, phases = decoder.method, {name: seconds / batch for name, seconds in image.phases.items()}
+    """The fields of a sample that its prompt, method and generation give; ``batch``: images that
+    shared its seconds.
+    """
+    method, phases = (
+        decoder.method,
+        {name: seconds / batch for name, seconds in image.phases.items()},
+    )
     named = {f"{name}_s": phases.pop(name, 0.0) for name in ("draft", "verify", "commit")}
-    fields: dict[str, Any] = {"key": sample_key(prompt.id, method.key, seed), "seed": seed, "timed": timed}
+    fields: dict[str, Any] = {
+        "key": sample_key(prompt.id, method.key, seed),
+        "seed": seed,
+        "timed": timed,
+    }
     fields |= {"prompt_id": prompt.id, "prompt": prompt.text, "category": prompt.category}
-    fields |= {"challenge": prompt.challenge, "label": method.label, "method": method.preset, "options": method.options}
+    fields |= {
+        "challenge": prompt.challenge,
+        "label": method.label,
+        "method": method.preset,
+        "options": method.options,
+    }
     # the prefill, which gives the first token, counts as a step
     fields |= {"steps": 1 + image.steps, "accept_lengths": [1, *image.accept_lengths]}
     fields |= {"tree_depths": [0, *image.tree_depths], "tree_nodes": [1, *image.tree_nodes]}
     fields |= {"tokens": len(image.tokens), "token_ids": image.tokens.tolist()}
-    fields |= {"decode_s": image.decode_s / batch, "phases": named | {"other_s": sum(phases.values())}}
+    fields |= {
+        "decode_s": image.decode_s / batch,
+        "phases": named | {"other_s": sum(phases.values())},
+    }
     if decoder.proposer.max_depth > 0 and image.steps > 1:
         fields["first_token_acceptance"] = sum(n > 1 for n in image.accept_lengths) / image.steps
     if timed:

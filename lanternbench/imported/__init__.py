@@ -1,1 +1,3 @@
-"""Tokens and images that other code made, as a run folder: scored by the same target and metrics as other runs."""
+"""Tokens and images that other code made, as a run folder: scored by the same target and metrics
+as other runs.
+"""

@@ -1,7 +1,9 @@
-"""Check that a method draws what it claims to: exact enumeration on tables, then statistics on a loaded target.
+"""Check that a method draws what it claims to: exact enumeration on tables, then statistics on a
+loaded target.
 
-On tables the engine's every outcome is enumerated.  A lossless method's images are held against the target's joint
-distribution; any method's images, and how many steps they take, against its plain definition from the papers.
+On tables the engine's every outcome is enumerated.  A lossless method's images are held against
+the target's joint distribution; any method's images, and how many steps they take, against its
+plain definition from the papers.
 """
 
 import math
@@ -18,9 +20,22 @@ from torch import Tensor
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.lossless.exact import Enumerated, RowDecoder, TableDecoder, decode_tables, enumerate_decodes
+from lanternbench.lossless.exact import (
+    Enumerated,
+    RowDecoder,
+    TableDecoder,
+    decode_tables,
+    enumerate_decodes,
+)
 from lanternbench.lossless.plain import decode_by_steps
-from lanternbench.lossless.statistical import ALPHA, CAPTIONS, DECODES, greedy_difference, sampled_tables, sampled_tests
+from lanternbench.lossless.statistical import (
+    ALPHA,
+    CAPTIONS,
+    DECODES,
+    greedy_difference,
+    sampled_tables,
+    sampled_tests,
+)
 from lanternbench.lossless.tables import RowTables, Sampling, Tables, definition, row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, Method, named
@@ -44,8 +59,13 @@ WORLDS: tuple[tuple[Any, ...], ...] = (  # see ``Tables``: vocabulary, length, k
     (2, 6, "dense", Sampling(1.5, 0.9), True),
     (3, 5, "dense", Sampling(2.0, 1.2, 2), True),
 )
-TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")  # of other forms; a window's drafts outlive a step
-ROWS: tuple[tuple[Any, ...], ...] = ((2, (2, 3), "dense", Sampling(1.5, 0.9)), (2, (3, 3), "dense"))  # ``RowTables``
+# of other forms; a window's drafts outlive a step
+TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")
+# ``RowTables``
+ROWS: tuple[tuple[Any, ...], ...] = (
+    (2, (2, 3), "dense", Sampling(1.5, 0.9)),
+    (2, (3, 3), "dense"),
+)
 FEW = 6  # tokens of an image; with more of them a row has one draft
 
 
@@ -80,8 +100,8 @@ def verify_all(
 ) -> list[Row]:
     """Every check of every method (preset names or Methods), on ``target`` too if one is given.
 
-    ``images``: how many a statistical test generates.  ``on_row`` is told of each row as it comes, ``on_world`` of each
-    enumeration as it begins.  Raises UserError for an unknown method.
+    ``images``: how many a statistical test generates.  ``on_row`` is told of each row as it comes,
+    ``on_world`` of each enumeration as it begins.  Raises UserError for an unknown method.
     """
     rows = []
     for method in [named(m) if isinstance(m, str) else m for m in methods]:
@@ -93,7 +113,11 @@ def verify_all(
 
 @torch.inference_mode()
 def verify_method(
-    method: Method, target: Target | None, seed: int, images: int, on_world: OnWorld = lambda what, done, of: None
+    method: Method,
+    target: Target | None,
+    seed: int,
+    images: int,
+    on_world: OnWorld = lambda what, done, of: None,
 ) -> Iterator[Row]:
     """The checks of one method, one by one; the time of several together is that of the first."""
     start = time.perf_counter()
@@ -103,13 +127,17 @@ def verify_method(
             start = time.perf_counter()
 
 
-def _outcomes(method: Method, target: Target | None, seed: int, images: int, on_world: OnWorld) -> Iterator[Row]:
+def _outcomes(
+    method: Method, target: Target | None, seed: int, images: int, on_world: OnWorld
+) -> Iterator[Row]:
     """The checks of one method; whose they are, and their time, is left open."""
     lossless, by_position = method.lossless, method.acceptance.by_position
     if by_position:
         tokens, expected = decode_tables(Tables(4, 4, seed, "dense"), method, False, 512, seed)
         share = float((tokens != expected).double().mean())
-        yield outcome("tables: the tokens of the same uniforms", share, 0.0, "share of tokens, 512 decodes")
+        yield outcome(
+            "tables: the tokens of the same uniforms", share, 0.0, "share of tokens, 512 decodes"
+        )
     elif not method.proposal.lasting_noise:
         yield from _on_tables(method, seed, on_world)
     elif lossless:
@@ -121,9 +149,14 @@ def _outcomes(method: Method, target: Target | None, seed: int, images: int, on_
         about = tests.ranks.about(f"{tests.tokens} tokens", "TV", tests.powers)
         yield _evidence("large tables, published sizes: token ranks", tests.ranks.p_value, about)
     if lossless:
-        worlds = [decode_tables(Tables(4, 4, seed + i, "dense"), method, True, 2, seed) for i in range(16)]
+        worlds = [
+            decode_tables(Tables(4, 4, seed + i, "dense"), method, True, 2, seed)
+            for i in range(16)
+        ]
         differ = sum(int((tokens != argmax).any()) for tokens, argmax in worlds)
-        yield outcome("tables: greedy identity", differ, 0.0, "images that are not the argmax, of 16")
+        yield outcome(
+            "tables: greedy identity", differ, 0.0, "images that are not the argmax, of 16"
+        )
     yield from _row_ends(method, seed)
     if target is not None:
         yield from _on_target(target, method, seed, images)
@@ -140,7 +173,8 @@ class OnTables(NamedTuple):
     method: Method
     enumerated: Enumerated
     joint: Tensor  # [V ** L] the target's
-    defined: list[Tensor] | None  # P(image after 1, 2, … steps) by the plain definition, if there is one
+    # P(image after 1, 2, … steps) by the plain definition, if there is one
+    defined: list[Tensor] | None
     loss: float  # and the fidelity loss
 
     @property
@@ -150,7 +184,9 @@ class OnTables(NamedTuple):
     @property
     def lost(self) -> float:
         """How far the images' probabilities are from summing to 1; NaN if the target's are, too."""
-        missed, target = (abs(1 - float(x.nan_to_num().sum())) for x in (self.enumerated.images, self.joint))
+        missed, target = (
+            abs(1 - float(x.nan_to_num().sum())) for x in (self.enumerated.images, self.joint)
+        )
         return missed if target <= EXACT else math.nan
 
     @property
@@ -161,14 +197,23 @@ class OnTables(NamedTuple):
     @property
     def off(self) -> float:
         """max |P(image, steps) − P_plain(image, steps)|; 0 without a plain definition."""
-        steps = zip_longest(self.enumerated.images, self.defined or (), fillvalue=torch.zeros_like(self.joint))
-        return _worst([float((engine - plain).abs().max()) for engine, plain in steps]) if self.defined else 0.0
+        steps = zip_longest(
+            self.enumerated.images, self.defined or (), fillvalue=torch.zeros_like(self.joint)
+        )
+        return (
+            _worst([float((engine - plain).abs().max()) for engine, plain in steps])
+            if self.defined
+            else 0.0
+        )
 
     def deviations(self) -> dict[str, float]:
         """What must not exceed ``EXACT``, by check."""
         loss, deviations = self.enumerated.loss, dict[str, float]()
         if self.method.lossless:
-            deviations |= {"exact distribution": self.bias, "fidelity loss of a lossless method": loss}
+            deviations |= {
+                "exact distribution": self.bias,
+                "fidelity loss of a lossless method": loss,
+            }
         if self.defined:
             deviations["plain definition"] = self.off
         if self.defined and self.method.bounded:
@@ -196,7 +241,9 @@ def on_tables(method: Method, world: tuple[Any, ...], seed: int) -> OnTables:
     if spec is None:
         return OnTables(method, enumerated, tables.joint(), None, math.nan)
     images, loss = decode_by_steps(tables.world(), spec)
-    return OnTables(method, enumerated, tables.joint(), [tables.on_all_images(x) for x in images], loss)
+    return OnTables(
+        method, enumerated, tables.joint(), [tables.on_all_images(x) for x in images], loss
+    )
 
 
 def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
@@ -222,14 +269,18 @@ def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
         "within the bound": f"{alone}TV − fidelity loss: {bounds}",
     }
     each = [one.deviations() for one in worlds]
-    rows = [outcome(f"tables: {name}", _worst([w[name] for w in each]), EXACT, details[name]) for name in each[0]]
+    rows = [
+        outcome(f"tables: {name}", _worst([w[name] for w in each]), EXACT, details[name])
+        for name in each[0]
+    ]
     yield from rows
     if all(row.passed for row in rows) and (others := variations(method)):
         yield _variations(others, seed, on_world)
 
 
 def _variations(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
-    """How far forms are from the target's joint, where lossless, and from their definitions, one small world each.
+    """How far forms are from the target's joint, where lossless, and from their definitions, one
+    small world each.
 
     What shares noise between steps is decoded and tested instead.
     """
@@ -240,7 +291,13 @@ def _variations(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
             evidence = _sampled(method, seed)
             off = 0.0 if evidence.passed else evidence.value
         else:
-            world = ROWS[-1] if method.choices.order != "raster" else WINDOWS if method.proposal.tree_is_own else TREES
+            world = (
+                ROWS[-1]
+                if method.choices.order != "raster"
+                else WINDOWS
+                if method.proposal.tree_is_own
+                else TREES
+            )
             one = on_tables(method, world, seed)
             off = one.wrong if method.lossless or one.defined else None
         judged += off is not None
@@ -251,19 +308,24 @@ def _variations(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
 
 
 def variations(method: Method) -> list[Method]:
-    """Every named value of every option that is read, and a second one of those that ask for it (``also``); every
-    residual of a relaxed method, and every other exact rule that an exact one can be run with."""
+    """Every named value of every option that is read, and a second one of those that ask for it
+    (``also``); every residual of a relaxed method, and every other exact rule that an exact one
+    can be run with."""
     changes: list[dict[str, Any]] = []
     for name, field in (pair for part in method.parts for pair in type(part).model_fields.items()):
         if name in method.read and name != "variant":
             extra: Any = field.json_schema_extra or {}
             values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-            changes += [{name: value} for value in (*values, extra.get("also")) if value is not None]
+            changes += [
+                {name: value} for value in (*values, extra.get("also")) if value is not None
+            ]
     if not method.lossless:
         changes += [{"residual": name} for name in PLAIN]
     elif method.choices.acceptance == "exact":
         rules = components("acceptance").items()
-        changes += [{"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position]
+        changes += [
+            {"acceptance": name} for name, rule in rules if rule.lossless and not rule.by_position
+        ]
     others: dict[str, Method] = {}
     for change in changes:
         with suppress(UserError):  # some do not go together
@@ -278,7 +340,9 @@ def _worst(values: list[float]) -> float:
 
 
 def _sampled(method: Method, seed: int) -> Row:
-    """χ² of decoded images: where steps share noise, one step's outcomes cannot be enumerated by themselves."""
+    """χ² of decoded images: where steps share noise, one step's outcomes cannot be enumerated by
+    themselves.
+    """
     # long enough for several positions to be drawn with lasting noise
     count, tables = 20_000, Tables(2, 6, seed, "dense")
     state, _ = TableDecoder(tables, method).sample(count, torch.Generator().manual_seed(seed))
@@ -311,9 +375,14 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
     lead: dict[str, Any] = {"c": 256} if "c" in method.read else {"window": 256}
     raster, rows = (build(target, changed(method, to)) for to in ({"order": "raster"}, lead))
     rows = replace(rows, method=raster.method)  # whose key seeds the draws
-    pairs = zip(*(generate(decoder, list(CAPTIONS[:2]), seed=seed) for decoder in (raster, rows)), strict=True)
+    pairs = zip(
+        *(generate(decoder, list(CAPTIONS[:2]), seed=seed) for decoder in (raster, rows)),
+        strict=True,
+    )
     differ = sum(int((a.tokens != b.tokens).any()) for a, b in pairs)
-    yield outcome("row ends: one row at a time", differ, 0.0, "images that differ from raster order's, of 2")
+    yield outcome(
+        "row ends: one row at a time", differ, 0.0, "images that differ from raster order's, of 2"
+    )
 
 
 def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterator[Row]:
@@ -326,7 +395,12 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
     few = max(1, images // 2)
     if method.lossless:
         differ = greedy_difference(target, method, few, seed)
-        yield outcome(f"{target.name}: greedy identity", differ, 0.0, f"images that greedy ar would not make, of {few}")
+        yield outcome(
+            f"{target.name}: greedy identity",
+            differ,
+            0.0,
+            f"images that greedy ar would not make, of {few}",
+        )
     images = images if method.lossless else few
     tests = sampled_tests(target, method, images, seed)
     sample = f"{images} × {target.length} tokens"
@@ -335,16 +409,24 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
     detail = f"pairs of images with one caption that are equal, of {images // 2}"
     yield outcome(f"{target.name}: prompts differ", tests.alike, 0.0, detail)
     trained = OVERLAP.get(method.proposal.drafter_kind or "")
-    if trained is not None and target.weights == fingerprints(WEIGHTS) and tests.overlap == tests.overlap:
+    if (
+        trained is not None
+        and target.weights == fingerprints(WEIGHTS)
+        and tests.overlap == tests.overlap
+    ):
         detail = f"by how much Σ min(p, q) of first drafts falls short of the {trained} that it was trained to"
         yield outcome(f"{target.name}: drafter", trained - tests.overlap, SHORT, detail)
     if not method.lossless:
         return
-    if min(tests.ranks.p_value, tests.log_q.p_value) < ALPHA:  # among dozens of tests one in ALPHA is to be expected:
+    # among dozens of tests one in ALPHA is to be expected:
+    if min(tests.ranks.p_value, tests.log_q.p_value) < ALPHA:
         images *= 4  # a decoder that is at fault fails again
         tests = sampled_tests(target, method, images, seed + 1)
         sample = f"{images} × {target.length} new tokens, after a first failure"
-    about = tests.ranks.about(sample, "TV", tests.powers), tests.log_q.about(sample, "nats a token")
+    about = (
+        tests.ranks.about(sample, "TV", tests.powers),
+        tests.log_q.about(sample, "nats a token"),
+    )
     yield _evidence(f"{target.name}: token ranks", tests.ranks.p_value, about[0])
     yield _evidence(f"{target.name}: log-probability", tests.log_q.p_value, about[1])
 

@@ -1,9 +1,11 @@
-"""Exact verification: the distribution of everything the real engine can do on tables, step by step.
+"""Exact verification: the distribution of everything the real engine can do on tables, step by
+step.
 
-A step of the engine is a deterministic function of its uniforms, and as a function of one of them, the earlier ones
-given, it is piecewise constant: a token is drawn, a child accepted or not.  So its probabilities are found by measuring
-where the engine changes its mind (bisection), not by working out what it should do; any rule, residual or tree policy,
-registered ones too, is judged by what it does.
+A step of the engine is a deterministic function of its uniforms, and as a function of one of them,
+the earlier ones given, it is piecewise constant: a token is drawn, a child accepted or not.  So
+its probabilities are found by measuring where the engine changes its mind (bisection), not by
+working out what it should do; any rule, residual or tree policy, registered ones too, is judged by
+what it does.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ SECTIONS = 8  # parts an interval is cut into at once
 class Decodes:
     """R decodes in progress: the engine's state, the proposer's, and probabilities [R].
 
-    ``lost`` [R, V ** L]: the loss so far, for every image that a decode may become, where it is known only at the end.
+    ``lost`` [R, V ** L]: the loss so far, for every image that a decode may become, where it is
+    known only at the end.
     """
 
     state: DecodeState
@@ -58,15 +61,26 @@ class Decodes:
         state.prompts = torch.arange(len(index))[:, None]
         proposer_state = select(self.proposer_state, places, len(self.weight))
         lost = None if self.lost is None else self.lost[index]
-        return Decodes(state, proposer_state, self.weight[index] if weight is None else weight, lost)
+        return Decodes(
+            state, proposer_state, self.weight[index] if weight is None else weight, lost
+        )
 
 
 class TableDecoder:
-    """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with given uniforms."""
+    """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with
+    given uniforms.
+    """
 
-    def __init__(self, tables: Tables, method: Method, greedy: bool = False, published: bool = False):
-        """``published``: the method's own sizes, not those that can be enumerated (``option(small=…)``)."""
-        self.tables, self.method = tables, method if published else method.with_parts(lambda part: part.small())
+    def __init__(
+        self, tables: Tables, method: Method, greedy: bool = False, published: bool = False
+    ):
+        """``published``: the method's own sizes, not those that can be enumerated
+        (``option(small=…)``).
+        """
+        self.tables, self.method = (
+            tables,
+            method if published else method.with_parts(lambda part: part.small()),
+        )
         temperature = 0.0 if greedy else tables.sampling.temperature
         target: Any = TableTarget(tables, published)
         decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
@@ -75,17 +89,28 @@ class TableDecoder:
             p = p.ready(drafter=TableDrafter(tables, p.marginals), aux_layers=())
         self.decoder = replace(decoder, proposer=p)
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
-        self.first = opening.start(self.decoder, [""], [0], False).first[0]  # [V] the distribution of token 0
-        # the order in which a step decides: its draft, acceptance from the root down, the last token, redraws
+        # [V] the distribution of token 0
+        self.first = opening.start(self.decoder, [""], [0], False).first[0]
+        # the order in which a step decides: its draft, acceptance from the root down, the last
+        # token, redraws
         drafted = self.uniforms - p.update_uniforms
-        self.order = [*range(self.nodes, drafted), *range(1, self.nodes), 0, *range(drafted, self.uniforms)]
+        self.order = [
+            *range(self.nodes, drafted),
+            *range(1, self.nodes),
+            0,
+            *range(drafted, self.uniforms),
+        ]
 
     def begin(self, first: Tensor, u: Tensor, trace: bool = False) -> tuple[DecodeState, Any]:
-        """Decodes after their first tokens [B], with uniforms u [B, L + 1, U], and the proposer's state."""
+        """Decodes after their first tokens [B], with uniforms u [B, L + 1, U], and the proposer's
+        state.
+        """
         state = opening.start(self.decoder, [""] * len(first), [0] * len(first), False)
         state.uniforms, state.first = u, self.first.expand(len(first), -1)
         state.now.tokens[:, 0] = first
-        state.now = state.now._replace(root=first, last=state.now.last._replace(tokens=first[:, None]))
+        state.now = state.now._replace(
+            root=first, last=state.now.last._replace(tokens=first[:, None])
+        )
         state.trace = self.trace(state) if trace else None
         return state, double(self.decoder.proposer.begin(state))
 
@@ -93,28 +118,47 @@ class TableDecoder:
         """What decodes record, in double precision."""
         length, width = 2 * self.tables.length + 64, max(self.width, 1)
         plain = self.decoder.step is None  # in raster order
-        trace = Trace(state.batch, length, self.tables.vocab, width, state.device) if plain else RowTrace(state)
+        trace = (
+            Trace(state.batch, length, self.tables.vocab, width, state.device)
+            if plain
+            else RowTrace(state)
+        )
         vars(trace).update(double(vars(trace)))
         return trace
 
     def start(self) -> Decodes:
         """One decode per first token, which needs no draft."""
         v = self.tables.vocab
-        every = Decodes(*self.begin(torch.arange(v), torch.zeros(v, self.tables.length + 1, self.uniforms)), self.first)
+        every = Decodes(
+            *self.begin(torch.arange(v), torch.zeros(v, self.tables.length + 1, self.uniforms)),
+            self.first,
+        )
         return every.take((every.weight > 0).nonzero()[:, 0])
 
     def step(self, decodes: Decodes, u: Tensor, trace: bool = False) -> Tensor:
-        """One engine step with uniforms u [R, U], which changes ``decodes``: [R, ·] all that it decided as integers."""
+        """One engine step with uniforms u [R, U], which changes ``decodes``: [R, ·] all that it
+        decided as integers.
+        """
         state = decodes.state
-        state.uniforms, state.steps, state.first = u[:, None], 0, self.first.expand(state.batch, -1)
+        state.uniforms, state.steps, state.first = (
+            u[:, None],
+            0,
+            self.first.expand(state.batch, -1),
+        )
         state.trace = self.trace(state) if trace else None
-        proposer_state, done = (self.decoder.step or engine.step)(self.decoder, state, decodes.proposer_state)
+        proposer_state, done = (self.decoder.step or engine.step)(
+            self.decoder, state, decodes.proposer_state
+        )
         decodes.proposer_state = double(self.decoder.proposer.canonical(proposer_state))
-        integers = [x.flatten(1) for x in tensors(decodes.proposer_state) if not x.is_floating_point()]
+        integers = [
+            x.flatten(1) for x in tensors(decodes.proposer_state) if not x.is_floating_point()
+        ]
         return torch.cat([*self.decided(done), *integers], 1)
 
     def decided(self, done: Any) -> list[Tensor]:
-        """Drafted tokens, accepted path and last token in one shape, as adaptive trees are no larger than needed."""
+        """Drafted tokens, accepted path and last token in one shape, as adaptive trees are no
+        larger than needed.
+        """
         draft, path = done.draft, done.verified.path
         tokens = draft.tokens.masked_fill(draft.tree.depth < 0, -1)
         last = path[:, -1:].expand(-1, self.decoder.proposer.max_depth + 1 - path.shape[1])
@@ -122,7 +166,9 @@ class TableDecoder:
         return [tokens, path, last, done.verified.token[:, None]]
 
     def outcomes(self, decodes: Decodes) -> tuple[Decodes, float]:
-        """All outcomes of one step of these decodes, with probabilities, and the step's expected fidelity loss."""
+        """All outcomes of one step of these decodes, with probabilities, and the step's expected
+        fidelity loss.
+        """
         after, u = branches(self, decodes)
         self.step(after, u, trace=True)
         trace, limit = after.state.trace, after.state.limit
@@ -132,7 +178,9 @@ class TableDecoder:
         return after, float((loss * after.weight).sum())
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
-        """Which tokens, and which of those in the cache, a later step may read: bool [R, L + nodes + 1] each."""
+        """Which tokens, and which of those in the cache, a later step may read: bool [R, L + nodes
+        + 1] each.
+        """
         places = torch.arange(decodes.state.now.tokens.shape[1])
         return places < decodes.length[:, None], places < decodes.length[:, None] - 1
 
@@ -140,30 +188,53 @@ class TableDecoder:
         """One of all decodes whose states are equivalent, with their probability and mean loss."""
         committed, cached = self.live(decodes)
         state, tokens = decodes.state, decodes.state.now.tokens
-        keys, memory = state.cache.store[0, :, :, 1:, 0].unbind(1)  # what is in the slots after the prompt's
-        memory = torch.where(keys > 0, memory, -1.0).unflatten(0, (-1, state.batch)).transpose(0, 1)
+        # what is in the slots after the prompt's
+        keys, memory = state.cache.store[0, :, :, 1:, 0].unbind(1)
+        memory = (
+            torch.where(keys > 0, memory, -1.0).unflatten(0, (-1, state.batch)).transpose(0, 1)
+        )
         memory = memory[..., : tokens.shape[1]].masked_fill(~cached[:, None], 0)
         known = [decodes.length[:, None], tokens.masked_fill(~committed, 0), memory.flatten(1)]
         known += tensors(decodes.proposer_state)
-        for leaf in tree_leaves(decodes.proposer_state, is_leaf=lambda x: isinstance(x, PerPrompt)):
+        for leaf in tree_leaves(
+            decodes.proposer_state, is_leaf=lambda x: isinstance(x, PerPrompt)
+        ):
             if isinstance(leaf, PerPrompt):
                 numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
                 known.append(torch.tensor([[numbers[value]] for value in leaf]))
         key = torch.cat([x.double() for x in known], 1).mul(1e9).round()
         _, group = key.unique(dim=0, return_inverse=True)
-        weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(0, group, decodes.weight)
+        weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(
+            0, group, decodes.weight
+        )
         first = torch.full_like(weight, len(group), dtype=torch.long)
-        one = decodes.take(first.scatter_reduce(0, group, torch.arange(len(group)), "amin"), weight)
+        one = decodes.take(
+            first.scatter_reduce(0, group, torch.arange(len(group)), "amin"), weight
+        )
         if decodes.lost is not None:
             lost = torch.zeros(len(weight), decodes.lost.shape[1], dtype=torch.float64)
-            one.lost = lost.index_add_(0, group, decodes.lost * decodes.weight[:, None]) / weight[:, None]
+            one.lost = (
+                lost.index_add_(0, group, decodes.lost * decodes.weight[:, None]) / weight[:, None]
+            )
         return one
 
-    def sample(self, count: int, generator: torch.Generator, trace: bool = False) -> tuple[DecodeState, Tensor]:
+    def sample(
+        self, count: int, generator: torch.Generator, trace: bool = False
+    ) -> tuple[DecodeState, Tensor]:
         """``count`` whole decodes: the state at the end, and their uniforms [count, L + 1, U]."""
-        u = torch.rand(count, self.tables.length + 1, self.uniforms, generator=generator, dtype=torch.float64)
-        u, by_position, first = u.clamp_(max=BELOW_ONE), self.decoder.rule.by_position, self.first.expand(count, -1)
-        first = first.argmax(-1) if self.decoder.warp.greedy else draw(first, u[:, 0 if by_position else -1, 0])
+        u = torch.rand(
+            count, self.tables.length + 1, self.uniforms, generator=generator, dtype=torch.float64
+        )
+        u, by_position, first = (
+            u.clamp_(max=BELOW_ONE),
+            self.decoder.rule.by_position,
+            self.first.expand(count, -1),
+        )
+        first = (
+            first.argmax(-1)
+            if self.decoder.warp.greedy
+            else draw(first, u[:, 0 if by_position else -1, 0])
+        )
         state, proposer_state = self.begin(first, u, trace)
         while state.active:
             proposer_state, _ = engine.step(self.decoder, state, proposer_state)
@@ -171,7 +242,9 @@ class TableDecoder:
 
 
 class RowDecoder(TableDecoder):
-    """A method with the order ``rows`` at work on tables: the loss of a token is known once all before it are."""
+    """A method with the order ``rows`` at work on tables: the loss of a token is known once all
+    before it are.
+    """
 
     def __init__(self, tables: RowTables, method: Method):
         super().__init__(tables, method)
@@ -187,7 +260,10 @@ class RowDecoder(TableDecoder):
 
     def start(self) -> Decodes:
         decodes = super().start()
-        return replace(decodes, lost=torch.zeros(len(decodes.weight), self.target.shape[1], dtype=torch.float64))
+        return replace(
+            decodes,
+            lost=torch.zeros(len(decodes.weight), self.target.shape[1], dtype=torch.float64),
+        )
 
     def decided(self, done: Any) -> list[Tensor]:
         """Of the rows that were worked on."""
@@ -198,7 +274,9 @@ class RowDecoder(TableDecoder):
 
     def committed(self, decodes: Decodes) -> Tensor:
         """[R, L] which positions have a token."""
-        return (torch.arange(self.tables.grid[1]) < decodes.proposer_state.filled[..., None]).flatten(1)
+        return (
+            torch.arange(self.tables.grid[1]) < decodes.proposer_state.filled[..., None]
+        ).flatten(1)
 
     def outcomes(self, decodes: Decodes) -> tuple[Decodes, float]:
         after, u = branches(self, decodes)
@@ -213,12 +291,17 @@ class RowDecoder(TableDecoder):
         tokens, whole = after.state.now.tokens, after.length >= self.tables.length
         tokens.masked_fill_(~F.pad(self.committed(after), (0, 2)), 0)
         image = self.tables.numbers(tokens)[whole]
-        return after, float((after.weight[whole] * lost[whole].gather(1, image[:, None])[:, 0]).sum())
+        return after, float(
+            (after.weight[whole] * lost[whole].gather(1, image[:, None])[:, 0]).sum()
+        )
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
         """What stands in for the last token of a row may be read, too."""
         width = self.tables.grid[1]
-        committed, last = self.committed(decodes), torch.arange(self.tables.length) % width == width - 1
+        committed, last = (
+            self.committed(decodes),
+            torch.arange(self.tables.length) % width == width - 1,
+        )
         return F.pad(committed, (0, 2)), F.pad(committed | last, (0, 2))
 
 
@@ -227,10 +310,14 @@ def tensors(proposer_state: Any) -> list[Tensor]:
     return [x.view(len(x), -1) for x in tree_leaves(proposer_state) if isinstance(x, Tensor)]
 
 
-def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where uniform k changes what each decode decides: (its index, midpoint, width) of every piece of 0 … 1.
+def split(
+    decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where uniform k changes what each decode decides: (its index, midpoint, width) of every
+    piece of 0 … 1.
 
-    Intervals whose ends agree are one piece (decisions are monotone in a uniform); others are cut until they are small.
+    Intervals whose ends agree are one piece (decisions are monotone in a uniform); others are cut
+    until they are small.
     """
     everyone = torch.arange(len(u))
 
@@ -240,7 +327,8 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[T
         return decoder.step(decodes.take(row), v)
 
     row, ends = everyone, torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype).expand(len(u), 2)
-    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)  # [I, 2, ·] at the ends [I, 2] of intervals
+    # [I, 2, ·] at the ends [I, 2] of intervals
+    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)
     fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
     while True:
         keep = (decided[:, 0] != decided[:, 1]).any(1)
@@ -249,7 +337,9 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[T
             break
         points = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * fractions  # [I, S + 1]
         inner = decide(row.repeat_interleave(SECTIONS - 1), points[:, 1:-1].flatten())
-        decided = torch.cat([decided[:, :1], inner.view(len(row), SECTIONS - 1, -1), decided[:, 1:]], 1)
+        decided = torch.cat(
+            [decided[:, :1], inner.view(len(row), SECTIONS - 1, -1), decided[:, 1:]], 1
+        )
         row, ends = row.repeat_interleave(SECTIONS), points.unfold(1, 2, 1).flatten(0, 1)
         decided = decided.unfold(1, 2, 1).flatten(0, 1).mT
     row = torch.cat([everyone, everyone, row])
@@ -263,7 +353,9 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> tuple[T
 
 
 def branches(decoder: TableDecoder, decodes: Decodes) -> tuple[Decodes, Tensor]:
-    """These decodes, once for each way that their next step can go, with probabilities, and uniforms for it."""
+    """These decodes, once for each way that their next step can go, with probabilities, and
+    uniforms for it.
+    """
     u = torch.full((len(decodes.weight), decoder.uniforms), 0.5, dtype=torch.float64)
     for k in decoder.order:
         row, middle, width = split(decoder, decodes, u, k)
@@ -294,12 +386,17 @@ def enumerate_decodes(decoder: TableDecoder) -> Enumerated:
         decodes = decoder.merged(decodes.take((~whole).nonzero()[:, 0]))
 
 
-def decode_tables(tables: Tables, method: Method, greedy: bool, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """``count`` whole decodes on tables: tokens [count, L] and the tokens that each position's own uniform draws.
+def decode_tables(
+    tables: Tables, method: Method, greedy: bool, count: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    """``count`` whole decodes on tables: tokens [count, L] and the tokens that each position's own
+    uniform draws.
 
     Greedy: the second are the argmax.  Plain Jacobi decoding must give the second in either case.
     """
-    state, u = TableDecoder(tables, method, greedy).sample(count, torch.Generator().manual_seed(seed))
+    state, u = TableDecoder(tables, method, greedy).sample(
+        count, torch.Generator().manual_seed(seed)
+    )
     laws, expected = tables.world(), []
     for draws in u[:, : tables.length, 0].tolist():
         image: tuple[int, ...] = ()

@@ -1,8 +1,10 @@
-"""A world small enough to be enumerated: target and drafter are random tables, the decoder around them is the real one.
+"""A world small enough to be enumerated: target and drafter are random tables, the decoder around
+them is the real one.
 
-Every prefix of image tokens has its own logits, of target and drafter, with and without the prompt.  ``TableModel`` is
-a network whose attention is a look-up of the prefix that the cache holds; prefill, guidance, temperature, top-k and
-top-p, state, caches, trees, verification, commits and traces are the code that decodes images.
+Every prefix of image tokens has its own logits, of target and drafter, with and without the
+prompt.  ``TableModel`` is a network whose attention is a look-up of the prefix that the cache
+holds; prefill, guidance, temperature, top-k and top-p, state, caches, trees, verification, commits
+and traces are the code that decodes images.
 """
 
 from collections.abc import Callable
@@ -31,16 +33,28 @@ from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig
 
 CODES = 96  # of the model that writes row ends
-ROW_END_CONFIG = ChameleonConfig(32, 2, 2, 48, vocab_size=CODES, prompt_ids=16384, positions=128, grid=(4, 4))
-ROW_END_VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
+ROW_END_CONFIG = ChameleonConfig(
+    32, 2, 2, 48, vocab_size=CODES, prompt_ids=16384, positions=128, grid=(4, 4)
+)
+ROW_END_VQ = VQConfig(
+    32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False
+)
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
-    """[count, vocab] distributions: ``dense``; with ``zeros``; ``one-token`` each; ``mixed``: some rows of each."""
+    """[count, vocab] distributions: ``dense``; with ``zeros``; ``one-token`` each; ``mixed``: some
+    rows of each.
+    """
     logits = 1.5 * torch.randn(count, vocab, generator=generator, dtype=torch.float64)
-    smallest, second = logits == logits.amin(-1, keepdim=True), logits < logits.amax(-1, keepdim=True)
-    draw = {"dense": 0.0, "zeros": 0.6, "one-token": 0.9}.get(kind)  # mixed: half, 3 in 10, and 2 in 10 of them
-    draws = torch.rand(count, 1, generator=generator) if draw is None else torch.full((count, 1), draw)
+    smallest, second = (
+        logits == logits.amin(-1, keepdim=True),
+        logits < logits.amax(-1, keepdim=True),
+    )
+    # mixed: half, 3 in 10, and 2 in 10 of them
+    draw = {"dense": 0.0, "zeros": 0.6, "one-token": 0.9}.get(kind)
+    draws = (
+        torch.rand(count, 1, generator=generator) if draw is None else torch.full((count, 1), draw)
+    )
     banned = torch.where(draws > 0.8, second, (draws > 0.5) & smallest)
     return logits.masked_fill(banned, -torch.inf).softmax(-1)
 
@@ -58,13 +72,21 @@ UNWARPED = Sampling()
 
 
 class Tables:
-    """Logits of target and drafter after every prefix of up to ``length`` tokens, with and without the prompt.
+    """Logits of target and drafter after every prefix of up to ``length`` tokens, with and without
+    the prompt.
 
-    ``q``, ``p`` [prefixes, V]: their conditional distributions before ``sampling``.  ``deep``: trees of three levels.
+    ``q``, ``p`` [prefixes, V]: their conditional distributions before ``sampling``.  ``deep``:
+    trees of three levels.
     """
 
     def __init__(
-        self, vocab: int, length: int, seed: int, kind: str = "mixed", sampling: Sampling = UNWARPED, deep: bool = False
+        self,
+        vocab: int,
+        length: int,
+        seed: int,
+        kind: str = "mixed",
+        sampling: Sampling = UNWARPED,
+        deep: bool = False,
     ):
         generator = torch.Generator().manual_seed(seed)
         self.vocab, self.length, self.sampling, self.deep = vocab, length, sampling, deep
@@ -84,16 +106,22 @@ class Tables:
         return (first + code) % len(self.q)  # past the image's end any row will do
 
     def halved(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """The rows [R, …] of logits, of which the first half is conditional where there is guidance: [R, …, V]."""
+        """The rows [R, …] of logits, of which the first half is conditional where there is
+        guidance: [R, …, V].
+        """
         half = torch.arange(len(rows)) >= len(rows) // self.halves
         return logits[half.long().view(-1, *[1] * (rows.ndim - 1)), rows]
 
     def states_after(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
-        """The target's states [R, n, V] after what is seen, see ``read``; position 0 is the prompt's."""
+        """The target's states [R, n, V] after what is seen, see ``read``; position 0 is the
+        prompt's.
+        """
         code = torch.zeros(seen.shape[:2], dtype=torch.long)
         for place in range(1, int(position.max()) + 1):
             at = seen & (position == place)[:, None]  # [R, n, S], one slot at most
-            code = torch.where(at.any(-1), code * self.vocab + (at * tokens[:, None]).sum(-1), code)
+            code = torch.where(
+                at.any(-1), code * self.vocab + (at * tokens[:, None]).sum(-1), code
+            )
         return self.halved(self.target_logits, self.rows(code, seen.sum(-1) - 1))
 
     def row_after(self, prefix: Prefix) -> int:
@@ -110,12 +138,17 @@ class Tables:
         target, target_uncond = map(after, self.target_logits)
         drafter, drafter_uncond = map(after, self.drafter_logits)
         unconditional = (target_uncond, drafter_uncond) if self.halves == 2 else (None, None)
-        options = self.sampling._asdict() | {"grid_width": self.grid[1], "codebook": self.codebook.double().tolist()}
+        options = self.sampling._asdict() | {
+            "grid_width": self.grid[1],
+            "codebook": self.codebook.double().tolist(),
+        }
         return World(self.vocab, self.length, target, drafter, *unconditional, **options)
 
     def numbers(self, images: Tensor) -> Tensor:
         """Images [R, ≥ L] read as numbers in base V: [R]."""
-        return (images[:, : self.length] * self.vocab ** torch.arange(self.length - 1, -1, -1)).sum(1)
+        return (
+            images[:, : self.length] * self.vocab ** torch.arange(self.length - 1, -1, -1)
+        ).sum(1)
 
     def on_all_images(self, images: dict[Prefix, float]) -> Tensor:
         """Their probabilities by number, [V ** L]."""
@@ -130,13 +163,20 @@ class Tables:
 
 
 class RowTables(Tables):
-    """For rows of the image that are drawn at once: the target has logits after every view, ``grid`` = rows, columns.
+    """For rows of the image that are drawn at once: the target has logits after every view,
+    ``grid`` = rows, columns.
 
-    A view is what an input attends to: it is read as a number whose digits are the tokens by position, 0 for none.
+    A view is what an input attends to: it is read as a number whose digits are the tokens by
+    position, 0 for none.
     """
 
     def __init__(
-        self, vocab: int, grid: tuple[int, int], seed: int, kind: str = "dense", sampling: Sampling = UNWARPED
+        self,
+        vocab: int,
+        grid: tuple[int, int],
+        seed: int,
+        kind: str = "dense",
+        sampling: Sampling = UNWARPED,
     ):
         super().__init__(vocab, grid[0] * grid[1], seed, kind, sampling)
         self.grid = grid
@@ -151,7 +191,9 @@ class RowTables(Tables):
     def states_after(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
         """NaN for an input that attends to an empty slot."""
         place = (position - 1).clamp(0, self.length)
-        digits = torch.where((position > 0) & (place < self.length - 1), (tokens + 1) * (self.vocab + 1) ** place, 0)
+        digits = torch.where(
+            (position > 0) & (place < self.length - 1), (tokens + 1) * (self.vocab + 1) ** place, 0
+        )
         code = (seen * digits[:, None]).sum(-1).clamp(0, self.target_logits.shape[1] - 1)
         empty = (seen & (position < 0)[:, None]).any(-1, keepdim=True)
         return torch.where(empty, torch.nan, self.halved(self.target_logits, code))
@@ -160,8 +202,8 @@ class RowTables(Tables):
 class TableModel:
     """A target whose states are its logits; its head only applies guidance.
 
-    A key is the position of a token plus one, 0 where nothing is written, and its value the token: attention is a
-    look-up of the tokens that an input attends to, in the order of their positions.
+    A key is the position of a token plus one, 0 where nothing is written, and its value the token:
+    attention is a look-up of the tokens that an input attends to, in the order of their positions.
     """
 
     dtype, device = torch.float64, torch.device("cpu")
@@ -171,7 +213,12 @@ class TableModel:
         self.tables = tables
 
     def __call__(
-        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Callable[[int, Tensor], Tensor], last: bool = False
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None,
+        put: Callable[[int, Tensor], Tensor],
+        last: bool = False,
     ) -> Tensor:
         """Tokens x [R, n, 1] -> the states after them [R, n, V]; see ``transformer.Stack``."""
         return self.tables.states_after(*read(x, rope, mask, put))
@@ -191,10 +238,11 @@ class TableModel:
 def read(
     x: Tensor, rope: Tensor, mask: Tensor | None, put: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write tokens x [R, n, 1] -> what is in the slots: tokens and positions, −1 for none, [R, S]; and which of them
-    each input attends to, bool [R, n, S]."""
+    """Write tokens x [R, n, 1] -> what is in the slots: tokens and positions, −1 for none, [R, S];
+    and which of them each input attends to, bool [R, n, S]."""
     position = rope[..., 0, 0].expand(x.shape[:2])
-    slots = put(0, torch.stack([position + 1, x[..., 0]], 1)[..., None])[..., 0].long()  # [R, 2, S]
+    # [R, 2, S]
+    slots = put(0, torch.stack([position + 1, x[..., 0]], 1)[..., None])[..., 0].long()
     seen = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, 0] == 0
     return slots[:, 1], slots[:, 0] - 1, seen.expand(*x.shape[:2], slots.shape[-1])
 
@@ -204,22 +252,54 @@ DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
 
 
 class TableTarget:
-    """The interface of a target over tables; its default trees can be enumerated, or are the ``published`` ones."""
+    """The interface of a target over tables; its default trees can be enumerated, or are the
+    ``published`` ones.
+    """
 
-    name, graphs, row_width, row_end, pad_rows, device = "tables", None, 0, None, "alone", torch.device("cpu")
+    name, graphs, row_width, row_end, pad_rows, device = (
+        "tables",
+        None,
+        0,
+        None,
+        "alone",
+        torch.device("cpu"),
+    )
 
     def __init__(self, tables: Tables, published: bool = False):
         self.vocab, self.codebook, self.halves = tables.vocab, tables.codebook, tables.halves
-        self.length, self.image_slots, self.grid, self.grids = tables.length, tables.length, tables.grid, (tables.grid,)
-        self.top_k, self.guidance, self.model = tables.sampling.top_k, tables.sampling.guidance, TableModel(tables)
+        self.length, self.image_slots, self.grid, self.grids = (
+            tables.length,
+            tables.length,
+            tables.grid,
+            (tables.grid,),
+        )
+        self.top_k, self.guidance, self.model = (
+            tables.sampling.top_k,
+            tables.sampling.guidance,
+            TableModel(tables),
+        )
         self.near: dict[Any, Any] = {}
         # never run: the table drafts
-        net = SimpleNamespace(heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10)
+        net = SimpleNamespace(
+            heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10
+        )
         net.depths, net.causal = (), False
         self.drafters = dict.fromkeys(("eagle", "eagle-3", "dflash", "model", "medusa"), net)
         paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
-        small = {"chain": f"chain-{levels}", "block": f"chain-{levels}", "static": paths, "medusa": paths, "near": 3}
-        small |= {"depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3), "l_k": 1}
+        small = {
+            "chain": f"chain-{levels}",
+            "block": f"chain-{levels}",
+            "static": paths,
+            "medusa": paths,
+            "near": 3,
+        }
+        small |= {
+            "depth": levels,
+            "draft_top_k": 2,
+            "total_nodes": 2 * levels,
+            "width_range": (0, 3),
+            "l_k": 1,
+        }
         self.options: dict[str, Any] = {} if published else small | {"row_window": 1}
 
     def prefix(self, captions: list[str], guidance: float) -> Prompt:
@@ -231,7 +311,8 @@ class TableTarget:
 class TableDrafter(Drafter):
     """The drafter's table: logits after the root and after drafted nodes.
 
-    ``marginals``: whatever was drafted counts as token 0, so that all nodes of a level share one distribution.
+    ``marginals``: whatever was drafted counts as token 0, so that all nodes of a level share one
+    distribution.
     """
 
     def __init__(self, tables: Tables, marginals: bool = False):
@@ -240,13 +321,19 @@ class TableDrafter(Drafter):
     def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
         """Reads the committed tokens but the last out of the target's cache, as attention would."""
         cache, vocab = state.cache, self.tables.vocab
-        length, memory = cache.all_rows(state.now.length.device), cache.store[0, :, 1, 1:, 0].long()
+        length, memory = (
+            cache.all_rows(state.now.length.device),
+            cache.store[0, :, 1, 1:, 0].long(),
+        )
         code = torch.zeros_like(length)
         for slot in range(max(state.now.length.host or (1,)) - 1):
             code = torch.where(slot < length - 1, code * vocab + memory[:, slot], code)
-        codes = (code * vocab + cache.all_rows(state.now.root))[:, None]  # [R, m] prefixes as numbers in base V
+        # [R, m] prefixes as numbers in base V
+        codes = (code * vocab + cache.all_rows(state.now.root))[:, None]
 
-        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+        def expand(
+            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+        ) -> Tensor:
             nonlocal codes
             before = parent_states(cache, codes[..., None], parent, tokens.shape[1], depth)[..., 0]
             codes = before * vocab + (0 if self.marginals else cache.all_rows(tokens))
@@ -257,17 +344,25 @@ class TableDrafter(Drafter):
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
         length = state.cache.all_rows(state.now.length.device[:, None]) + depth
         tables = self.tables
-        return self.head.logits(tables.halved(tables.drafter_logits, tables.rows(codes, length)), state.guidance)
+        return self.head.logits(
+            tables.halved(tables.drafter_logits, tables.rows(codes, length)), state.guidance
+        )
 
 
 def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
-    """The plain definition of a method of enumerable size on these tables, put together from its components' own.
+    """The plain definition of a method of enumerable size on these tables, put together from its
+    components' own.
 
-    None where any part has none: then there is nothing to hold the engine against but what the method claims.
+    None where any part has none: then there is nothing to hold the engine against but what the
+    method claims.
     """
     target: Any = TableTarget(tables)
     method = method.resolve(target.options)
-    proposal, rule, residual = method.proposal, method.acceptance, PLAIN.get(method.choices.residual)
+    proposal, rule, residual = (
+        method.proposal,
+        method.acceptance,
+        PLAIN.get(method.choices.residual),
+    )
     tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
     drawn = proposal.plain(tree)
     draft = None if drawn is None else method.order.plain(drawn)
@@ -277,14 +372,17 @@ def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | Ro
     if isinstance(draft, RowSpec):
         return RowMethod(draft, rule, residual)
     if isinstance(draft, TreeSpec):
-        return MethodSpec(draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals)
+        return MethodSpec(
+            draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals
+        )
     return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None
 
 
 @cache
 def row_end_target() -> Target:
-    """A small random model that writes row ends, so that methods are checked on their slots, positions and caches:
-    Lumina-mGPT's layout in 4 × 4 tokens; weights so large that every token depends on all before it."""
+    """A small random model that writes row ends, so that methods are checked on their slots,
+    positions and caches: Lumina-mGPT's layout in 4 × 4 tokens; weights so large that every token
+    depends on all before it."""
     family = ChameleonFamily()
     shape = asdict(ROW_END_CONFIG) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
     row = Entry(name="row ends", family="chameleon", about="", shape=shape, guidance=2.0)
@@ -296,6 +394,12 @@ def row_end_target() -> Target:
             for name, p in net.named_parameters():
                 p.normal_(std=0.3, generator=generator)
                 p += float("norm" in name and name.endswith("weight"))
-    target.options = {"static": "twig-8", "chain": "chain-3", "depth": 3, "draft_top_k": 3, "total_nodes": 8}
+    target.options = {
+        "static": "twig-8",
+        "chain": "chain-3",
+        "depth": 3,
+        "draft_top_k": 3,
+        "total_nodes": 8,
+    }
     target.options |= {"width_range": (1, 9), "l_k": 1, "near": 8}
     return target

@@ -1,7 +1,9 @@
-"""Are neighbouring codes interchangeable?  LANTERN's premise (arXiv 2410.03355, section 3), on images of one target.
+"""Are neighbouring codes interchangeable?  LANTERN's premise (arXiv 2410.03355, section 3), on
+  images of one target.
 
-It accepts a drafted token for the probability of its k nearest codes: harmless as far as no image changes when a token
-gives way to a neighbour, helpful as far as those neighbours are likely where the token is.
+It accepts a drafted token for the probability of its k nearest codes: harmless as far as no image
+changes when a token gives way to a neighbour, helpful as far as those neighbours are likely where
+the token is.
 """
 
 from math import isfinite
@@ -27,9 +29,11 @@ class Likeness(NamedTuple):
     """Figures of the k nearest codes of a token, itself included."""
 
     k: int
-    distance: float  # to the k-th, a median over the codebook, in median distances of two random codes
+    # to the k-th, a median over the codebook, in median distances of two random codes
+    distance: float
     mass: float  # of the target's distribution that lies on them, a mean over drawn tokens
-    psnr: float | None  # dB, images with every token replaced by another of the k; None where that changes nothing
+    # dB, images with every token replaced by another of the k; None where that changes nothing
+    psnr: float | None
 
 
 class Codebook(NamedTuple):
@@ -45,10 +49,14 @@ class Codebook(NamedTuple):
 def study_codebook(
     target: Target, captions: list[str], ks: list[int], proximity: str = "l2", seed: int = 0
 ) -> Codebook:
-    """A target's codebook, and what ``ar``'s images lose within ``ks`` neighbours.  Raises UserError for a wrong k."""
+    """A target's codebook, and what ``ar``'s images lose within ``ks`` neighbours.  Raises
+    UserError for a wrong k.
+    """
     codes = target.codebook
     if wrong := [k for k in ks if not 2 <= k <= len(codes)]:
-        raise UserError(f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}")
+        raise UserError(
+            f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}"
+        )
     table = nearest(codes, max(ks), proximity)
     generations = engine.generate(build(target, method("ar")), captions, seed=seed, trace=True)
     tokens, trace = torch.stack([g.tokens for g in generations]), generations[0].trace
@@ -65,12 +73,20 @@ def study_codebook(
             row.append(image)
         apart = (codes.float() - codes[table[:, k - 1]].float()).norm(dim=-1).median()
         noise = float(peak_signal_noise_ratio(_pixels(images), pixels, data_range=255.0))
-        likenesses.append(Likeness(k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None))
-    return Codebook(len(codes), codes.shape[1], len(codes) - len(codes.unique(dim=0)), likenesses, rows)
+        likenesses.append(
+            Likeness(
+                k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None
+            )
+        )
+    return Codebook(
+        len(codes), codes.shape[1], len(codes) - len(codes.unique(dim=0)), likenesses, rows
+    )
 
 
 def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table [V, ≥ k]."""
+    """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table
+    [V, ≥ k].
+    """
     return table[tokens, torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)]
 
 

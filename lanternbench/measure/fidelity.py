@@ -1,17 +1,21 @@
-"""Fidelity loss: what a decode did to the target's distribution, by the distributions that it met; no images needed.
+"""Fidelity loss: what a decode did to the target's distribution, by the distributions that it met;
+no images needed.
 
-Cool-SD (arXiv 2601.09212), Theorem 2: every image token was decided at one node of a draft tree and drawn there from K,
-which may differ from the target's q.  The expectation of Σ TV(q, K) over the tokens bounds the total variation between
-generated and target images, and the nodes that one decode visits give an unbiased estimate of it.
+Cool-SD (arXiv 2601.09212), Theorem 2: every image token was decided at one node of a draft tree
+and drawn there from K, which may differ from the target's q.  The expectation of Σ TV(q, K) over
+the tokens bounds the total variation between generated and target images, and the nodes that one
+decode visits give an unbiased estimate of it.
 
-A node tries its children in order.  Let q_j, p_j be target and drafter after j rejections at this node, f(y) what the
-rule accepts y with (min(1, q̃_j(y)/p_j(y)), q̃ the relaxed target), G the residual.  If later stages drew exactly from G:
+A node tries its children in order.  Let q_j, p_j be target and drafter after j rejections at this
+node, f(y) what the rule accepts y with (min(1, q̃_j(y)/p_j(y)), q̃ the relaxed target), G the
+residual.  If later stages drew exactly from G:
 
-    K_j = p_j·f + Σ_x p_j(x)·(1 − f(x))·G_x        (= p_j·f + (1 − Σ p_j f)·G where G does not depend on x)
+    K_j = p_j·f + Σ_x p_j(x)·(1 − f(x))·G_x        (= p_j·f + (1 − Σ p_j f)·G where G does not
+      depend on x)
 
-What they miss of G is their own loss, met only if they are reached: a node's share is Σ_j TV(q_j, K_j) over the tried
-children, a bound by the triangle inequality; on a chain it is TV(q, K).  A child that was chosen, not sampled, has
-p = 1 there: K_j = f(x)·δ_x + (1 − f(x))·G_x.
+What they miss of G is their own loss, met only if they are reached: a node's share is Σ_j TV(q_j,
+K_j) over the tried children, a bound by the triangle inequality; on a chain it is TV(q, K).  A
+child that was chosen, not sampled, has p = 1 there: K_j = f(x)·δ_x + (1 − f(x))·G_x.
 
 B batch, L image tokens, V vocabulary, W widest family, n nodes of one chunk.
 """
@@ -28,11 +32,15 @@ CHUNK = 1 << 24  # elements of the largest temporary
 FLOOR = 1e-10  # log-probability of a token that the warped target excludes
 
 
-def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total: bool = False) -> Tensor:
-    """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a lossless method.
+def fidelity_loss(
+    trace: Trace, rule: AcceptanceRule, residual: Residual, total: bool = False
+) -> Tensor:
+    """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a
+    lossless method.
 
-    ``trace.sampled``: where children were drawn from p; elsewhere they were chosen (Medusa, dynamic, adaptive trees).
-    ``total``: the sum, Theorem 2's bound on the TV of whole images, which says nothing above 1.
+    ``trace.sampled``: where children were drawn from p; elsewhere they were chosen (Medusa,
+    dynamic, adaptive trees). ``total``: the sum, Theorem 2's bound on the TV of whole images,
+    which says nothing above 1.
     """
     b, length, vocab = trace.q.shape
     loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
@@ -40,15 +48,22 @@ def fidelity_loss(trace: Trace, rule: AcceptanceRule, residual: Residual, total:
         nodes = ((trace.tried > 0) & (trace.sampled == sampled)).flatten().nonzero()[:, 0]
         for part in nodes.split(max(1, CHUNK // (vocab * (rule.group_size if sampled else 1)))):
             q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
-            children, tried, depth = (t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth))
+            children, tried, depth = (
+                t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth)
+            )
             loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
     loss = loss.view(b, length).sum(1)
     return loss if total else loss / length
 
 
-def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False) -> Tensor:
-    """The fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests bound nothing."""
-    if decoder.warp.greedy:  # q and K are one-hot: the share of tokens that are not the target's argmax
+def decode_loss(
+    decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False
+) -> Tensor:
+    """The fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests
+    bound nothing.
+    """
+    # q and K are one-hot: the share of tokens that are not the target's argmax
+    if decoder.warp.greedy:
         return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
     if not decoder.method.bounded:
         return torch.full((len(tokens),), torch.nan)
@@ -61,17 +76,20 @@ def decode_loss(decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total
 def row_losses(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
     """TV(r_i, q_i) of every token of a decode in the order ``rows``: [B, L].
 
-    Their sum bounds the TV of whole images: a draw depends on raster-earlier tokens alone, so the images' law is
-    Π r_i(x_i | seen_i), that of an autoregressive model with context left out (docs/fidelity.md).
+    Their sum bounds the TV of whole images: a draw depends on raster-earlier tokens alone, so the
+    images' law is Π r_i(x_i | seen_i), that of an autoregressive model with context left out
+    (docs/fidelity.md).
     """
     return 0.5 * (row_laws(trace, rule, residual) - trace.q).abs().sum(-1)
 
 
 def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
-    """r_i [B, L, V], the distribution that each token was drawn from, given what its row saw and the step.
+    """r_i [B, L, V], the distribution that each token was drawn from, given what its row saw and
+    the step.
 
-    Without a draft it is the target's.  A draft x ~ ℓ (p, unless the draft outlived a test) is accepted with f(x): r is
-    K with ℓ in place of p where a rejection gives a token, and ∝ ℓ·f where it gives none and the place waits.
+    Without a draft it is the target's.  A draft x ~ ℓ (p, unless the draft outlived a test) is
+    accepted with f(x): r is K with ℓ in place of p where a rejection gives a token, and ∝ ℓ·f
+    where it gives none and the place waits.
     """
     assert trace.seen is not None
     laws, names = trace.seen.clone(), ("seen", "p", "children", "depth", "final")
@@ -79,7 +97,8 @@ def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
     for part in drafted.split(max(1, CHUNK // (trace.q.shape[-1] * rule.group_size))):
         q, p, x, depth, final = (getattr(trace, name).flatten(0, 1)[part] for name in names)
         law = trace.law.flatten(0, 1)[part] if trace.law.shape == trace.seen.shape else p
-        certain = ((law > 0) & (p == 0)).any(-1)  # any token would have been drafted with p = 1: exact, x by x
+        # any token would have been drafted with p = 1: exact, x by x
+        certain = ((law > 0) & (p == 0)).any(-1)
         drawn = kernel(q, p, x[:, 0], depth, rule, residual, law)
         waiting = normalised(accepted_mass(q, p, depth, rule, law), q)
         r = torch.where(final[:, None], torch.where(certain[:, None], q, drawn), waiting)
@@ -87,8 +106,12 @@ def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
     return laws
 
 
-def accepted_mass(q: Tensor, p: Tensor, depth: Tensor, rule: AcceptanceRule, law: Tensor | None) -> Tensor:
-    """ℓ·f: the probability of drafting each token and accepting it, where drafts come from ``law`` (None: p)."""
+def accepted_mass(
+    q: Tensor, p: Tensor, depth: Tensor, rule: AcceptanceRule, law: Tensor | None
+) -> Tensor:
+    """ℓ·f: the probability of drafting each token and accepting it, where drafts come from ``law``
+    (None: p).
+    """
     accepted = rule.accepted_prob(q, p, depth)
     return accepted if law is None or law is p else law * torch.where(p > 0, accepted / p, q)
 
@@ -102,14 +125,18 @@ def node_losses(
     rule: AcceptanceRule,
     residual: Residual,
 ) -> Tensor:
-    """TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W], tried, depth [n]."""
+    """TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W],
+    tried, depth [n].
+    """
     losses = q.new_zeros(children.shape)
     for j in range(int(tried.max()) if len(tried) else 0):
         x = children[:, j].clamp(min=0)
         reached = tried > j
         if p is not None:
             reached = reached & (at(p, x) > 0)  # a child that p cannot draw changes nothing
-        losses[:, j] = torch.where(reached, 0.5 * (q - kernel(q, p, x, depth, rule, residual)).abs().sum(-1), 0.0)
+        losses[:, j] = torch.where(
+            reached, 0.5 * (q - kernel(q, p, x, depth, rule, residual)).abs().sum(-1), 0.0
+        )
         q = torch.where(reached[:, None], normalised(residual(q, p, x, depth, rule), q), q)
         if p is not None:
             left = p.scatter(-1, x[:, None], 0.0)
@@ -121,7 +148,9 @@ def kernel(
     q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual,
     law: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen children x [n] -> [n, V]."""
+    """K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen
+    children x [n] -> [n, V].
+    """
     if p is None:
         f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
@@ -136,8 +165,12 @@ def kernel(
     return accepted + _any_rest(q, p, rejected, depth, rule, residual)
 
 
-def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """Σ_x rejected(x)·G_x in O(V·k): where x can be rejected q̃(x) < p(x), so G_x ∝ [q − p]₊ with A_x struck out."""
+def _lantern_rest(
+    q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule
+) -> Tensor:
+    """Σ_x rejected(x)·G_x in O(V·k): where x can be rejected q̃(x) < p(x), so G_x ∝ [q − p]₊ with
+    A_x struck out.
+    """
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
     mass = rule.relax(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
     assert mass.group is not None
@@ -145,10 +178,13 @@ def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: A
     base = (q - p).clamp(min=0)
     struck = base[:, None].expand(*q.shape, -1).gather(-1, mass.group) * mass.taken
     left = base.sum(-1, keepdim=True) - struck.sum(-1)  # [n, V] normaliser of each G_x
-    lost = left <= 1e-6 * base.sum(-1, keepdim=True)  # all struck out, but for rounding: the rejection falls back to q
+    # all struck out, but for rounding: the rejection falls back to q
+    lost = left <= 1e-6 * base.sum(-1, keepdim=True)
     weight = torch.where(lost, 0.0, rejected / left)
     barred = (weight[..., None] * mass.taken).flatten(1)
-    each = weight.sum(-1, keepdim=True) - torch.zeros_like(q).scatter_add(-1, mass.group.flatten(1), barred)
+    each = weight.sum(-1, keepdim=True) - torch.zeros_like(q).scatter_add(
+        -1, mass.group.flatten(1), barred
+    )
     return base * each.clamp(min=0) + (rejected * lost).sum(-1, keepdim=True) * q
 
 
@@ -165,10 +201,12 @@ def _any_rest(
 
 
 def drafter_figures(trace: Trace) -> dict[str, Tensor]:
-    """How well the drafter knew the target, mean over tokens with drafted children: [B] each, NaN without any.
+    """How well the drafter knew the target, mean over tokens with drafted children: [B] each, NaN
+    without any.
 
-    ``top1``: the drafter's likeliest token is the target's; ``top3``: that is among its three likeliest; ``tv``:
-    TV(p, q).  Where children were chosen, and p not kept, the first ones stand for the likeliest, and ``tv`` is NaN.
+    ``top1``: the drafter's likeliest token is the target's; ``top3``: that is among its three
+    likeliest; ``tv``: TV(p, q).  Where children were chosen, and p not kept, the first ones stand
+    for the likeliest, and ``tv`` is NaN.
     """
     drafted = three = trace.children[..., 0] >= 0
     with_p = drafted & (trace.p.sum(-1) > 0)
@@ -187,9 +225,11 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
 
 
 def target_figures(trace: Trace, tokens: Tensor) -> dict[str, Tensor]:
-    """The target's view of an image's tokens [B, L], after guidance and warping, mean over them: [B] each.
+    """The target's view of an image's tokens [B, L], after guidance and warping, mean over them:
+    [B] each.
 
-    ``log_prob`` of the tokens in nats (at least log 1e-10), ``top1_prob`` of its likeliest token, ``entropy`` in nats.
+    ``log_prob`` of the tokens in nats (at least log 1e-10), ``top1_prob`` of its likeliest token,
+    ``entropy`` in nats.
     """
     log_prob = at(trace.q, tokens).clamp(min=FLOOR).log().mean(1)
     entropy = torch.special.entr(trace.q).sum(-1).mean(1)

@@ -1,7 +1,9 @@
-"""The figures of samples as columns, from which every table of a run is made, and statistics of a method's steps.
+"""The figures of samples as columns, from which every table of a run is made, and statistics of a
+method's steps.
 
-A figure of several samples is a ratio of sums, Σ top / Σ bottom: of tokens and steps for τ, of scores and images for a
-metric.  One pass over the samples keeps two numbers of each figure, whatever their number of tokens.
+A figure of several samples is a ratio of sums, Σ top / Σ bottom: of tokens and steps for τ, of
+scores and images for a metric.  One pass over the samples keeps two numbers of each figure,
+whatever their number of tokens.
 """
 
 from array import array
@@ -22,7 +24,11 @@ from lanternbench.measure.statistics import Floats
 
 BASELINE = "ar"
 # the ratio of the baseline's figure to the method's, over samples of the same prompt and seed
-AGAINST_BASELINE = {"speedup": "latency_s", "robust_speedup": "robust_latency_s", "end_to_end_speedup": "end_to_end_s"}
+AGAINST_BASELINE = {
+    "speedup": "latency_s",
+    "robust_speedup": "robust_latency_s",
+    "end_to_end_speedup": "end_to_end_s",
+}
 MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly another
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
@@ -30,17 +36,22 @@ Flags = NDArray[np.bool_]
 
 
 def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps' accepted lengths."""
+    """(tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps'
+    accepted lengths.
+    """
     ends = lengths.cumsum()
     part = np.minimum((ends - lengths) * PARTS // max(lengths.sum(), 1), PARTS - 1)
     return np.bincount(part, lengths, PARTS).astype(np.int64), np.bincount(part, minlength=PARTS)
 
 
-def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | None = None) -> tuple[float, int]:
-    """Seconds of a decode that other programs disturb least, and how many steps took more than ``SLOW`` medians.
+def robust(
+    step_s: Sequence[float], cpu_s: float | None = None, threads: int | None = None
+) -> tuple[float, int]:
+    """Seconds of a decode that other programs disturb least, and how many steps took more than
+    ``SLOW`` medians.
 
-    With one CPU thread its CPU seconds ``cpu_s``, which do not count while another program has the core; else the
-    median step (which busy programs make longer, too) times the number of steps.
+    With one CPU thread its CPU seconds ``cpu_s``, which do not count while another program has the
+    core; else the median step (which busy programs make longer, too) times the number of steps.
     """
     middle = median(step_s)
     seconds = cpu_s if cpu_s and threads == 1 else middle * len(step_s)
@@ -48,19 +59,26 @@ def robust(step_s: Sequence[float], cpu_s: float | None = None, threads: int | N
 
 
 def joint_rates(histogram: Sequence[int]) -> list[float]:
-    """vLLM's rate by position, P(at least i drafts accepted): histogram of steps that committed 0, 1, 2, … tokens."""
-    at_least = list(accumulate(reversed(histogram)))[::-1]  # steps that committed so many tokens or more
+    """vLLM's rate by position, P(at least i drafts accepted): histogram of steps that committed 0,
+    1, 2, … tokens.
+    """
+    # steps that committed so many tokens or more
+    at_least = list(accumulate(reversed(histogram)))[::-1]
     return [n / at_least[0] for n in at_least[2:] if n]
 
 
 def conditional_rates(histogram: Sequence[int]) -> list[float]:
-    """P(drafted token i accepted | all before it were), i = 1, 2, …: NVIDIA's conditional acceptance rate."""
+    """P(drafted token i accepted | all before it were), i = 1, 2, …: NVIDIA's conditional
+    acceptance rate.
+    """
     joint = joint_rates(histogram)
     return [rate / before for before, rate in zip([1.0, *joint], joint)]
 
 
 def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
-    """Acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the bonus token."""
+    """Acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the
+    bonus token.
+    """
     joint = joint_rates(histogram)
     return {} if not joint else {
         "mean_acceptance_length": 1.0 + sum(joint),
@@ -72,13 +90,16 @@ def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
 
 @dataclass
 class Steps:
-    """The steps of many samples of one method; the prefill, which drafts nothing, is left out of accepted lengths."""
+    """The steps of many samples of one method; the prefill, which drafts nothing, is left out of
+    accepted lengths.
+    """
 
     seconds: array = field(default_factory=lambda: array("f"))  # of every step of timed samples
     latencies: array = field(default_factory=lambda: array("d"))  # of every timed sample
     lengths: Counter[int] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)  # seconds
-    _places: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, PARTS), np.int64))  # tokens, steps of each
+    # tokens, steps of each
+    _places: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, PARTS), np.int64))
 
     def add(self, sample: Sample) -> None:
         self.lengths.update(sample.accept_lengths[1:])
@@ -90,11 +111,17 @@ class Steps:
             self.seconds.extend(sample.step_s or [])
 
     def percentiles(self) -> dict[str, float]:
-        """p50, p95, p99 of step times and p50, p95 of latencies per image, in seconds, where known."""
+        """p50, p95, p99 of step times and p50, p95 of latencies per image, in seconds, where
+        known.
+        """
         values: dict[str, float] = {}
-        for name, times, ranks in (("step", self.seconds, (50, 95, 99)), ("latency", self.latencies, (50, 95))):
+        for name, times, ranks in (
+            ("step", self.seconds, (50, 95, 99)),
+            ("latency", self.latencies, (50, 95)),
+        ):
             if len(times):
-                at = np.percentile(np.array(times, np.float64), ranks, overwrite_input=True)  # of a copy of our own
+                # of a copy of our own
+                at = np.percentile(np.array(times, np.float64), ranks, overwrite_input=True)
                 values |= {f"{name}_p{rank}_s": float(value) for rank, value in zip(ranks, at)}
         return values
 
@@ -103,7 +130,9 @@ class Steps:
         return [self.lengths[n] for n in range(max(self.lengths, default=-1) + 1)]
 
     def accept_len_by_position(self) -> list[float | None]:
-        """τ of the steps that begin in each sixteenth of the image, in raster order; None where none begins."""
+        """τ of the steps that begin in each sixteenth of the image, in raster order; None where
+        none begins.
+        """
         return [tokens / steps if steps else None for tokens, steps in zip(*self._places.tolist())]
 
     def phase_shares(self) -> dict[str, float]:
@@ -113,7 +142,9 @@ class Steps:
 
 
 def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
-    """(name, top, bottom) of every figure of one sample; the prefill, its first step, is in step_compression alone."""
+    """(name, top, bottom) of every figure of one sample; the prefill, its first step, is in
+    step_compression alone.
+    """
     if sample.timed:
         yield "latency_s", sample.decode_s, 1
         yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
@@ -139,10 +170,19 @@ def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
         whole, draft = sum(sample.phases.values()), sample.phases.get("draft_s", 0.0)
         yield "draft_fraction", draft, whole
         yield "overhead_fraction", whole - (draft + sample.phases.get("verify_s", 0.0)), whole
-    means: dict[str, float | None] = {name: getattr(sample, name) for name in ("stated_s", "fidelity_loss")}
-    means |= {"peak_memory_mb": sample.peak_memory_mb, "load": sample.load if sample.timed else None}
-    means |= (sample.stats or {}) | {f"drafter_{name}": value for name, value in (sample.drafter or {}).items()}
-    yield from ((name, value, 1) for name, value in (means | sample.metrics).items() if value is not None)
+    means: dict[str, float | None] = {
+        name: getattr(sample, name) for name in ("stated_s", "fidelity_loss")
+    }
+    means |= {
+        "peak_memory_mb": sample.peak_memory_mb,
+        "load": sample.load if sample.timed else None,
+    }
+    means |= (sample.stats or {}) | {
+        f"drafter_{name}": value for name, value in (sample.drafter or {}).items()
+    }
+    yield from (
+        (name, value, 1) for name, value in (means | sample.metrics).items() if value is not None
+    )
 
 
 class Figures:
@@ -156,9 +196,13 @@ class Figures:
         self.methods: dict[str, tuple[str, dict[str, Any]]] = {}  # label -> preset, options
         self.metrics: dict[str, None] = {}
         self.steps: defaultdict[str, Steps] = defaultdict(Steps)  # by label
-        self._codes = {name: array("q") for name in ("label", "prompt", "category", "seed", "setting")}
+        self._codes = {
+            name: array("q") for name in ("label", "prompt", "category", "seed", "setting")
+        }
         # sample, top, bottom
-        self._columns = defaultdict[str, tuple[array, array, array]](lambda: (array("q"), array("d"), array("d")))
+        self._columns = defaultdict[str, tuple[array, array, array]](
+            lambda: (array("q"), array("d"), array("d"))
+        )
         for sample in samples:
             self.add(sample)
 
@@ -183,7 +227,9 @@ class Figures:
         return len(self._codes["label"])
 
     def codes(self, name: str) -> NDArray[np.int64]:
-        """Of every sample the number of its label, prompt, category or setting, or its seed: [samples]."""
+        """Of every sample the number of its label, prompt, category or setting, or its seed:
+        [samples].
+        """
         return np.frombuffer(self._codes[name], np.int64)
 
     def of(self, label: str) -> Flags:
@@ -209,14 +255,18 @@ class Figures:
 
     @cached_property
     def paired(self) -> NDArray[np.int64]:
-        """Of every sample the index of the baseline's with the same prompt and seed, -1 where there is none."""
+        """Of every sample the index of the baseline's with the same prompt and seed, -1 where
+        there is none.
+        """
         keys = list(zip(self._codes["prompt"], self._codes["seed"]))
         base = {keys[i]: i for i in np.flatnonzero(self.of(BASELINE))}
         return np.array([base.get(key, -1) for key in keys], np.int64)
 
     @cached_property
     def comparable(self) -> Flags:
-        """Which samples have a baseline's of one setting and about one load, where both are recorded: [samples]."""
+        """Which samples have a baseline's of one setting and about one load, where both are
+        recorded: [samples].
+        """
         load, recorded = self.column("load")
         load, settings = np.where(recorded > 0, load, np.nan), self.codes("setting")
         other, alike = load[self.paired], settings == settings[self.paired]
@@ -224,9 +274,13 @@ class Figures:
         return (self.paired >= 0) & alike & ~((apart > MORE_LOAD) & (high > MORE_LOAD * low))
 
     def of_prompts(self, name: str, where: Flags) -> tuple[Floats, Floats]:
-        """(top, bottom) of a figure, summed over the samples of each prompt in ``where``: [all prompts] each."""
+        """(top, bottom) of a figure, summed over the samples of each prompt in ``where``: [all
+        prompts] each.
+        """
         index, count = self.codes("prompt")[where], len(self.prompts)
-        top, bottom = (np.bincount(index, part[where], count).astype(float) for part in self.column(name))
+        top, bottom = (
+            np.bincount(index, part[where], count).astype(float) for part in self.column(name)
+        )
         return top, bottom
 
     def values(self, name: str, label: str) -> Floats:
@@ -240,10 +294,16 @@ class Figures:
         return np.where(values > 0, values, np.nan) if timed else values
 
     def difference(self, name: str, where: Flags) -> Floats:
-        """Mean difference to the baseline, prompt by prompt, over samples that both have: [prompts]."""
+        """Mean difference to the baseline, prompt by prompt, over samples that both have:
+        [prompts].
+        """
         top, bottom = self.column(name)
-        chosen = np.flatnonzero(where & (bottom > 0) & (self.paired >= 0) & (bottom[self.paired] > 0))
-        apart = top[chosen] / bottom[chosen] - top[self.paired[chosen]] / bottom[self.paired[chosen]]
+        chosen = np.flatnonzero(
+            where & (bottom > 0) & (self.paired >= 0) & (bottom[self.paired] > 0)
+        )
+        apart = (
+            top[chosen] / bottom[chosen] - top[self.paired[chosen]] / bottom[self.paired[chosen]]
+        )
         _, index = np.unique(self.codes("prompt")[chosen], return_inverse=True)
         return np.bincount(index, apart) / np.maximum(np.bincount(index), 1)
 

@@ -1,4 +1,6 @@
-"""What a reader of a run's figures must know: what is missing, few or disturbed, and how the run was made."""
+"""What a reader of a run's figures must know: what is missing, few or disturbed, and how the run
+was made.
+"""
 
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
@@ -23,20 +25,35 @@ def counts(figures: Figures) -> dict[str, int]:
 
 
 def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
-    """Methods that a run was to measure, and samples of each; one left out for time counts if it has some ``now``."""
-    prompts, config, left_out = run.get("prompts") or {}, run.get("config") or {}, run.get("left_out")
+    """Methods that a run was to measure, and samples of each; one left out for time counts if it
+    has some ``now``.
+    """
+    prompts, config, left_out = (
+        run.get("prompts") or {},
+        run.get("config") or {},
+        run.get("left_out"),
+    )
     labels = [str(method.get("label")) for method in run.get("methods") or []]
     each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
-    absent = [label for label in left_out if label not in now] if isinstance(left_out, list) else []
+    absent = (
+        [label for label in left_out if label not in now] if isinstance(left_out, list) else []
+    )
     wanted = [label for label in labels if label not in absent]
     return wanted, each[0] * each[1] if all(isinstance(n, int) for n in each) else 0
 
 
 def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
-    """A warning, with advice, if other programs used the machine: a high load, slow steps, or little CPU time."""
+    """A warning, with advice, if other programs used the machine: a high load, slow steps, or
+    little CPU time.
+    """
     recorded = figures.column("load")[1] >= 0
-    load, slow, busy = (figures.ratio(name, recorded) for name in ("load", "slow_steps", "cpu_share"))
-    cores, on_cpu = environment.get("cores"), str(environment.get("device") or "cpu").startswith("cpu")
+    load, slow, busy = (
+        figures.ratio(name, recorded) for name in ("load", "slow_steps", "cpu_share")
+    )
+    cores, on_cpu = (
+        environment.get("cores"),
+        str(environment.get("device") or "cpu").startswith("cpu"),
+    )
     marks = []
     if load is not None and isinstance(cores, int) and load > cores:
         marks.append(f"the load was {load:.1f} on {cores} cores")
@@ -45,7 +62,11 @@ def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
     if busy is not None and on_cpu and busy < IDLE_SHARE:
         marks.append(f"decoding had the CPU for {busy:.0%} of its time")
     advice = "stop other programs or give fewer --threads and measure again, or read the robust speedup."
-    return Note("unfit", "latency_s", f"The clock was disturbed ({'; '.join(marks)}): {advice}") if marks else None
+    return (
+        Note("unfit", "latency_s", f"The clock was disturbed ({'; '.join(marks)}): {advice}")
+        if marks
+        else None
+    )
 
 
 def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
@@ -57,11 +78,15 @@ def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
     yield Note("info", None, text)
     yield from _progress_notes(figures, run)
     yield from _timing_notes(figures, run)
-    fewest = min(len(np.unique(figures.codes("prompt")[figures.of(label)])) for label in figures.labels)
+    fewest = min(
+        len(np.unique(figures.codes("prompt")[figures.of(label)])) for label in figures.labels
+    )
     if fewest == 1:
         yield Note("warning", None, "A single prompt gives no intervals.")
     elif fewest < FEW_PROMPTS:
-        text = f"{fewest} prompts are too few: intervals under {FEW_PROMPTS} prompts are too narrow."
+        text = (
+            f"{fewest} prompts are too few: intervals under {FEW_PROMPTS} prompts are too narrow."
+        )
         yield Note("warning", None, text)
     evaluators = (run.get("target") or {}).get("evaluators")
     if evaluators == "none":
@@ -71,7 +96,9 @@ def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
         text = "Metrics named -tiny come from the embedded evaluators and compare only with each other."
         yield Note("info", None, text)
     yield from _setting_notes(run)
-    yield from (Note("info", None, str(note)) for note in (run.get("prompts") or {}).get("notes") or [])
+    yield from (
+        Note("info", None, str(note)) for note in (run.get("prompts") or {}).get("notes") or []
+    )
 
 
 def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
@@ -79,7 +106,11 @@ def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
     wanted, each = asked_for(run, now)
     if any(now.get(label, 0) < each for label in wanted):
         text = f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different"
-        yield Note("unfit", None, f"{text} methods rest on different prompts, and speedups alone are paired.")
+        yield Note(
+            "unfit",
+            None,
+            f"{text} methods rest on different prompts, and speedups alone are paired.",
+        )
     if left_out := [label for label in map(str, run.get("left_out") or []) if label not in now]:
         text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
         yield Note("warning", None, text)
@@ -90,9 +121,14 @@ def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
 
 def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
     timed = figures.column("latency_s")[1] > 0
-    environments = [run.get("environment") or {}, *(e.get("environment") or {} for e in run.get("resumed") or [])]
+    environments = [
+        run.get("environment") or {},
+        *(e.get("environment") or {} for e in run.get("resumed") or []),
+    ]
     if BASELINE not in figures.labels:
-        yield Note("missing", "speedup", "There is no `ar` baseline in this run, so there is no speedup.")
+        yield Note(
+            "missing", "speedup", "There is no `ar` baseline in this run, so there is no speedup."
+        )
     for label in figures.labels if BASELINE in figures.labels else ():
         of_label = figures.of(label)
         if alone := int((figures.paired[of_label] < 0).sum()):
@@ -101,24 +137,40 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
         if apart := int(((figures.paired >= 0) & timed & ~figures.comparable)[of_label].sum()):
             total, changes = int((timed & of_label).sum()), setting_changes(environments)
             why = f"other settings ({'; '.join(changes[:3])})" if changes else "another load"
-            rest = f"speedup rests on the other {total - apart}" if total > apart else "there is no speedup"
+            rest = (
+                f"speedup rests on the other {total - apart}"
+                if total > apart
+                else "there is no speedup"
+            )
             text = f"{label}: {apart} of {total} samples and their `ar` pairs were timed under {why}: {rest}"
-            yield Note("warning" if total > apart else "missing", "speedup", f"{text}; run again with --fresh.")
+            yield Note(
+                "warning" if total > apart else "missing",
+                "speedup",
+                f"{text}; run again with --fresh.",
+            )
     imported = [label for label, (method, _) in figures.methods.items() if method == IMPORTED]
     if imported:
         text = f"Not measured here: {', '.join(imported)}; steps and seconds are as their makers state them."
         yield Note("info", None, text)
-    if untimed := [one for one in figures.labels if not timed[figures.of(one)].any() and one not in imported]:
+    if untimed := [
+        one for one in figures.labels if not timed[figures.of(one)].any() and one not in imported
+    ]:
         text = f"No latency for {', '.join(untimed)}: latency is only valid at batch 1."
         yield Note("missing", "latency_s", text)
     if disturbed := contention(figures, environments[0]):
         yield disturbed
     for environment in environments if timed.any() else ():
         if (environment.get("workers") or 1) > 1:
-            shared = "sharing cores and caches" if environment.get("device") == "cpu" else "each on a GPU of its own"
+            shared = (
+                "sharing cores and caches"
+                if environment.get("device") == "cpu"
+                else "each on a GPU of its own"
+            )
             text = f"{environment['workers']} workers measured latencies beside each other, {shared}: speedups are"
             text += " paired, as a prompt's methods ran on one worker unless it was lost (devices.jsonl names each"
-            yield Note("warning", "latency_s", f"{text} sample's), but alone a latency may be shorter.")
+            yield Note(
+                "warning", "latency_s", f"{text} sample's), but alone a latency may be shorter."
+            )
 
 
 def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
@@ -127,7 +179,11 @@ def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         yield Note("unfit", "latency_s", text)
     dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
-    if (run.get("target") or {}).get("name") == "tiny" and dataset not in ("demo", IMPORTED) and "." not in dataset:
+    if (
+        (run.get("target") or {}).get("name") == "tiny"
+        and dataset not in ("demo", IMPORTED)
+        and "." not in dataset
+    ):
         text = f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count"
         text += ", its images and their scores do not; --prompts demo has captions that it knows."
         yield Note("warning", None, text)
@@ -135,5 +191,9 @@ def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
     if config.get("random_weights"):
         yield Note("warning", None, f"Random weights: {noise}")
     if asked := config.get("simulate_acceptance"):
-        to = f"rates of {asked} by position" if isinstance(asked, list) else f"a mean of {asked:g} tokens a step"
+        to = (
+            f"rates of {asked} by position"
+            if isinstance(asked, list)
+            else f"a mean of {asked:g} tokens a step"
+        )
         yield Note("warning", None, f"Accepted lengths are simulated to {to}: {noise}")

@@ -23,30 +23,63 @@ SETTING = (  # what of an environment changes times: from other machines to othe
     *("device", "dtype", "compile", "executor", "workers"),
 )
 MOMENTARY = ("sm_clock_mhz", "memory_clock_mhz")
-_LIMITS = {"accept_lengths": 2**24, "tree_depths": 2**24, "tree_nodes": 2**24, "step_s": 1e9, "token_ids": 2**31 - 1}
+_LIMITS = {
+    "accept_lengths": 2**24,
+    "tree_depths": 2**24,
+    "tree_nodes": 2**24,
+    "step_s": 1e9,
+    "token_ids": 2**31 - 1,
+}
 _LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
-_STATS = ("log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv")  # of ``stats``, ``drafter``
+# of ``stats``, ``drafter``
+_STATS = ("log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv")
 MEASURED = (  # the figures of every row of a summary, in its order
-    *("latency_s", "speedup", "robust_latency_s", "robust_speedup", "end_to_end_s", "end_to_end_speedup"),
-    *("tokens_per_s", "images_per_s", "step_compression", "accept_len", "tree_depth", "acceptance_rate"),
-    *("first_token_acceptance", "fidelity_loss", *_STATS, "draft_fraction", "overhead_fraction", "stated_s"),
+    *(
+        "latency_s",
+        "speedup",
+        "robust_latency_s",
+        "robust_speedup",
+        "end_to_end_s",
+        "end_to_end_speedup",
+    ),
+    *(
+        "tokens_per_s",
+        "images_per_s",
+        "step_compression",
+        "accept_len",
+        "tree_depth",
+        "acceptance_rate",
+    ),
+    *(
+        "first_token_acceptance",
+        "fidelity_loss",
+        *_STATS,
+        "draft_fraction",
+        "overhead_fraction",
+        "stated_s",
+    ),
 )
 # the figures that follow from the other fields of a sample (``figures.of_sample``)
-FIGURES = frozenset({*MEASURED, "slow_steps", "cpu_share", "load", "peak_memory_mb"}.difference(_STATS))
+FIGURES = frozenset(
+    {*MEASURED, "slow_steps", "cpu_share", "load", "peak_memory_mb"}.difference(_STATS)
+)
 
 
 class Sample(BaseModel):
     """One line of ``samples.jsonl``: one image by one method. Times in seconds, memory in MB.
 
-    ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to ``tokens``; the first
-    step is the prefill, which gives one token without a draft.  ``tree_depths``, ``tree_nodes`` and ``step_s`` have one
-    per step too, or are empty.  ``cpu_s``: the decode's CPU seconds; ``threads``: its CPU threads (None on a GPU);
-    ``load``: the machine's 1-minute load average; ``setting``: the name of the setting in which it was timed;
-    ``row_loss``, ``column_loss``: the fidelity loss of each row and column, of methods that draw several rows at once.
-    An imported image has none of these, 0 ``steps`` where they are unknown, and as ``stated_s`` its maker's seconds.
+    ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to
+    ``tokens``; the first step is the prefill, which gives one token without a draft.
+    ``tree_depths``, ``tree_nodes`` and ``step_s`` have one per step too, or are empty.  ``cpu_s``:
+    the decode's CPU seconds; ``threads``: its CPU threads (None on a GPU); ``load``: the machine's
+    1-minute load average; ``setting``: the name of the setting in which it was timed;
+    ``row_loss``, ``column_loss``: the fidelity loss of each row and column, of methods that draw
+    several rows at once. An imported image has none of these, 0 ``steps`` where they are unknown,
+    and as ``stated_s`` its maker's seconds.
     """
 
-    model_config = ConfigDict(extra="allow", allow_inf_nan=False)  # extra: of another version, kept
+    # extra: of another version, kept
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     key: str
     prompt_id: str
@@ -80,7 +113,8 @@ class Sample(BaseModel):
     column_loss: list[float] | None = None
     drafter: dict[str, Figure] | None = None
     stats: dict[str, Figure] | None = None
-    # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own folder
+    # only what image_name makes: a samples.jsonl from elsewhere must not point outside its own
+    # folder
     image: str | None = Field(default=None, pattern=r"^images/[A-Za-z0-9][A-Za-z0-9._+-]*$")
     token_ids: list[int] = Field(default_factory=list)
     metrics: dict[str, Figure | None] = Field(default_factory=dict)
@@ -97,10 +131,15 @@ class Sample(BaseModel):
             raise ValueError("the key is not that of its prompt and seed")
         if method != self.label and not re.fullmatch("[0-9a-f]{16}", method):
             raise ValueError("the key is not that of a method")
-        names = [*(self.stats or {}), *(f"drafter_{name}" for name in self.drafter or {}), *self.metrics]
+        names = [
+            *(self.stats or {}),
+            *(f"drafter_{name}" for name in self.drafter or {}),
+            *self.metrics,
+        ]
         if len(set(names)) < len(names) or not FIGURES.isdisjoint(names):
             raise ValueError("two figures have the same name")
-        for name, most in _LIMITS.items():  # once a list: a bound on each entry would double the time of reading
+        # once a list: a bound on each entry would double the time of reading
+        for name, most in _LIMITS.items():
             if (values := getattr(self, name)) and not 0 <= min(values) <= max(values) <= most:
                 raise ValueError(f"{name} has a number that no image can have")
         if self.method == IMPORTED and not (self.timed or self.decode_s or self.accept_lengths):
@@ -113,7 +152,9 @@ class Sample(BaseModel):
 
 
 def sample_key(prompt_id: str, method: str, seed: int) -> str:
-    """The unique key of a sample; ``method``: the method's key, or its label in runs that recorded no keys."""
+    """The unique key of a sample; ``method``: the method's key, or its label in runs that recorded
+    no keys.
+    """
     return f"{prompt_id}|{method}|{seed}"
 
 
@@ -133,7 +174,11 @@ def without_momentary(environment: Any) -> Any:
     """An environment without what changes from moment to moment."""
     if isinstance(environment, Mapping):
         return {k: without_momentary(v) for k, v in environment.items() if k not in MOMENTARY}
-    return [without_momentary(item) for item in environment] if isinstance(environment, list) else environment
+    return (
+        [without_momentary(item) for item in environment]
+        if isinstance(environment, list)
+        else environment
+    )
 
 
 def setting(environment: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -150,4 +195,6 @@ def setting_name(environment: Mapping[str, Any] | None) -> str | None:
 def setting_changes(environments: Iterable[Mapping[str, Any]]) -> list[str]:
     """What differs between the first environment's setting and the others', each once."""
     settings = [values for environment in environments if (values := setting(environment))]
-    return list(dict.fromkeys(line for other in settings[1:] for line in differences(settings[0], other)))
+    return list(
+        dict.fromkeys(line for other in settings[1:] for line in differences(settings[0], other))
+    )

@@ -1,10 +1,11 @@
 """Intervals and paired tests: pure functions of arrays.
 
-The prompt is the unit of sampling: seeds of one prompt are no independent evidence.  Intervals are 95 % bootstrap
-percentile intervals, widened for small samples (Hesterberg 2015, "What Teachers Should Know About the Bootstrap",
-section 5.3).  No resampling leaves the range of the values seen, so few prompts still give too narrow intervals: the
-measured coverage for normal data is 49 % with 2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 %
-from 8 on (4,000 trials each).
+The prompt is the unit of sampling: seeds of one prompt are no independent evidence.  Intervals are
+95 % bootstrap percentile intervals, widened for small samples (Hesterberg 2015, "What Teachers
+Should Know About the Bootstrap", section 5.3).  No resampling leaves the range of the values seen,
+so few prompts still give too narrow intervals: the measured coverage for normal data is 49 % with
+2 prompts, 74 % with 3, 87 % with 4, 92 % with 5, 93 % with 6, 94 to 95 % from 8 on (4,000 trials
+each).
 """
 
 import math
@@ -16,14 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 ALPHA = 0.05
 RESAMPLES = 10_000
 MANY = 1000  # prompts, from which on a fifth of the draws will do
-LOOKS = 4  # of a run that goes on until its methods are told apart; each takes twice the prompts of the one before
+# of a run that goes on until its methods are told apart; each takes twice the prompts of the one
+# before
+LOOKS = 4
 FLIPS = 100_000  # sign patterns: the least p before its correction is 1 / FLIPS
 _CHUNK = 1 << 21  # numbers held at a time
 Floats = NDArray[np.float64]
 
 
 class Estimate(NamedTuple):
-    """A figure: its value, 95 % interval, number of observations, and p-value against the baseline; None: unknown."""
+    """A figure: its value, 95 % interval, number of observations, and p-value against the
+    baseline; None: unknown.
+    """
 
     value: float | None = None
     lo: float | None = None
@@ -37,8 +42,12 @@ def draws(prompts: int, n: int = RESAMPLES) -> int:
     return n if prompts < MANY else n // 5
 
 
-def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """mean(base) / mean(other) of pairs [prompts] with its interval.  Raises ValueError where there is no ratio."""
+def bootstrap_ratio(
+    base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """mean(base) / mean(other) of pairs [prompts] with its interval.  Raises ValueError where
+    there is no ratio.
+    """
     top, bottom = _pairs("bootstrap_ratio", base, other)
     estimate = bootstrap_ratios(top[:, None], bottom[:, None], n, seed)[0]
     if estimate.value is None:
@@ -47,26 +56,39 @@ def bootstrap_ratio(base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed:
 
 
 def bootstrap_mean(x: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Mean of the values [prompts] with its 95 % interval over ``n`` resamplings. Raises as ``bootstrap_ratio``."""
+    """Mean of the values [prompts] with its 95 % interval over ``n`` resamplings. Raises as
+    ``bootstrap_ratio``.
+    """
     values = np.asarray(x, np.float64)
     return bootstrap_ratio(values, np.ones_like(values), n, seed)
 
 
-def bootstrap_ratios(top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int = 0) -> list[Estimate]:
-    """Σ top / Σ bottom of each column [prompts, columns], 0 where there is no value, on the same ``n`` resamplings."""
+def bootstrap_ratios(
+    top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int = 0
+) -> list[Estimate]:
+    """Σ top / Σ bottom of each column [prompts, columns], 0 where there is no value, on the same
+    ``n`` resamplings.
+    """
     columns, sums = top.shape[1], resampled(np.concatenate([top, bottom], 1), n, seed)
-    return [_percentiles(top[:, c], bottom[:, c], sums[:, [c, columns + c]]) for c in range(columns)]
+    return [
+        _percentiles(top[:, c], bottom[:, c], sums[:, [c, columns + c]]) for c in range(columns)
+    ]
 
 
 def resampled(values: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Column sums [n, columns] of ``n`` resamplings of the rows of values [prompts, columns], the same for all."""
+    """Column sums [n, columns] of ``n`` resamplings of the rows of values [prompts, columns], the
+    same for all.
+    """
     prompts, columns = values.shape
     sums = np.empty((n, columns))
     rng = np.random.default_rng(seed)
     chunk = max(1, min(n, _CHUNK // max(prompts, 1)))
     for start in range(0, n, chunk):
         rows = min(chunk, n - start)
-        drawn = rng.integers(prompts, size=(rows, prompts), dtype=np.int32) + np.arange(rows)[:, None] * prompts
+        drawn = (
+            rng.integers(prompts, size=(rows, prompts), dtype=np.int32)
+            + np.arange(rows)[:, None] * prompts
+        )
         counts = np.bincount(drawn.ravel(), minlength=rows * prompts).reshape(rows, prompts)
         sums[start : start + rows] = counts.astype(np.float64) @ values
     return sums
@@ -80,23 +102,28 @@ def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
     value = float(top.sum() / below)
     if units < 2:
         return Estimate(value, n=units)
-    above, below = resampled[resampled[:, 1] != 0].T  # a resampling may miss every prompt that has a value
+    # a resampling may miss every prompt that has a value
+    above, below = resampled[resampled[:, 1] != 0].T
     lo, hi = np.quantile(above / below, [_tail(units), 1 - _tail(units)])
     return Estimate(value, float(lo), float(hi), units)
 
 
 def _tail(units: int) -> float:
-    """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and less for few."""
+    """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and
+    less for few.
+    """
     from scipy.special import ndtr, stdtrit  # takes longer to import than most commands run
 
     return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, ALPHA / 2)))
 
 
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:
-    """Two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b [prompts].
+    """Two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b
+    [prompts].
 
-    The share of sign patterns whose |mean(±(a − b))| is at least the observed one: of all for up to 12 pairs, else of
-    ``n`` random ones, as (1 + hits) / (1 + n) (Phipson & Smyth, 2010).  Raises ValueError for what is no pairs.
+    The share of sign patterns whose |mean(±(a − b))| is at least the observed one: of all for up
+    to 12 pairs, else of ``n`` random ones, as (1 + hits) / (1 + n) (Phipson & Smyth, 2010).
+    Raises ValueError for what is no pairs.
     """
     first, second = _pairs("paired_test", a, b)
     return float(paired_tests((first - second)[:, None], n, seed)[0])
@@ -113,7 +140,9 @@ def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
-    """``paired_test`` of each column of differences [prompts, columns], 0 without a pair, on the same sign patterns."""
+    """``paired_test`` of each column of differences [prompts, columns], 0 without a pair, on the
+    same sign patterns.
+    """
     pairs = len(differences)
     # equal sums in another order of addition differ by rounding: they must count as ties
     least = np.abs(differences.sum(0)) - 1e-12 * np.abs(differences).sum(0)
@@ -124,22 +153,31 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
     hits: Floats = np.zeros(differences.shape[1])
     for start in range(0, n, chunk):
         rows = min(chunk, n - start)
-        bits = np.unpackbits(np.frombuffer(rng.bytes(-(-rows * pairs // 8)), np.uint8), count=rows * pairs)
-        positive = bits.reshape(rows, pairs).astype(np.float64) @ differences  # Σ ± d = 2 Σ over the positive − Σ d
+        bits = np.unpackbits(
+            np.frombuffer(rng.bytes(-(-rows * pairs // 8)), np.uint8), count=rows * pairs
+        )
+        # Σ ± d = 2 Σ over the positive − Σ d
+        positive = bits.reshape(rows, pairs).astype(np.float64) @ differences
         hits += (np.abs(2 * positive - whole) >= least).sum(0)
     return (1 + hits) / (1 + n)
 
 
 def holm(p: ArrayLike) -> Floats:
-    """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold with 1 − α together."""
+    """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold
+    with 1 − α together.
+    """
     values = np.asarray(p, np.float64)
     order, adjusted = np.argsort(values), np.empty_like(values)
-    adjusted[order] = np.minimum(np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order]), 1.0)
+    adjusted[order] = np.minimum(
+        np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order]), 1.0
+    )
     return adjusted
 
 
 def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
-    """``holm`` within two families, the tests marked ``first`` [tests] and all others; at ``looks`` (Bonferroni)."""
+    """``holm`` within two families, the tests marked ``first`` [tests] and all others; at
+    ``looks`` (Bonferroni).
+    """
     values, chosen = np.minimum(looks * np.asarray(p, np.float64), 1), np.asarray(first, bool)
     adjusted = np.empty_like(values)
     for family in (chosen, ~chosen):
@@ -148,9 +186,11 @@ def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
 
 
 def prompts_needed(tests: int, looks: int = 1) -> int:
-    """Prompts with which a family of ``tests`` can tell a difference of which one prompt goes the other way.
+    """Prompts with which a family of ``tests`` can tell a difference of which one prompt goes the
+    other way.
 
-    Of 2^n sign patterns 2·(n + 1) are then as extreme as the observed one; Holm multiplies their share by ``tests``.
+    Of 2^n sign patterns 2·(n + 1) are then as extreme as the observed one; Holm multiplies their
+    share by ``tests``.
     """
     return next(n for n in range(1, 64) if looks * max(tests, 1) * 2 * (n + 1) / 2**n < ALPHA)
 
@@ -161,9 +201,11 @@ def look_sizes(methods: int) -> list[int]:
 
 
 def student_t(df: int, alpha: float) -> float:
-    """The t that |T| exceeds with probability ``alpha``, by bisection: importing scipy takes longer.
+    """The t that |T| exceeds with probability ``alpha``, by bisection: importing scipy takes
+    longer.
 
-    With t = √ν · tan θ, P(|T| ≤ t) is a finite sum over powers of cos θ (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    With t = √ν · tan θ, P(|T| ≤ t) is a finite sum over powers of cos θ (Abramowitz and Stegun,
+    26.7.3 and 26.7.4).
     """
     odd = df % 2
     k = np.arange(1, (df - odd) // 2)

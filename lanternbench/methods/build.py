@@ -13,7 +13,9 @@ from lanternbench.registry import components, plugin_errors
 
 
 def prepared_proposal(target: Target, method: Method, tree: TreePolicy | None = None) -> Proposal:
-    """The method's proposal, ready to decode; ``tree``: a prepared policy in place of the method's."""
+    """The method's proposal, ready to decode; ``tree``: a prepared policy in place of the
+    method's.
+    """
     method = method.resolve(target.options)
     proposal = method.proposal
     if tree is None:
@@ -38,10 +40,10 @@ def build(
 ) -> SpeculativeDecoder:
     """A decoder for ``method`` on ``target``; sampling options default to the target's.
 
-    ``simulate_acceptance``: mean tokens per step that drafting methods are made to yield, or P(a position of a draft is
-    accepted | those before it were); see ``simulation``.
-    Raises UserError for sampling options out of range, and if the target has no drafter that the method needs and that
-    fits.
+    ``simulate_acceptance``: mean tokens per step that drafting methods are made to yield, or P(a
+    position of a draft is accepted | those before it were); see ``simulation``. Raises UserError
+    for sampling options out of range, and if the target has no drafter that the method needs and
+    that fits.
     """
     temperature = target.temperature if temperature is None else temperature
     top_p = target.top_p if top_p is None else top_p
@@ -62,7 +64,8 @@ def build(
         proposer = prepared_proposal(target, resolved)
         rule = prepared_rule(target, resolved, proposer)
     known, name = components("residual"), method.choices.residual
-    residual = known.get(f"{name}-{method.acceptance.variant}", known[name])  # ``lantern-reference``: the public code's
+    # ``lantern-reference``: the public code's
+    residual = known.get(f"{name}-{method.acceptance.variant}", known[name])
     rates = None
     if simulate_acceptance is not None and proposer.max_depth > 0:
         rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)

@@ -1,4 +1,6 @@
-"""Defaults of methods and targets with their sources: ``defaults.csv``, which docs/fidelity.md shows as a table."""
+"""Defaults of methods and targets with their sources: ``defaults.csv``, which docs/fidelity.md
+shows as a table.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Default(NamedTuple):
-    """One row.  ``of``: a method, METHOD on TARGETS, METHOD --acceptance RULE, or targets, which may be a pattern."""
+    """One row.  ``of``: a method, METHOD on TARGETS, METHOD --acceptance RULE, or targets, which
+    may be a pattern.
+    """
 
     of: str
     option: str
@@ -59,7 +63,9 @@ def of_target(target: str) -> dict[str, Default]:
 
 
 def reader(choices: Choices, option: str) -> str:
-    """The kind of the component that reads an option, where several have it the last; empty where none does."""
+    """The kind of the component that reads an option, where several have it the last; empty where
+    none does.
+    """
     for kind in ("acceptance", "proposal", "tree"):
         fields = component(kind, getattr(choices, kind)).model_fields
         if option in {field.alias or name for name, field in fields.items()}:
@@ -68,18 +74,29 @@ def reader(choices: Choices, option: str) -> str:
 
 
 def default_of(name: str, choices: Choices, option: str, target: str) -> Default | None:
-    """The row of an option of a method, or of one whose component reads it too; a row on this target comes first."""
+    """The row of an option of a method, or of one whose component reads it too; a row on this
+    target comes first.
+    """
     kind = reader(choices, option)
 
     def fits(row: Default) -> bool:
         preset = components("preset").get(row.method)
-        if preset is None or not kind or row.option != option or (row.target and not fnmatch(target, row.target)):
+        if (
+            preset is None
+            or not kind
+            or row.option != option
+            or (row.target and not fnmatch(target, row.target))
+        ):
             return False
         theirs = preset.choices._replace(acceptance=row.rule) if row.rule else preset.choices
         if kind == "tree":  # a proposal says which of a target's trees it takes
-            ours, other = (component("proposal", c.proposal).static_trees for c in (choices, theirs))
+            ours, other = (
+                component("proposal", c.proposal).static_trees for c in (choices, theirs)
+            )
             if ours != other:
                 return False
         return reader(theirs, option) == kind and getattr(theirs, kind) == getattr(choices, kind)
 
-    return min(filter(fits, table()), key=lambda row: (not row.target, row.method != name), default=None)
+    return min(
+        filter(fits, table()), key=lambda row: (not row.target, row.method != name), default=None
+    )

@@ -1,7 +1,8 @@
-"""A method: proposal × tree × acceptance × residual × order, with their options; a named one is a preset of the five.
+"""A method: proposal × tree × acceptance × residual × order, with their options; a named one is a
+preset of the five.
 
-Users give options by flat names (``lam=2``, ``shape="chain-5"``).  An option goes to the chosen components that have a
-field of that name; one that none of them reads is refused.
+Users give options by flat names (``lam=2``, ``shape="chain-5"``).  An option goes to the chosen
+components that have a field of that name; one that none of them reads is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:  # a method's options are read without torch
     from lanternbench.engine.verify import AcceptanceRule
 
 KINDS = Choices._fields
-PARTS = ("order", "tree", "proposal", "acceptance")  # a residual is a function; of options of one name the last counts
+# a residual is a function; of options of one name the last counts
+PARTS = ("order", "tree", "proposal", "acceptance")
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,18 @@ class Method:
     order: Order
     drafter: str | None = None  # in place of the target's own: as `--drafter` takes it
     mark: str = ""  # ends the label, where another method of the run has the same one
-    unresolved: Method | None = None  # the method that ``resolve`` filled, which has the key and the label
+    # the method that ``resolve`` filled, which has the key and the label
+    unresolved: Method | None = None
 
     @property
     def lossless(self) -> bool:
         """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
         from lanternbench.methods.residuals import LOSSLESS  # mathematics, and so torch
 
-        exact = all(part.lossless and (part.reference_lossless or part.variant == "paper") for part in self.parts)
+        exact = all(
+            part.lossless and (part.reference_lossless or part.variant == "paper")
+            for part in self.parts
+        )
         return exact and self.choices.residual in LOSSLESS
 
     @property
@@ -59,19 +65,26 @@ class Method:
 
     @property
     def read(self) -> dict[str, Any]:
-        """The options that make a difference to this method, by name, with their values; ``variant`` last."""
+        """The options that make a difference to this method, by name, with their values;
+        ``variant`` last.
+        """
         values: dict[str, Any] = {}
         for part in self._parts:
             idle = part.unread() | part.unread_beside(self.choices)
-            values |= {name: getattr(part, name) for name in type(part).model_fields if name not in idle}
+            values |= {
+                name: getattr(part, name) for name in type(part).model_fields if name not in idle
+            }
         variant = values.pop("variant")
         return values | {"variant": variant}
 
     def resolve(self, defaults: Mapping[str, Any]) -> Method:
-        """With every option set; ``defaults``: the target's options.  Raises UserError for trees that there are not."""
+        """With every option set; ``defaults``: the target's options.  Raises UserError for trees
+        that there are not.
+        """
         if self.unresolved is not None:
             return self
-        trees = self.proposal.static_trees  # a proposal says which of a target's static trees it takes
+        # a proposal says which of a target's static trees it takes
+        trees = self.proposal.static_trees
         known = {name: value for name, value in defaults.items() if name not in trees}
         known |= {kind: defaults[key] for kind, key in trees.items() if key in defaults}
         return replace(self.with_parts(lambda part: part.resolve(known)), unresolved=self)
@@ -96,22 +109,35 @@ class Method:
 
     @cached_property
     def key(self) -> str:
-        """Names the method in the keys of samples and the seeds of draws: a hash of its preset and exact options."""
+        """Names the method in the keys of samples and the seeds of draws: a hash of its preset and
+        exact options.
+        """
         if self.unresolved is not None:
             return self.unresolved.key
         chosen = {kind: name for kind, name in self.choices._asdict().items() if name != "raster"}
-        return config_hash({"preset": self.preset, **chosen, "options": self.read | self._drafter})[:16]
+        return config_hash(
+            {"preset": self.preset, **chosen, "options": self.read | self._drafter}
+        )[:16]
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options that labels show, by name: the relaxation, the drafter, and whatever differs from the preset."""
+        """The options that labels show, by name: the relaxation, the drafter, and whatever differs
+        from the preset.
+        """
         if self.unresolved is not None:
             return self.unresolved.options
         base = named(self.preset)
         choices = zip(KINDS, self.choices, base.choices, strict=True)
-        in_label: dict[str, Any] = {kind: chosen for kind, chosen, usual in choices if chosen != usual}
-        of_rule = set(type(self.acceptance).model_fields) - {"variant"}  # another's options have their own defaults
-        usual = {n: value for n, value in base.read.items() if "acceptance" not in in_label or n not in of_rule}
+        in_label: dict[str, Any] = {
+            kind: chosen for kind, chosen, usual in choices if chosen != usual
+        }
+        # another's options have their own defaults
+        of_rule = set(type(self.acceptance).model_fields) - {"variant"}
+        usual = {
+            n: value
+            for n, value in base.read.items()
+            if "acceptance" not in in_label or n not in of_rule
+        }
         fields = fields_of(self._parts)
         for name, value in self.read.items():
             default = usual.get(name, fields[name].default)
@@ -153,7 +179,9 @@ def _compact(value: Any) -> str:
 
 
 def options() -> dict[str, Any]:
-    """Every option of every registered component: name -> its pydantic field, the first where several share a name."""
+    """Every option of every registered component: name -> its pydantic field, the first where
+    several share a name.
+    """
     return {name: fields[0] for name, fields in all_options().items()}
 
 
@@ -195,18 +223,24 @@ def named(name: str) -> Method:
 
 
 def method(name: str, /, drafter: str | None = None, **overrides: Any) -> Method:
-    """A preset with some of its choices and options replaced, and with a ``drafter`` other than the target's own.
+    """A preset with some of its choices and options replaced, and with a ``drafter`` other than
+    the target's own.
 
-    Raises UserError for an unknown method or option, a value out of range, and a combination that cannot be run.
+    Raises UserError for an unknown method or option, a value out of range, and a combination that
+    cannot be run.
     """
     base = preset(name)
     chosen = {canonical(key): value for key, value in overrides.items() if value is not None}
     known = set(KINDS) | set(options())
     if unknown := sorted(set(chosen) - known):
-        raise UserError(f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options")
+        raise UserError(
+            f"method '{name}' has no option '{unknown[0]}': `lanternbench methods` lists the options"
+        )
     choices = base.choices._replace(**{kind: chosen.pop(kind) for kind in KINDS if kind in chosen})
     if choices.acceptance != base.choices.acceptance and "residual" not in overrides:
-        choices = choices._replace(residual=component("acceptance", choices.acceptance).usual_residual)
+        choices = choices._replace(
+            residual=component("acceptance", choices.acceptance).usual_residual
+        )
     method = _build(name, choices, base.options, chosen)
     if idle := sorted(set(chosen) - set(method.read)):
         read = ", ".join(sorted({flag(n) for n in method.read} - {"variant"})) or "none"
@@ -231,7 +265,9 @@ def flag(name: str) -> str:
 
 
 def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str, Any]) -> Method:
-    """``usual``: the preset's options, ignored where no component reads them; ``chosen``: the user's."""
+    """``usual``: the preset's options, ignored where no component reads them; ``chosen``: the
+    user's.
+    """
     component("residual", choices.residual)
     values = usual | chosen
     if "depth" in chosen and "shape" not in chosen:
@@ -240,12 +276,20 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
     for kind in PARTS:
         part = component(kind, getattr(choices, kind))
         try:
-            parts[kind] = part(**{key: value for key, value in values.items() if key in part.model_fields})
+            parts[kind] = part(
+                **{key: value for key, value in values.items() if key in part.model_fields}
+            )
         except ValidationError as error:
             first = error.errors()[0]
             value = one_line(repr(first["input"]), 60)
-            where = f"option '{flag(str(first['loc'][0]))}' = {value} is wrong" if first["loc"] else "its options clash"
-            raise UserError(f"method '{name}': {where}: {first['msg'].removeprefix('Value error, ')}") from None
+            where = (
+                f"option '{flag(str(first['loc'][0]))}' = {value} is wrong"
+                if first["loc"]
+                else "its options clash"
+            )
+            raise UserError(
+                f"method '{name}': {where}: {first['msg'].removeprefix('Value error, ')}"
+            ) from None
     whole = Method(name, choices, **parts)
     for part in parts.values():
         if reason := part.refuses(choices):

@@ -1,7 +1,9 @@
-"""The named methods as data: five choices, the options that differ from their defaults, and the paper; or as a file.
+"""The named methods as data: five choices, the options that differ from their defaults, and the
+paper; or as a file.
 
-Wherever a method is named, in ``run``, in a sweep file or from Python, the path of a YAML file stands for it, as
-``tune`` writes it: the keys ``method`` and its options, and the evidence for them.
+Wherever a method is named, in ``run``, in a sweep file or from Python, the path of a YAML file
+stands for it, as ``tune`` writes it: the keys ``method`` and its options, and the evidence for
+them.
 """
 
 from pathlib import Path
@@ -19,7 +21,8 @@ class Preset(NamedTuple):
     choices: Choices
     options: dict[str, Any]
     paper: str  # authors, year, arXiv number
-    lossless: bool | None = None  # what its components say, so that a list of methods need not import them
+    # what its components say, so that a list of methods need not import them
+    lossless: bool | None = None
 
 
 def preset(
@@ -56,7 +59,9 @@ preset(
     "lantern++", "eagle", "static", False, "Park et al. 2025, arXiv 2502.06352",
     acceptance="lantern++", residual="lantern",
 )  # fmt: skip
-preset("jacobi", "jacobi", "chain", True, "Song et al. 2021, arXiv 2002.03629", acceptance="unchanged")
+preset(
+    "jacobi", "jacobi", "chain", True, "Song et al. 2021, arXiv 2002.03629", acceptance="unchanged"
+)
 preset("sjd", "jacobi", "chain", True, "Teng et al. 2024, arXiv 2410.01699")
 preset("scd", "scd", "chain", True, "Coupled Jacobi 2025, arXiv 2510.24211")
 preset("sjd-pac", "sjd-pac", "static", True, "SJD-PAC 2026, arXiv 2603.18599")
@@ -78,7 +83,8 @@ def is_file(name: str) -> bool:
 
 
 def read(name: str, folder: Path = Path()) -> dict[str, Any]:
-    """``method`` and its options, without the evidence.  A path is looked up from ``folder``, then from here.
+    """``method`` and its options, without the evidence.  A path is looked up from ``folder``, then
+    from here.
 
     Raises UserError for a missing file, broken YAML, and what is no preset.
     """
@@ -87,7 +93,9 @@ def read(name: str, folder: Path = Path()) -> dict[str, Any]:
         raise UserError(f"there is no preset file {name}: give one that `lanternbench tune` wrote")
     data = read_yaml(path, "a preset file")
     if not _named(data) or is_file(_named(data)):
-        raise UserError(f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`")
+        raise UserError(
+            f"{path} is no preset: it needs the key 'method' with a name of `lanternbench methods`"
+        )
     return {str(key): value for key, value in data.items() if key != EVIDENCE}
 
 
@@ -98,13 +106,17 @@ def _named(entry: Any) -> str:
 
 
 def expanded(specs: Any, folder: Path = Path()) -> Any:
-    """The method entries of a configuration with files read; options beside a file's name replace the file's."""
+    """The method entries of a configuration with files read; options beside a file's name replace
+    the file's.
+    """
     if not isinstance(specs, list):
         return specs
     methods = []
     for spec in specs:
         entry = {"method": spec} if isinstance(spec, str) else spec
         if is_file(name := _named(entry)):
-            spec = read(name, folder) | {key: value for key, value in entry.items() if key != "method"}
+            spec = read(name, folder) | {
+                key: value for key, value in entry.items() if key != "method"
+            }
         methods.append(spec)
     return methods

@@ -1,7 +1,7 @@
 """Residuals: what is sampled after x was rejected, unnormalised [..., V]; one short function each.
 
-q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, so p is 1 at x), x [...] the child's
-token, depth [...] or [] its depth 1 … L.
+q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, so p is 1 at x), x
+[...] the child's token, depth [...] or [] its depth 1 … L.
 """
 
 from typing import Any
@@ -18,10 +18,13 @@ register("residual", "standard")(standard)
 
 @register("residual", "lantern")
 def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7): the group's probability on x, 0 on the rest of the group, q elsewhere."""
+    """∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7): the group's probability on x, 0 on the rest of the
+    group, q elsewhere.
+    """
     relaxed = rule.relax(q, x, depth)
     moved = q
-    if relaxed.group is not None and relaxed.taken is not None:  # a token outside A writes back its own q
+    # a token outside A writes back its own q
+    if relaxed.group is not None and relaxed.taken is not None:
         left = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))
         moved = q.scatter(-1, relaxed.group, left)
     moved = moved.scatter(-1, x[..., None], 0.0 if p is None else relaxed.value[..., None])
@@ -30,7 +33,9 @@ def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accepta
 
 @register("residual", "optimal")
 def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
-    """∝ [q − p·f]₊, f the probability of acceptance: the residual that minimises the TV bound (Cool-SD, Theorem 2)."""
+    """∝ [q − p·f]₊, f the probability of acceptance: the residual that minimises the TV bound
+    (Cool-SD, Theorem 2).
+    """
     if p is None:
         left = (at(q, x) - rule.relax(q, x, depth).value.clamp(max=1)).clamp_(min=0)
         return q.scatter(-1, x[..., None], left[..., None])
@@ -38,11 +43,14 @@ def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Accepta
 
 
 @register("residual", "lantern-reference")
-def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+def lantern_reference(
+    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule
+) -> Tensor:
     """What LANTERN's public code samples after a rejection.
 
-    If A holds any neighbour, all ``barred`` tokens, whatever the bound, are 0 after a chosen child, and keep all of q
-    after a sampled one; else it is the standard residual.  One that is 0 everywhere becomes uniform.
+    If A holds any neighbour, all ``barred`` tokens, whatever the bound, are 0 after a chosen
+    child, and keep all of q after a sampled one; else it is the standard residual.  One that is 0
+    everywhere becomes uniform.
     """
     weights = standard(q, p, x, depth, rule)
     relaxed = rule.relax(q, x, depth)
@@ -54,8 +62,10 @@ def lantern_reference(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rul
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
 
 
-LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})  # under a rule with q̃ = q
-SAME_FOR_ALL_TOKENS = (standard, optimal)  # sampled children: the residual does not depend on which x was rejected
+# under a rule with q̃ = q
+LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})
+# sampled children: the residual does not depend on which x was rejected
+SAME_FOR_ALL_TOKENS = (standard, optimal)
 
 
 def plain_standard(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
@@ -78,4 +88,8 @@ def positive_part(q: Probs, p: Probs) -> Probs:
 
 
 # Residuals in scalar Python, by name; p is 1 at x where the child was chosen
-PLAIN: dict[str, Any] = {"standard": plain_standard, "lantern": plain_lantern, "optimal": plain_optimal}
+PLAIN: dict[str, Any] = {
+    "standard": plain_standard,
+    "lantern": plain_lantern,
+    "optimal": plain_optimal,
+}

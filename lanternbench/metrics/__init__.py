@@ -9,7 +9,16 @@ from typing import Literal
 from lanternbench.errors import UserError, unknown
 from lanternbench.metrics import clip, feature_metric, geneval  # noqa: F401
 from lanternbench.metrics.images import read_image
-from lanternbench.metrics.metric import RANDOM, Column, Extra, ImageMetric, Metric, SetMetric, SetScore, Setup
+from lanternbench.metrics.metric import (
+    RANDOM,
+    Column,
+    Extra,
+    ImageMetric,
+    Metric,
+    SetMetric,
+    SetScore,
+    Setup,
+)
 from lanternbench.registry import components
 
 __all__ = [
@@ -25,23 +34,31 @@ def names() -> list[str]:
 
 
 def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
-    """The component of a name; "clip:MODEL/TAG" is that of "clip:ViT-L-14/openai".  Raises UserError for no metric."""
+    """The component of a name; "clip:MODEL/TAG" is that of "clip:ViT-L-14/openai".  Raises
+    UserError for no metric.
+    """
     known = components("metric")
     head, colon, _ = name.partition(":")
-    registered = next((one for one in known if one.startswith(f"{head}:")), name) if colon else name
+    registered = (
+        next((one for one in known if one.startswith(f"{head}:")), name) if colon else name
+    )
     if registered not in known:
         raise unknown(f"there is no metric called '{name}'", name, known)
     return known[registered]
 
 
 def scorers_for(
-    wanted: Iterable[str] | None = None, evaluators: Evaluators = "tiny", setup: Setup | None = None
+    wanted: Iterable[str] | None = None,
+    evaluators: Evaluators = "tiny",
+    setup: Setup | None = None,
 ) -> list[ImageMetric | SetMetric]:
-    """The metrics of a run, in the order asked for, each once; without names, all that suit ``evaluators``.
+    """The metrics of a run, in the order asked for, each once; without names, all that suit
+    ``evaluators``.
 
-    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is "clip-tiny"; with
-    random weights there is no stand-in, on "none" no metric.  Nothing is loaded here: ask ``available()``.
-    Raises UserError for a name that no metric has, and for trained networks where random ones are asked for.
+    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is
+    "clip-tiny"; with random weights there is no stand-in, on "none" no metric.  Nothing is loaded
+    here: ask ``available()``. Raises UserError for a name that no metric has, and for trained
+    networks where random ones are asked for.
     """
     setup = setup or Setup()
     if evaluators == "none":
@@ -49,7 +66,9 @@ def scorers_for(
     tiny = evaluators == "tiny" and not setup.random
     kinds = {name: metric_class(name) for name in (names() if wanted is None else wanted)}
     if wanted is None:
-        kinds = {name: kind for name, kind in kinds.items() if not kind.extra and kind.embedded == tiny}
+        kinds = {
+            name: kind for name, kind in kinds.items() if not kind.extra and kind.embedded == tiny
+        }
     chosen = dict.fromkeys((tiny and kind.stand_in) or name for name, kind in kinds.items())
     if setup.random and (trained := [name for name in chosen if metric_class(name).embedded]):
         raise UserError(f"{trained[0]} comes with trained weights: leave out --random-weights")
@@ -57,10 +76,17 @@ def scorers_for(
 
 
 def columns() -> dict[str, Column]:
-    """The columns of all registered metrics by key; also those that networks with random weights fill."""
+    """The columns of all registered metrics by key; also those that networks with random weights
+    fill.
+    """
     kinds = {name: metric_class(name) for name in names()}
     trained = [c for name, kind in kinds.items() for c in kind.columns(name)]
-    noise = [c for name, kind in kinds.items() if not kind.embedded for c in kind.columns(name, random=True)]
+    noise = [
+        c
+        for name, kind in kinds.items()
+        if not kind.embedded
+        for c in kind.columns(name, random=True)
+    ]
     return {column.key: column for column in trained + noise}
 
 

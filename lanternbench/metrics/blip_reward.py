@@ -1,7 +1,9 @@
-"""The network of ImageReward: BLIP reads the caption with the image before it, a small head gives the reward.
+"""The network of ImageReward: BLIP reads the caption with the image before it, a small head gives
+the reward.
 
-The networks are transformers' BLIP parts, the weights the official ``ImageReward.pt``: the package of the authors
-imports with no current transformers or timm.  Reproduces that package on its test vectors (``tests/golden.py``).
+The networks are transformers' BLIP parts, the weights the official ``ImageReward.pt``: the package
+of the authors imports with no current transformers or timm.  Reproduces that package on its test
+vectors (``tests/golden.py``).
 """
 
 import re
@@ -18,19 +20,38 @@ from lanternbench.metrics import files
 from lanternbench.metrics.clip import openai_pixels
 from lanternbench.metrics.metric import ScoreFunction
 
-MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw reward over the authors' data: makes it a z-score
+# of the raw reward over the authors' data: makes it a z-score
+MEAN, STD = 0.16717362830052426, 1.0333394966054072
 CAPTION = 35  # tokens; longer captions are cut
-VISION = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
-TEXT = {"vocab_size": 30524, "num_attention_heads": 12, "encoder_hidden_size": VISION["hidden_size"]}
+VISION = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+TEXT = {
+    "vocab_size": 30524,
+    "num_attention_heads": 12,
+    "encoder_hidden_size": VISION["hidden_size"],
+}
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _RENAMED = [  # official -> transformers
     (r"^blip\.visual_encoder\.cls_token$", "vision.embeddings.class_embedding"),
     (r"^blip\.visual_encoder\.pos_embed$", "vision.embeddings.position_embedding"),
     (r"^blip\.visual_encoder\.patch_embed\.proj\.", "vision.embeddings.patch_embedding."),
     (r"^blip\.visual_encoder\.norm\.", "vision.post_layernorm."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.norm([12])\.", r"vision.encoder.layers.\1.layer_norm\2."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.qkv\.", r"vision.encoder.layers.\1.self_attn.qkv."),
-    (r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.proj\.", r"vision.encoder.layers.\1.self_attn.projection."),
+    (
+        r"^blip\.visual_encoder\.blocks\.(\d+)\.norm([12])\.",
+        r"vision.encoder.layers.\1.layer_norm\2.",
+    ),
+    (
+        r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.qkv\.",
+        r"vision.encoder.layers.\1.self_attn.qkv.",
+    ),
+    (
+        r"^blip\.visual_encoder\.blocks\.(\d+)\.attn\.proj\.",
+        r"vision.encoder.layers.\1.self_attn.projection.",
+    ),
     (r"^blip\.visual_encoder\.blocks\.(\d+)\.mlp\.", r"vision.encoder.layers.\1.mlp."),
     (r"^blip\.text_encoder\.", "text."),
     (r"^mlp\.layers\.", "head."),
@@ -39,11 +60,15 @@ _UNUSED = re.compile(r"(^blip\.(vision|text)_proj\.)|(\.position_ids$)")
 
 
 class RewardModel(nn.Module):
-    """ViT over the image, BERT over the caption with cross-attention to the image, a linear head on [CLS]."""
+    """ViT over the image, BERT over the caption with cross-attention to the image, a linear head
+    on [CLS].
+    """
 
     def __init__(self, vision: Mapping[str, Any] = VISION, text: Mapping[str, Any] = TEXT):
         super().__init__()
-        self.vision = BlipVisionModel(BlipVisionConfig(**{"image_size": 224, "layer_norm_eps": 1e-6} | dict(vision)))
+        self.vision = BlipVisionModel(
+            BlipVisionConfig(**{"image_size": 224, "layer_norm_eps": 1e-6} | dict(vision))
+        )
         self.text = BlipTextModel(BlipTextConfig(**text), add_pooling_layer=False)
         self.head = files.linear_head(self.text.config.hidden_size)
 
@@ -75,12 +100,16 @@ def tokenizer(tokens: list[str]) -> BertTokenizer:
 def tokenize(bert: BertTokenizer, captions: list[str]) -> tuple[Tensor, Tensor]:
     """Captions -> ids and mask, int64 [B, 35]; half a surrogate pair counts as "?"."""
     clean = [caption.encode("utf-8", "replace").decode() for caption in captions]
-    inputs = bert(clean, padding="max_length", truncation=True, max_length=CAPTION, return_tensors="pt")
+    inputs = bert(
+        clean, padding="max_length", truncation=True, max_length=CAPTION, return_tensors="pt"
+    )
     return inputs["input_ids"], inputs["attention_mask"]
 
 
 def vocabulary_tokens(path: Path | None) -> list[str]:
-    """The lines of BERT's vocab.txt; single characters without it.  Raises UserError for another or a damaged file."""
+    """The lines of BERT's vocab.txt; single characters without it.  Raises UserError for another
+    or a damaged file.
+    """
     count = TEXT["vocab_size"] - 2  # BLIP's two additional tokens
     if path is None:
         chars = [chr(n) for n in range(33, 33 + (count - len(MARKS)) // 2)]
@@ -95,11 +124,18 @@ def vocabulary_tokens(path: Path | None) -> list[str]:
 
 
 def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
-    """Images and captions -> rewards; random weights without files.  Raises UserError for another or damaged one."""
+    """Images and captions -> rewards; random weights without files.  Raises UserError for another
+    or damaged one.
+    """
     bert, pixels = tokenizer(vocabulary_tokens(vocabulary)), openai_pixels()
     with files.seeded():
         model = RewardModel()
-    files.filled(model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file)))
+    files.filled(
+        model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file))
+    )
     return lambda images, captions: model(
-        *(x.to(device) for x in (torch.stack(list(map(pixels, images))), *tokenize(bert, captions)))
+        *(
+            x.to(device)
+            for x in (torch.stack(list(map(pixels, images))), *tokenize(bert, captions))
+        )
     )

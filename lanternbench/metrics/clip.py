@@ -1,8 +1,10 @@
-"""How well an image fits its caption, or how people like it: CLIP score, HPSv2, PickScore, ImageReward, aesthetics.
+"""How well an image fits its caption, or how people like it: CLIP score, HPSv2, PickScore,
+ImageReward, aesthetics.
 
-The papers print CLIP score as the plain cosine (0.32, say), and so does this; torchmetrics' ``CLIPScore`` is 100 times
-that, clipped below at 0.  Values of different backbones are not comparable, so they have different names: "clip-tiny",
-"clip", and "clip:MODEL/TAG" for any other model of open_clip.
+The papers print CLIP score as the plain cosine (0.32, say), and so does this; torchmetrics'
+``CLIPScore`` is 100 times that, clipped below at 0.  Values of different backbones are not
+comparable, so they have different names: "clip-tiny", "clip", and "clip:MODEL/TAG" for any other
+model of open_clip.
 """
 
 from __future__ import annotations
@@ -24,10 +26,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Pixels = Callable[[Image.Image], "Tensor"]  # an RGB image of any size -> [3, H, W]
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of pixels, as CLIP has them
+# of pixels, as CLIP has them
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 END = 49407  # the token whose state is PickScore's embedding of a caption; its ViT-H/14 is
-TEXT = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24}
-VISION = {"hidden_size": 1280, "intermediate_size": 5120, "num_attention_heads": 16, "num_hidden_layers": 32}
+TEXT = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+}
+VISION = {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+}
 
 
 class Encoder(NamedTuple):
@@ -61,20 +74,31 @@ class Encoder(NamedTuple):
 def tiny_encoder() -> Encoder:
     from lanternbench.models.tiny import evaluators
 
-    return Encoder(evaluators.load_clip(files.WEIGHTS / files.CLIP_TINY.file), evaluators.pixels, evaluators.tokenize)
+    return Encoder(
+        evaluators.load_clip(files.WEIGHTS / files.CLIP_TINY.file),
+        evaluators.pixels,
+        evaluators.tokenize,
+    )
 
 
 def openai_pixels() -> Pixels:
-    """OpenAI's preparation: shorter side to 224 (bicubic), centre crop, CLIP's mean and deviation -> [3, 224, 224]."""
+    """OpenAI's preparation: shorter side to 224 (bicubic), centre crop, CLIP's mean and deviation
+    -> [3, 224, 224].
+    """
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     return image_transform_v2(PreprocessCfg(), is_train=False)
 
 
 def clip_encoder(
-    setup: Setup, weights: files.Weights, config: str, pixels: Pixels | None = None, model: Any = None
+    setup: Setup,
+    weights: files.Weights,
+    config: str,
+    pixels: Pixels | None = None,
+    model: Any = None,
 ) -> Encoder:
-    """``model``, or open_clip's CLIP of a ``config``, with the tensors of its file, and open_clip's tokenizer for it.
+    """``model``, or open_clip's CLIP of a ``config``, with the tensors of its file, and
+    open_clip's tokenizer for it.
 
     ``pixels``: or OpenAI's.  Raises UserError for a wrong file.
     """
@@ -82,18 +106,24 @@ def clip_encoder(
     import torch
 
     each = pixels or openai_pixels()
-    if model is None:  # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it finds
+    # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it
+    # finds
+    if model is None:
         with files.seeded():
             model = open_clip.CLIP(**open_clip.get_model_config(config))
     script = partial(files.tensors, script=weights.sha256)  # OpenAI's files are such
     files.filled(model, setup.find(weights), weights.title, setup.device, script)
     tokenize = open_clip.get_tokenizer(config)
-    return Encoder(model, lambda images: torch.stack(list(map(each, images))), tokenize, setup.device)
+    return Encoder(
+        model, lambda images: torch.stack(list(map(each, images))), tokenize, setup.device
+    )
 
 
 @register("metric", "clip")
 class Clip(ImageMetric):
-    """CLIP score: the cosine of an image's and its caption's embeddings, by OpenAI's ViT-B/32, as in the papers."""
+    """CLIP score: the cosine of an image's and its caption's embeddings, by OpenAI's ViT-B/32, as
+    in the papers.
+    """
 
     paper = "Hessel et al. 2021, arXiv 2104.08718"
     title, stand_in, weights = "CLIP", "clip-tiny", files.published("clip")
@@ -114,7 +144,9 @@ class ClipTiny(Clip):
 
 @register("metric", "clip:MODEL/TAG")
 class OpenClip(ImageMetric):
-    """CLIP score by any model of open_clip, with its own preparation of images.  Raises UserError for no such."""
+    """CLIP score by any model of open_clip, with its own preparation of images.  Raises UserError
+    for no such.
+    """
 
     paper, extra = Clip.paper, True
 
@@ -132,7 +164,9 @@ class OpenClip(ImageMetric):
             raise UserError(f"{text}: write clip:MODEL/TAG, for example clip:{example}.")
         owner, repo, file = [*self.about["hf_hub"].strip("/").split("/"), "", "", ""][:3]
         hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
-        url = "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else self.about["url"]
+        url = (
+            "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else self.about["url"]
+        )
         local = f"clip/{self.model}-{tag}{Path(url).suffix}"
         title = f"open_clip's {self.model} ({tag})"
         self.weights = (files.Weights(name, title, local, url, hub=hub),)  # type: ignore[misc]
@@ -144,21 +178,33 @@ class OpenClip(ImageMetric):
         quick_gelu = bool(self.about.get("quick_gelu"))
         try:
             with files.seeded():
-                net = open_clip.create_model(self.model, pretrained_text=False, force_quick_gelu=quick_gelu)
+                net = open_clip.create_model(
+                    self.model, pretrained_text=False, force_quick_gelu=quick_gelu
+                )
             open_clip.get_tokenizer(self.model)
         except OSError as error:  # a text tower whose description lies on the hub
             reason = str(error).splitlines()[0]
-            raise UserError(f"{self.weights[0].title} needs files from the hub ({reason}): go online.") from None
-        wanted = {k: v for k, v in self.about.items() if k in ("mean", "std", "interpolation", "resize_mode")}
-        pixels = image_transform_v2(PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False)
+            raise UserError(
+                f"{self.weights[0].title} needs files from the hub ({reason}): go online."
+            ) from None
+        wanted = {
+            k: v
+            for k, v in self.about.items()
+            if k in ("mean", "std", "interpolation", "resize_mode")
+        }
+        pixels = image_transform_v2(
+            PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False
+        )
         return clip_encoder(self.setup, self.weights[0], self.model, pixels, net).cosine()
 
 
 def letterbox(image: Image.Image, size: int = 224) -> Tensor:
-    """RGB image of any size -> float [3, size, size]: the longer side to ``size``, the rest filled with black.
+    """RGB image of any size -> float [3, size, size]: the longer side to ``size``, the rest filled
+    with black.
 
-    As in the authors' code, pixels are scaled after the change to [0, 1] and padded before the normalisation.  That
-    code does not pad an image whose longer side is already ``size``, and fails unless it is square; this pads it.
+    As in the authors' code, pixels are scaled after the change to [0, 1] and padded before the
+    normalisation.  That code does not pad an image whose longer side is already ``size``, and
+    fails unless it is square; this pads it.
     """
     import torch
     import torch.nn.functional as F
@@ -168,7 +214,9 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
     scale = size / max(height, width)
     if scale != 1:
         new = [max(round(side * scale), 1) for side in (height, width)]
-        pixels = F.interpolate(pixels[None], new, mode="bicubic", align_corners=False, antialias=True)[0]
+        pixels = F.interpolate(
+            pixels[None], new, mode="bicubic", align_corners=False, antialias=True
+        )[0]
     down, right = size - pixels.shape[1], size - pixels.shape[2]
     pixels = F.pad(pixels, (right // 2, right - right // 2, down // 2, down - down // 2))
     return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
@@ -176,7 +224,9 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
 
 @register("metric", "hpsv2")
 class HpsV2(ImageMetric):
-    """HPSv2, checkpoint v2.0: the cosine of image and caption by a ViT-H/14 tuned on preferences, about 0.2…0.35."""
+    """HPSv2, checkpoint v2.0: the cosine of image and caption by a ViT-H/14 tuned on preferences,
+    about 0.2…0.35.
+    """
 
     paper = "Wu et al. 2023, arXiv 2306.09341"
     title, weights = "HPSv2", files.published("hpsv2")
@@ -194,21 +244,35 @@ class HpsV21(HpsV2):
 
 @register("metric", "aesthetic")
 class Aesthetic(ImageMetric):
-    """LAION's improved predictor (sac+logos+ava1), a linear head on CLIP ViT-L/14, about 1…10; no caption counts."""
+    """LAION's improved predictor (sac+logos+ava1), a linear head on CLIP ViT-L/14, about 1…10; no
+    caption counts.
+    """
 
     paper = "LAION 2022, github.com/christophschuhmann/improved-aesthetic-predictor"
-    title, form, captions, weights = "Aesthetic", ".3f", False, files.published("aesthetic", "clip-l14")
+    title, form, captions, weights = (
+        "Aesthetic",
+        ".3f",
+        False,
+        files.published("aesthetic", "clip-l14"),
+    )
 
     def load(self) -> ScoreFunction:
         head, clip = self.weights
-        return aesthetic_score(clip_encoder(self.setup, clip, "ViT-L-14-quickgelu"), self.setup.find(head))
+        return aesthetic_score(
+            clip_encoder(self.setup, clip, "ViT-L-14-quickgelu"), self.setup.find(head)
+        )
 
 
 def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
-    """The head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError for another file."""
+    """The head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError for
+    another file.
+    """
 
     def read(path: Path, title: str) -> dict[str, Tensor]:
-        return {name.removeprefix("layers."): tensor for name, tensor in files.tensors(path, title).items()}
+        return {
+            name.removeprefix("layers."): tensor
+            for name, tensor in files.tensors(path, title).items()
+        }
 
     with files.seeded():
         head = files.linear_head(width)
@@ -218,7 +282,9 @@ def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> Sc
 
 @register("metric", "pickscore")
 class PickScore(ImageMetric):
-    """CLIP ViT-H/14 tuned on the choices of users between two images of one prompt: a scaled cosine, about 18…23."""
+    """CLIP ViT-H/14 tuned on the choices of users between two images of one prompt: a scaled
+    cosine, about 18…23.
+    """
 
     paper = "Kirstain et al. 2023, arXiv 2305.01569"
     title, form, weights = "PickScore", ".3f", files.published("pickscore")
@@ -230,29 +296,41 @@ class PickScore(ImageMetric):
         from transformers import CLIPModel
 
         (weights,), device = self.weights, self.setup.device
-        model = files.pretrained(CLIPModel, pickscore_config(), self.setup.find(weights), weights.title, device)
+        model = files.pretrained(
+            CLIPModel, pickscore_config(), self.setup.find(weights), weights.title, device
+        )
         pixels, tokenize = openai_pixels(), open_clip.get_tokenizer("ViT-H-14")
 
         def score(images: list[Image.Image], captions: list[str]) -> Tensor:
             prepared = torch.stack([pixels(image) for image in images])
             out = model(input_ids=tokenize(captions).to(device), pixel_values=prepared.to(device))
-            return model.logit_scale.exp() * (out.image_embeds * out.text_embeds).sum(-1)  # of unit length
+            # of unit length
+            return model.logit_scale.exp() * (out.image_embeds * out.text_embeds).sum(-1)
 
         return score
 
 
-def pickscore_config(text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, width: int = 1024) -> Any:
-    """transformers' ``CLIPConfig`` of ViT-H/14 with GELU and a joint space of ``width`` dimensions."""
+def pickscore_config(
+    text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, width: int = 1024
+) -> Any:
+    """transformers' ``CLIPConfig`` of ViT-H/14 with GELU and a joint space of ``width``
+    dimensions.
+    """
     from transformers import CLIPConfig
 
     both = {"hidden_act": "gelu", "projection_dim": width}
-    text, vision = {"eos_token_id": END} | both | text, {"patch_size": 14, "image_size": 224} | both | vision
+    text, vision = (
+        {"eos_token_id": END} | both | text,
+        {"patch_size": 14, "image_size": 224} | both | vision,
+    )
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=width)
 
 
 @register("metric", "image-reward")
 class ImageReward(ImageMetric):
-    """ImageReward: BLIP with a head trained on people's comparisons, a z-score, about −2…2, by transformers' BLIP."""
+    """ImageReward: BLIP with a head trained on people's comparisons, a z-score, about −2…2, by
+    transformers' BLIP.
+    """
 
     paper = "Xu et al. 2023, arXiv 2304.05977"
     title, weights = "ImageReward", files.published("image-reward", "bert-vocabulary")

@@ -1,4 +1,6 @@
-"""A value of a whole set of images by a network's features of them, most beside those of the setup's real images."""
+"""A value of a whole set of images by a network's features of them, most beside those of the
+setup's real images.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,17 @@ class Statistics:
 
 
 def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -> float:
-    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second as the root of its covariance."""
+    """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second as the root of its
+    covariance.
+    """
     import torch
 
-    # (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and quickly computed
+    # (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and
+    # quickly computed
     middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
-    return float((mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle)
+    return float(
+        (mean - other_mean).square().sum() + cov.trace() + other_root.square().sum() - 2 * middle
+    )
 
 
 def root(cov: Tensor) -> Tensor:
@@ -77,7 +84,9 @@ def least_images(width: int) -> int:
 
 
 def fid_infinity(features: Tensor, reference: Statistics) -> float:
-    """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the line of FID over 1/N, at 0."""
+    """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the line of
+    FID over 1/N, at 0.
+    """
     import torch
 
     count, width = features.shape
@@ -93,39 +102,56 @@ def fid_infinity(features: Tensor, reference: Statistics) -> float:
 
 
 def inside(points: Tensor, others: Tensor) -> float:
-    """Share of points [N, D] in the manifold of the others [M, D]: balls that reach the third-nearest, or farthest."""
+    """Share of points [N, D] in the manifold of the others [M, D]: balls that reach the
+    third-nearest, or farthest.
+    """
     import torch
 
-    k = min(NEAREST, len(others) - 1) + 1  # kthvalue counts from 1, and the nearest of all is the point itself
-    reach = torch.cat([torch.cdist(block, others).kthvalue(k).values for block in others.split(CHUNK)])
+    # kthvalue counts from 1, and the nearest of all is the point itself
+    k = min(NEAREST, len(others) - 1) + 1
+    reach = torch.cat(
+        [torch.cdist(block, others).kthvalue(k).values for block in others.split(CHUNK)]
+    )
     hits = [(torch.cdist(block, others) <= reach).any(1).sum() for block in points.split(CHUNK)]
     return float(torch.stack(hits).sum() / len(points))
 
 
 def precision_recall(real: Tensor, generated: Tensor) -> tuple[float, float]:
-    """(precision, recall) of features [N, D] and real ones [M, D], ≥ 2 of each (Kynkäänniemi et al., NeurIPS 2019)."""
+    """(precision, recall) of features [N, D] and real ones [M, D], ≥ 2 of each (Kynkäänniemi et
+    al., NeurIPS 2019).
+    """
     return inside(generated, real), inside(real, generated)
 
 
 def kernel_sum(x: Tensor, y: Tensor) -> float:
-    """Σ k(x_i, y_j) over all pairs of x [M, D] and y [N, D], k(x, y) = exp(−|x − y|² / 2σ²), σ = SIGMA."""
+    """Σ k(x_i, y_j) over all pairs of x [M, D] and y [N, D], k(x, y) = exp(−|x − y|² / 2σ²), σ =
+    SIGMA.
+    """
     import torch
 
-    blocks = [torch.cdist(part, y).square().div(-2 * SIGMA**2).exp().sum() for part in x.split(CHUNK)]
+    blocks = [
+        torch.cdist(part, y).square().div(-2 * SIGMA**2).exp().sum() for part in x.split(CHUNK)
+    ]
     return float(torch.stack(blocks).sum())
 
 
 def mmd2(x: Tensor, y: Tensor, unbiased: bool = True) -> float:
-    """SCALE · MMD² of x [M, D], y [N, D] (Gretton et al., JMLR 2012): Eq. 3, maybe < 0, if ``unbiased``, else Eq. 5."""
+    """SCALE · MMD² of x [M, D], y [N, D] (Gretton et al., JMLR 2012): Eq. 3, maybe < 0, if
+    ``unbiased``, else Eq. 5.
+    """
     m, n = len(x), len(y)
     within_x, within_y, across = kernel_sum(x, x), kernel_sum(y, y), kernel_sum(x, y)
     if unbiased:  # k(x, x) = 1
-        return SCALE * ((within_x - m) / (m * (m - 1)) + (within_y - n) / (n * (n - 1)) - 2 * across / (m * n))
+        return SCALE * (
+            (within_x - m) / (m * (m - 1)) + (within_y - n) / (n * (n - 1)) - 2 * across / (m * n)
+        )
     return SCALE * (within_x / m**2 + within_y / n**2 - 2 * across / (m * n))
 
 
 def inception_score(logits: Tensor) -> float:
-    """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes]; a mean over SPLITS even parts, as officially."""
+    """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes]; a mean over SPLITS even parts,
+    as officially.
+    """
     import torch
 
     with files.seeded():  # images of one kind may lie side by side
@@ -139,7 +165,9 @@ def inception_score(logits: Tensor) -> float:
 
 
 class FeatureMetric(SetMetric):
-    """On Inception-V3's features, or the embedded net's; undefined for fewer than ``fewest`` images."""
+    """On Inception-V3's features, or the embedded net's; undefined for fewer than ``fewest``
+    images.
+    """
 
     compares, weights = True, files.published("inception")
     resize: ClassVar[str] = ""  # the resize to 299 × 299 pixels: a key of ``features.RESIZES``
@@ -159,11 +187,17 @@ class FeatureMetric(SetMetric):
     def net(self) -> Net:
         from lanternbench.metrics import features
 
-        return features.tiny_net()[0] if self.embedded else features.inception_net(self.setup, self.resize, self.layer)
+        return (
+            features.tiny_net()[0]
+            if self.embedded
+            else features.inception_net(self.setup, self.resize, self.layer)
+        )
 
     @cached_property
     def real(self) -> Any:
-        """Features [M, D] of the real images, or their statistics.  Raises UserError when an image cannot be read."""
+        """Features [M, D] of the real images, or their statistics.  Raises UserError when an image
+        cannot be read.
+        """
         from lanternbench.metrics.features import features
 
         return features(self.net, ImageFiles(images_in(self.setup.reference), strict=True))
@@ -178,7 +212,11 @@ class FeatureMetric(SetMetric):
 
         generated = features(self.net, images)
         count, title = len(generated), self.title or self.name
-        problem = f"{title} needs at least {self.fewest} images; there are {count}" if count < self.fewest else ""
+        problem = (
+            f"{title} needs at least {self.fewest} images; there are {count}"
+            if count < self.fewest
+            else ""
+        )
         if not problem and not bool(generated.isfinite().all()):
             problem = f"{title} is undefined for these images: their features are not finite"
         if problem:
@@ -186,15 +224,19 @@ class FeatureMetric(SetMetric):
         value, *more = self.values(generated)
         text = self.caution(generated) if count < ENOUGH else ""
         note = self.note("warning", text) if text else None
-        return SetScore(value, count, note, dict(zip((column.key for column in self.more), more, strict=True)))
+        return SetScore(
+            value, count, note, dict(zip((column.key for column in self.more), more, strict=True))
+        )
 
 
 @register("metric", "fid")
 class Fid(FeatureMetric):
-    """FID: the Fréchet distance between the features of generated and of real images; equal to torchmetrics'.
+    """FID: the Fréchet distance between the features of generated and of real images; equal to
+    torchmetrics'.
 
-    Inception-V3 2048 against the setup's real images, scaled as torchmetrics does.  The way to 299×299 pixels moves FID
-    by several points, so each way (see ``features``) is a metric of its own.
+    Inception-V3 2048 against the setup's real images, scaled as torchmetrics does.  The way to
+    299×299 pixels moves FID by several points, so each way (see ``features``) is a metric of its
+    own.
     """
 
     paper = "Heusel et al. 2017, arXiv 1706.08500"
@@ -213,7 +255,9 @@ class Fid(FeatureMetric):
     def caution(self, generated: Tensor) -> str:
         text, least = super().caution(generated), least_images(generated.shape[1])
         needs = f"; the metric fid-inf, which takes the bias off, needs {least}"
-        return text and text + (needs if len(generated) < least else ", or take the bias off with the metric fid-inf")
+        return text and text + (
+            needs if len(generated) < least else ", or take the bias off with the metric fid-inf"
+        )
 
 
 @register("metric", "fid-clean")
@@ -233,17 +277,22 @@ class FidLegacy(Fid):
 
 @register("metric", "fid-tiny")
 class FidTiny(Fid):
-    """FID on features of the embedded net, against held-out real scenes; its scale is another than FID's."""
+    """FID on features of the embedded net, against held-out real scenes; its scale is another than
+    FID's.
+    """
 
     title, compares, weights, embedded, stand_in = "FID-tiny", False, (files.FID_TINY,), True, ""
 
 
 @register("metric", "fid-inf")
 class FidInf(Fid):
-    """FID∞, the limit of FID for infinitely many images; it needs many.  Inception-V3 2048 against real images."""
+    """FID∞, the limit of FID for infinitely many images; it needs many.  Inception-V3 2048 against
+    real images.
+    """
 
     paper = "Chong and Forsyth 2019, arXiv 1911.07023"
-    title, stand_in, extra, warning = "FID∞", "fid-inf-tiny", True, ""  # as the estimate has no bias
+    # as the estimate has no bias
+    title, stand_in, extra, warning = "FID∞", "fid-inf-tiny", True, ""
 
     @property
     def fewest(self) -> int:  # type: ignore[override]
@@ -262,7 +311,9 @@ class FidInfTiny(FidInf, FidTiny):
 
 @register("metric", "inception-score")
 class InceptionScore(FeatureMetric):
-    """Inception Score: exp of the mean KL(p(y|x) ‖ p(y)), a mean over ten splits, by Inception-V3's 1008 logits."""
+    """Inception Score: exp of the mean KL(p(y|x) ‖ p(y)), a mean over ten splits, by
+    Inception-V3's 1008 logits.
+    """
 
     paper = "Salimans et al. 2016, arXiv 1606.03498"
     title, form, compares, layer = "Inception Score", ".2f", False, "logits_unbiased"
@@ -275,7 +326,9 @@ class InceptionScore(FeatureMetric):
 
 @register("metric", "precision-recall")
 class PrecisionRecall(FeatureMetric):
-    """Precision and recall: the share of generated images inside the real manifold, and conversely; two columns."""
+    """Precision and recall: the share of generated images inside the real manifold, and
+    conversely; two columns.
+    """
 
     paper = "Kynkäänniemi et al. 2019, arXiv 1904.06991"
     title, form, key, stand_in = "Precision", ".3f", "precision", "precision-recall-tiny"
@@ -297,7 +350,9 @@ class PrecisionRecallTiny(PrecisionRecall):
 
 @register("metric", "cmmd")
 class Cmmd(FeatureMetric):
-    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings, by the paper's unbiased estimator."""
+    """CMMD: the squared maximum mean discrepancy of unit CLIP embeddings, by the paper's unbiased
+    estimator.
+    """
 
     paper = "Jayasumana et al. 2024, arXiv 2401.09603"
     title, form, higher_is_better = "CMMD", ".3f", False
@@ -316,6 +371,8 @@ class Cmmd(FeatureMetric):
 
 @register("metric", "cmmd-biased")
 class CmmdBiased(Cmmd):
-    """CMMD by the estimator of its public code: too high by about a constant over the number of images."""
+    """CMMD by the estimator of its public code: too high by about a constant over the number of
+    images.
+    """
 
     title, unbiased = "CMMD (biased estimate)", False

@@ -3,7 +3,8 @@
 The nets: the embedded one, CLIP ViT-L/14, and Inception-V3 with three ways to 299×299 pixels.
 
 - "": as torchmetrics does by default, bilinear with anti-aliasing, without rounding;
-- "-clean": as clean-fid does (Parmar et al., CVPR 2022): Pillow's bicubic on each colour as float; rounded to 8 bits
+- "-clean": as clean-fid does (Parmar et al., CVPR 2022): Pillow's bicubic on each colour as float;
+  rounded to 8 bits
   here, as torchmetrics' net takes no other;
 - "-legacy": as pytorch-fid and torch-fidelity do: TensorFlow 1's bilinear without anti-aliasing.
 """
@@ -41,34 +42,50 @@ class Net(NamedTuple):
 
     module: Callable[[Tensor], Tensor]  # uint8 [B, 3, H, W] -> [B, D]
     prepare: Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
-    settings: str | None = None  # all that features depend on beside the images; without it nothing is cached
+    # all that features depend on beside the images; without it nothing is cached
+    settings: str | None = None
     device: str = "cpu"
 
 
 def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
-    """Features of the images, float64 [N, D] on the CPU, [0, 0] for none; of ``ImageFiles`` cached block by block."""
+    """Features of the images, float64 [N, D] on the CPU, [0, 0] for none; of ``ImageFiles`` cached
+    block by block.
+    """
     with torch.inference_mode():
         if not isinstance(images, ImageFiles) or net.settings is None:
             blocks = list(_computed(net, images))
         else:
-            blocks = [_cached(net, images, images.paths[i : i + BLOCK]) for i in range(0, len(images.paths), BLOCK)]
+            blocks = [
+                _cached(net, images, images.paths[i : i + BLOCK])
+                for i in range(0, len(images.paths), BLOCK)
+            ]
         blocks = [block.double() for block in blocks if len(block)]
         return torch.cat(blocks) if blocks else torch.zeros(0, 0, dtype=torch.float64)
 
 
 def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
-    """Features [n, D] of a block of files, stored or computed.  Raises UserError when the disk is full or read-only."""
-    digest = sha256([f"features {net.settings}", *(f"{path.parent.resolve()} {files.stamp(path)}" for path in block)])
+    """Features [n, D] of a block of files, stored or computed.  Raises UserError when the disk is
+    full or read-only.
+    """
+    digest = sha256(
+        [
+            f"features {net.settings}",
+            *(f"{path.parent.resolve()} {files.stamp(path)}" for path in block),
+        ]
+    )
     path = cache_dir() / "features" / f"{digest[:16]}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
         stored = load_file(path)["features"]
-        if stored.ndim == 2 and len(stored) == len(block):  # else some were unreadable and must be reported again
+        # else some were unreadable and must be reported again
+        if stored.ndim == 2 and len(stored) == len(block):
             return stored
     result = torch.cat([torch.zeros(0), *_computed(net, images.images(block))])
     with writing(path, HOME):
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, HOME, shared=True) as file:
-        file.write(save({"features": result}, {"settings": str(net.settings), "fingerprint": digest}))
+        file.write(
+            save({"features": result}, {"settings": str(net.settings), "fingerprint": digest})
+        )
     return result
 
 
@@ -85,14 +102,22 @@ def plain_image(image: Image.Image) -> Tensor:
 
 
 def clean_image(image: Image.Image) -> Tensor:
-    """RGB image of any size -> uint8 [3, 299, 299] as clean-fid scales: Pillow's bicubic on each colour as float."""
+    """RGB image of any size -> uint8 [3, 299, 299] as clean-fid scales: Pillow's bicubic on each
+    colour as float.
+    """
     planes = [np.asarray(plane, np.float32) for plane in image.convert("RGB").split()]
-    scaled = [Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for plane in planes]
-    return torch.from_numpy((np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8))
+    scaled = [
+        Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for plane in planes
+    ]
+    return torch.from_numpy(
+        (np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8)
+    )
 
 
 def square_image(image: Image.Image) -> Tensor:
-    """RGB image of any size -> uint8 [3, 336, 336]: the central square, scaled by Pillow's bicubic."""
+    """RGB image of any size -> uint8 [3, 336, 336]: the central square, scaled by Pillow's
+    bicubic.
+    """
     side = min(image.size)
     left, top = ((length - side) // 2 for length in image.size)
     square = image.crop((left, top, left + side, top + side))
@@ -101,7 +126,9 @@ def square_image(image: Image.Image) -> Tensor:
 
 @cache
 def tiny_net() -> tuple[Net, Statistics]:
-    """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside it."""
+    """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside
+    it.
+    """
     net, real = evaluators.load_feature_net(files.WEIGHTS / files.FID_TINY.file)
     statistics = Statistics(real["total"], real["products"], int(real["count"]))
     return Net(net, lambda image: evaluators.to_uint8([image])[0]), statistics
@@ -130,10 +157,13 @@ def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net
     return Net(net, prepare, f"inception {features}{resize} {files.stamp(path)}", setup.device)
 
 
-def inception(path: Path | None, features: str = "2048", antialias: bool = True) -> NoTrainInceptionV3:
+def inception(
+    path: Path | None, features: str = "2048", antialias: bool = True
+) -> NoTrainInceptionV3:
     """FID's Inception-V3 from its file; with random weights (He et al., 2015) without one.
 
-    ``features``: "2048", or "logits_unbiased".  Raises UserError for another file, a damaged one, or one with code.
+    ``features``: "2048", or "logits_unbiased".  Raises UserError for another file, a damaged one,
+    or one with code.
     """
 
     class Untrained(NoTrainInceptionV3):
@@ -144,7 +174,8 @@ def inception(path: Path | None, features: str = "2048", antialias: bool = True)
 
     what = ("inception-v3-compat", [features])
     if path is None:
-        with tempfile.NamedTemporaryFile(suffix=".pth") as empty, files.seeded():  # the class requires a file
+        # the class requires a file
+        with tempfile.NamedTemporaryFile(suffix=".pth") as empty, files.seeded():
             torch.save({}, empty.name)
             return Untrained(*what, empty.name, antialias=antialias)
     (weights,) = files.published("inception")

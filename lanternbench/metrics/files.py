@@ -1,5 +1,6 @@
-"""The published weights of metrics (``weights.yaml``): where they lie on this machine, how they are read, and networks
-with them; random weights without a file.  No file is opened in a way that could run code from it.
+"""The published weights of metrics (``weights.yaml``): where they lie on this machine, how they
+are read, and networks with them; random weights without a file.  No file is opened in a way that
+could run code from it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Weights(NamedTuple):
     title: str
     file: str
     url: str  # "": it comes with the package
-    sha256: str = ""  # the whole digest, its first digits where only these are published, or nothing where none is
+    # the whole digest, its first digits where only these are published, or nothing where none is
+    sha256: str = ""
     elsewhere: tuple[str, ...] = ()  # other paths, ~ and $VARIABLES expanded
     hub: tuple[str, str] | None = None  # (repository, file) on the Hugging Face hub
     gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
@@ -37,7 +39,10 @@ class Weights(NamedTuple):
     def find(self) -> Path | None:
         """The file, or None; looks only on this machine."""
         folder = cache_dir() if self.url else WEIGHTS
-        places = (folder / self.file, *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere))
+        places = (
+            folder / self.file,
+            *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere),
+        )
         if (here := next((path for path in places if path.is_file()), None)) or not self.hub:
             return here
         from huggingface_hub import try_to_load_from_cache
@@ -49,8 +54,12 @@ class Weights(NamedTuple):
 CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
 _ROWS = {
-    name: Weights(name, **dict[str, Any]((k, tuple(v) if isinstance(v, list) else v) for k, v in row.items()))
-    for name, row in yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")).items()
+    name: Weights(
+        name, **dict[str, Any]((k, tuple(v) if isinstance(v, list) else v) for k, v in row.items())
+    )
+    for name, row in yaml.safe_load(
+        Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")
+    ).items()
 }
 
 
@@ -60,7 +69,9 @@ def published(*names: str) -> tuple[Weights, ...]:
 
 
 def missing(*wanted: Weights) -> str | None:
-    """None when all files are present, else a sentence with the command that fetches the missing ones."""
+    """None when all files are present, else a sentence with the command that fetches the missing
+    ones.
+    """
     absent = [w for w in wanted if not w.find()]
     if not absent:
         return None
@@ -71,9 +82,11 @@ def missing(*wanted: Weights) -> str | None:
 
 
 def tensors(path: Path, title: str, script: str = "") -> dict[str, Tensor]:
-    """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or code-running one.
+    """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or
+    code-running one.
 
-    ``script``: the SHA-256 of a TorchScript archive, which holds code: only the official one is opened.
+    ``script``: the SHA-256 of a TorchScript archive, which holds code: only the official one is
+    opened.
     """
     import torch
     from safetensors import SafetensorError
@@ -87,7 +100,8 @@ def tensors(path: Path, title: str, script: str = "") -> dict[str, Tensor]:
             raise ValueError("its SHA-256 is another")
         if script:
             return torch.jit.load(str(path), map_location="cpu").state_dict()
-        state = torch.load(path, map_location="cpu", weights_only=True)  # refuses a pickle that runs code
+        # refuses a pickle that runs code
+        state = torch.load(path, map_location="cpu", weights_only=True)
         state = state.get("state_dict", state)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
     except (*broken, pickle.UnpicklingError, SafetensorError) as error:
@@ -97,11 +111,15 @@ def tensors(path: Path, title: str, script: str = "") -> dict[str, Tensor]:
 def wrong_file(path: Path, title: str, error: Exception) -> UserError:
     """The error for a file that cannot be used."""
     cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again.")
+    return UserError(
+        f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again."
+    )
 
 
 def stamp(path: Path | None) -> str:
-    """Name, size and time of a file: differs between files; the name of a missing one, "random" for random weights."""
+    """Name, size and time of a file: differs between files; the name of a missing one, "random"
+    for random weights.
+    """
     if path is None or not path.is_file():
         return path.name if path else "random"
     return f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
@@ -117,8 +135,16 @@ def seeded() -> Iterator[None]:
         yield
 
 
-def filled(model: Any, path: Path | None, title: str, device: str = "cpu", read: Callable[..., Any] = tensors) -> Any:
-    """``model`` in evaluation mode, with a file's tensors by ``read``, as floats.  Raises UserError for another."""
+def filled(
+    model: Any,
+    path: Path | None,
+    title: str,
+    device: str = "cpu",
+    read: Callable[..., Any] = tensors,
+) -> Any:
+    """``model`` in evaluation mode, with a file's tensors by ``read``, as floats.  Raises
+    UserError for another.
+    """
     if path is not None:
         state = read(path, title)
         try:
@@ -129,9 +155,16 @@ def filled(model: Any, path: Path | None, title: str, device: str = "cpu", read:
 
 
 def pretrained(
-    kind: Any, config: Any, path: Path | None, title: str, device: str = "cpu", unused: tuple[str, ...] = ()
+    kind: Any,
+    config: Any,
+    path: Path | None,
+    title: str,
+    device: str = "cpu",
+    unused: tuple[str, ...] = (),
 ) -> Any:
-    """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises UserError for another."""
+    """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises
+    UserError for another.
+    """
     from transformers.utils import logging
 
     if path is None:
@@ -142,7 +175,9 @@ def pretrained(
     logging.set_verbosity_error()  # else it prints a table of names
     logging.disable_progress_bar()
     try:  # names of older versions of transformers are translated
-        model, about = kind.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+        model, about = kind.from_pretrained(
+            None, config=config, state_dict=state, output_loading_info=True
+        )
     except (RuntimeError, ValueError) as error:
         raise wrong_file(path, title, error) from None
     finally:
@@ -156,7 +191,9 @@ def pretrained(
 
 
 def linear_head(width: int) -> nn.Sequential:
-    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities for training's dropout."""
+    """ImageReward's and LAION's head, [B, width] -> [B, 1]: linear layers, and identities for
+    training's dropout.
+    """
     from torch import nn
 
     layers: list[nn.Module] = []

@@ -1,5 +1,5 @@
-"""Image files: read, whatever is in them, as plain 8-bit RGB; folders of real images; the layouts that the official
-scorers of GenEval and DPG-Bench read."""
+"""Image files: read, whatever is in them, as plain 8-bit RGB; folders of real images; the layouts
+that the official scorers of GenEval and DPG-Bench read."""
 
 import hashlib
 import json
@@ -23,14 +23,26 @@ from lanternbench.utils.files import OUT, replacing, writing
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 MAX_NAME = 240  # bytes of a file name, less its ending
 GRID = 4  # images of a prompt in a DPG-Bench file, two by two
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, IndexError, TypeError, OverflowError)
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    IndexError,
+    TypeError,
+    OverflowError,
+)
 
 
 def read_image(path: str | PathLike[str]) -> Image.Image:
-    """The image (of an animation: the first frame) as 8-bit RGB, upright by its EXIF mark, transparency on white.
+    """The image (of an animation: the first frame) as 8-bit RGB, upright by its EXIF mark,
+    transparency on white.
 
-    Greyscale, palette, CMYK, 16-bit and float files are converted by value, not clipped.
-    Raises UserError naming the file when it is missing, no image, truncated, or larger than Pillow's safe size.
+    Greyscale, palette, CMYK, 16-bit and float files are converted by value, not clipped. Raises
+    UserError naming the file when it is missing, no image, truncated, or larger than Pillow's safe
+    size.
     """
     try:
         with warnings.catch_warnings():
@@ -42,7 +54,9 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
         raise UserError(f"There is no image {path}; check the path.") from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         limit = (Image.MAX_IMAGE_PIXELS or 0) // 10**6
-        raise UserError(f"The image {path} has more than {limit} million pixels; scale it down first.") from None
+        raise UserError(
+            f"The image {path} has more than {limit} million pixels; scale it down first."
+        ) from None
     except _BROKEN as error:
         raise UserError(f"The image {path} cannot be read ({error}); replace the file.") from None
 
@@ -67,7 +81,8 @@ def _grey(values: np.ndarray) -> Image.Image:
 class ImageFiles:
     """Image files, read one by one as RGB images; ``read`` counts them.
 
-    A file that cannot be read is left out and listed in ``broken``, or raises UserError if ``strict``.
+    A file that cannot be read is left out and listed in ``broken``, or raises UserError if
+    ``strict``.
     """
 
     def __init__(self, paths: Sequence[Path], strict: bool = False):
@@ -92,11 +107,17 @@ class ImageFiles:
 
 def images_in(folder: Path | None) -> list[Path]:
     """The image files of a folder, sorted by name; an empty list without a folder."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder and folder.is_dir() else []
+    return (
+        sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+        if folder and folder.is_dir()
+        else []
+    )
 
 
 def real_images(folder: Path | None) -> dict[str, Any] | None:
-    """The real images as results record them: folder name, count, and SHA-256 over their names and sizes."""
+    """The real images as results record them: folder name, count, and SHA-256 over their names and
+    sizes.
+    """
     if folder is None:
         return None
     paths = images_in(folder)
@@ -110,23 +131,29 @@ def sha256(lines: list[str]) -> str:
 
 
 def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> str:
-    """Write image files, by prompt text, into ``folder`` in a layout; returns what was written, as a sentence.
+    """Write image files, by prompt text, into ``folder`` in a layout; returns what was written, as
+    a sentence.
 
-    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts as in ``--prompts``.  Raises UserError for any
-    other layout and as the two functions below do.
+    layout: "geneval" or "dpg", with ``:FILE`` of the official prompts as in ``--prompts``.  Raises
+    UserError for any other layout and as the two functions below do.
     """
     name, colon, where = layout.partition(":")
     if name == "geneval":
         path = component("prompts", name)().locate(name, where if colon else None)
         return f"{export_geneval(images, geneval_metadata(path), folder)} images in {folder}"
     if name == "dpg":
-        count, side = export_dpg(images, {prompt.text: prompt.id for prompt in load(layout)}, folder)
+        count, side = export_dpg(
+            images, {prompt.text: prompt.id for prompt in load(layout)}, folder
+        )
         return f"{count} files in {folder}, for --resolution {side}"
     raise UserError(f"there is no layout {name}: use geneval or dpg.")
 
 
-def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path) -> int:
-    """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``, NNNNN the line of the metadata; how many images.
+def export_geneval(
+    images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path
+) -> int:
+    """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``, NNNNN the line of the
+    metadata; how many images.
 
     Raises UserError when none belongs to a prompt, one cannot be read, or the disk is full.
     """
@@ -139,19 +166,28 @@ def export_geneval(images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapp
                 file.write(json.dumps(line).encode())
             count += 1
     if not count:
-        raise UserError("no image has a prompt of GenEval: run with --prompts geneval, then export.")
+        raise UserError(
+            "no image has a prompt of GenEval: run with --prompts geneval, then export."
+        )
     return count
 
 
-def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], folder: Path) -> tuple[int, int]:
-    """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first where there are fewer.
+def export_dpg(
+    images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], folder: Path
+) -> tuple[int, int]:
+    """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first where there
+    are fewer.
 
-    ids: DPG-Bench's id of each prompt text.  Returns how many files were written, and the side of one image in pixels.
-    Raises UserError when none belongs to a prompt, an id is no file name, images differ in size or are not square, or
-    the disk is full.
+    ids: DPG-Bench's id of each prompt text.  Returns how many files were written, and the side of
+    one image in pixels. Raises UserError when none belongs to a prompt, an id is no file name,
+    images differ in size or are not square, or the disk is full.
     """
-    if wrong := [name for name in ids.values() if Path(name).name != name or len(name.encode()) > MAX_NAME]:
-        raise UserError(f"the id {wrong[0][:60]!r} is no file name: correct it in the prompts of DPG-Bench.")
+    if wrong := [
+        name for name in ids.values() if Path(name).name != name or len(name.encode()) > MAX_NAME
+    ]:
+        raise UserError(
+            f"the id {wrong[0][:60]!r} is no file name: correct it in the prompts of DPG-Bench."
+        )
     sides, count = set(), 0
     for text, name in ids.items():
         parts = [read_image(path) for path in images.get(text, ())[:GRID]]
@@ -161,7 +197,9 @@ def export_dpg(images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], fol
         sides |= {side for part in parts for side in part.size}
         if len(sides) > 1:
             found = sorted(sides)
-            raise UserError(f"DPG-Bench reads square images of one size, and there are sides of {found} pixels.")
+            raise UserError(
+                f"DPG-Bench reads square images of one size, and there are sides of {found} pixels."
+            )
         side = parts[0].width
         whole = Image.new("RGB", parts[0].size if len(parts) == 1 else (2 * side, 2 * side))
         for i, part in enumerate(parts):  # row by row

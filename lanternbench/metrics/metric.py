@@ -1,6 +1,8 @@
-"""Base classes of metrics: a value per image (``ImageMetric``) or per set of images (``SetMetric``), and its column.
+"""Base classes of metrics: a value per image (``ImageMetric``) or per set of images
+(``SetMetric``), and its column.
 
-All that tables, commands and scoring need to know of a metric are attributes of its registered class.
+All that tables, commands and scoring need to know of a metric are attributes of its registered
+class.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 BATCH = 32  # images that go through a network together at most
 ENOUGH = 5000  # images from which on values of whole sets are usually quoted
 RANDOM = "-random"  # ends the name of a metric that a network without trained weights computed
-ScoreFunction = Callable[[list[Image.Image], list[str]], "Tensor"]  # images, captions -> values [B]
+# images, captions -> values [B]
+ScoreFunction = Callable[[list[Image.Image], list[str]], "Tensor"]
 
 
 class Column(NamedTuple):
@@ -48,7 +51,8 @@ class Setup(NamedTuple):
 
     reference: Path | None = None  # a folder of real images
     device: str = "cpu"
-    random: bool = False  # networks at full size, without any file: their times are real, their values mean nothing
+    # networks at full size, without any file: their times are real, their values mean nothing
+    random: bool = False
 
     def find(self, weights: Weights) -> Path | None:
         """The file to read; None for random weights.  Raises UserError for a missing file."""
@@ -65,7 +69,8 @@ class SetScore:
     value: float | None
     count: int
     note: Note | None = None
-    more: Mapping[str, float | None] = field(default_factory=dict)  # further columns that come with it
+    # further columns that come with it
+    more: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class Metric:
@@ -81,7 +86,8 @@ class Metric:
     embedded: ClassVar[bool] = False  # computed by the package's small networks
     stand_in: ClassVar[str] = ""  # the embedded metric that this name means on the tiny target
     compares: ClassVar[bool] = False  # with the real images of the setup
-    over_categories: ClassVar[bool] = False  # its mean is that of the means of the prompts' categories
+    # its mean is that of the means of the prompts' categories
+    over_categories: ClassVar[bool] = False
     extra: ClassVar[bool] = False  # computed only when it is asked for by name
 
     def __init__(self, name: str, setup: Setup):
@@ -95,13 +101,20 @@ class Metric:
         mark = RANDOM if random else ""
         first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
         about = name, cls.embedded, random, cls.over_categories
-        return [Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about) for c in (first, *cls.more)]
+        return [
+            Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about)
+            for c in (first, *cls.more)
+        ]
 
     def available(self) -> Note | None:
         """None, or a note on what is missing, with the command that fetches it."""
         reason = None if self.setup.random else missing(*self.weights)
         if reason is None and self.compares and len(images_in(folder := self.setup.reference)) < 2:
-            where = f"{folder} holds fewer than two images" if folder else "no folder of them was given"
+            where = (
+                f"{folder} holds fewer than two images"
+                if folder
+                else "no folder of them was given"
+            )
             reason = f"{self.title or self.name} compares with real images and {where}"
             reason += "; give one: lanternbench score --reference FOLDER"
         return self.note("missing", reason) if reason else None
@@ -144,7 +157,9 @@ class ImageMetric(Metric):
 
         starts = range(0, len(images), BATCH)
         with plugin_errors(self), torch.inference_mode():
-            batches = [self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts]
+            batches = [
+                self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts
+            ]
             values = torch.cat(batches).tolist()
         return [v if math.isfinite(v) else None for v in values]
 
@@ -161,4 +176,6 @@ class SetMetric(Metric):
         missing = self.available()
         with plugin_errors(self):
             score = SetScore(None, 0, missing) if missing else self.compute(images)
-        return replace(score, more={f"{c.key}{self.mark}": score.more.get(c.key) for c in self.more})
+        return replace(
+            score, more={f"{c.key}{self.mark}": score.more.get(c.key) for c in self.more}
+        )

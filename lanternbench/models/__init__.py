@@ -1,6 +1,9 @@
-"""Targets by family, the parts that they share, and drafters.  A family's loader is imported when it is used."""
+"""Targets by family, the parts that they share, and drafters.  A family's loader is imported when
+it is used.
+"""
 
-# in the order in which ``targets`` lists them; each folder also has the family's rows, ``catalogue.yaml``
+# in the order in which ``targets`` lists them; each folder also has the family's rows,
+# ``catalogue.yaml``
 MODULES = {
     "tiny": "tiny.checkpoint",
     "llamagen": "llamagen.checkpoint",

@@ -24,27 +24,36 @@ _SIZE = r"(?:layers=[1-9]\d?|grid=[1-9]\d{0,2}(?:x[1-9]\d{0,2})?)"
 _SIZED = re.compile(rf"(?P<name>[^=:]+):(?P<sizes>{_SIZE}(?:,{_SIZE})?)(?:=(?P<folder>.+))?")
 
 
-def load_target(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
-    """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format (``train tiny``).
+def load_target(
+    name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None
+) -> Target:
+    """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format
+    (``train tiny``).
 
-    A folder of a catalogue name is ./NAME.  ``random_weights``: the architecture at full size, without any file;
-    NAME:layers=N,grid=RxC has N layers and draws R rows of C tokens; NAME:grid=RxC reads weights too (``Entry.grids``).
-    ``dtype``: of the weights, float32 or bfloat16 (default: float32 on a CPU and in the embedded format, else
-    bfloat16).  Raises UserError for an unknown name or dtype and for weights that are missing or damaged.
+    A folder of a catalogue name is ./NAME.  ``random_weights``: the architecture at full size,
+    without any file; NAME:layers=N,grid=RxC has N layers and draws R rows of C tokens;
+    NAME:grid=RxC reads weights too (``Entry.grids``). ``dtype``: of the weights, float32 or
+    bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises
+    UserError for an unknown name or dtype and for weights that are missing or damaged.
     """
     target = load_unpacked(name, device, random_weights, dtype)
     fit_threads(target.model)
     return packed(target)
 
 
-def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None) -> Target:
+def load_unpacked(
+    name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None
+) -> Target:
     """As ``load_target``, in layers that gradients pass through."""
     weights = None if dtype is None else dtype_named(dtype)
     if device.startswith("cuda"):
         set_device(device)
-    for kind in components("target") if name not in catalogue() else ():  # no folder shadows a name
+    # no folder shadows a name
+    for kind in components("target") if name not in catalogue() else ():
         if itself := family(kind).reads(Path(name)):
-            return _from_files(Entry(name=itself.name, family=kind, about=""), itself, device, weights)
+            return _from_files(
+                Entry(name=itself.name, family=kind, about=""), itself, device, weights
+            )
     sized = _SIZED.fullmatch(name)
     title, _, where = (sized["name"], "", sized["folder"]) if sized else name.partition("=")
     row = resized(entry(title), sized["sizes"], random_weights) if sized else entry(title)
@@ -61,11 +70,17 @@ def load_unpacked(name: str, device: str = "cpu", random_weights: bool = False, 
 
 
 def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
-    """A row with ``layers=N``, ``grid=RxC`` or both.  Raises UserError for sizes of which there are no weights."""
+    """A row with ``layers=N``, ``grid=RxC`` or both.  Raises UserError for sizes of which there
+    are no weights.
+    """
     chosen = dict(part.split("=") for part in sizes.split(","))
-    if not random_weights and ("layers" in chosen or written(chosen["grid"]) not in map(written, row.grids)):
+    if not random_weights and (
+        "layers" in chosen or written(chosen["grid"]) not in map(written, row.grids)
+    ):
         offered = f", or name one of its grids: {', '.join(row.grids)}" if row.grids else ""
-        raise UserError(f"'{row.name}:{sizes}' has sizes without weights: add --random-weights{offered}")
+        raise UserError(
+            f"'{row.name}:{sizes}' has sizes without weights: add --random-weights{offered}"
+        )
     shape: dict[str, Any] = {"n_layer": int(chosen["layers"])} if "layers" in chosen else {}
     shape |= {"grid": grid_of(chosen["grid"])} if "grid" in chosen else {}
     return row.model_copy(update={"shape": row.shape | shape, "about": f"{row.about}, {sizes}"})
@@ -78,18 +93,25 @@ def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | No
 
 
 def set_device(device: str) -> None:
-    """Select the GPU; without cuDNN's attention, torch's choice on Hopper, which plans anew for any number of keys."""
-    if (index := torch.device(device).index) is not None:  # set_device refuses "cuda" without an index
+    """Select the GPU; without cuDNN's attention, torch's choice on Hopper, which plans anew for
+    any number of keys.
+    """
+    # set_device refuses "cuda" without an index
+    if (index := torch.device(device).index) is not None:
         torch.cuda.set_device(index)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights: bool = False) -> tuple[Target, str]:
-    """``target`` with this drafter, in its dtype, in place of any other of that kind; and the kind.
+def with_drafter(
+    target: Target, spec: str, device: str = "cpu", random_weights: bool = False
+) -> tuple[Target, str]:
+    """``target`` with this drafter, in its dtype, in place of any other of that kind; and the
+    kind.
 
-    ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``; or a file or folder
-    with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout, or a ``dflash`` drafter of ours.  Raises UserError for
-    an unknown name and for weights that are missing, damaged or made for another target.
+    ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``;
+    or a file or folder with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout, or a
+    ``dflash`` drafter of ours.  Raises UserError for an unknown name and for weights that are
+    missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
     folder: Path | None = Path(spec)
@@ -104,14 +126,25 @@ def with_drafter(target: Target, spec: str, device: str = "cpu", random_weights:
         loader = family(row.family)
         folder = None if random_weights else Path(where) if where else loader.home(row)
         if folder and "model" in loader.missing(row, folder):
-            raise UserError(f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it")
-        target = replace(target, drafters=target.drafters | {kind: loader.decoder(row, folder, device, target.dtype)})
-    digests = {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()} if folder else {}
+            raise UserError(
+                f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it"
+            )
+        target = replace(
+            target,
+            drafters=target.drafters | {kind: loader.decoder(row, folder, device, target.dtype)},
+        )
+    digests = (
+        {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()}
+        if folder
+        else {}
+    )
     return packed(replace(target, weights=target.weights | digests)), kind
 
 
 def with_net(target: Target, net: Drafter) -> Target:
-    """``target`` with a drafter of the user's; with an EAGLE drafter, the prefix states that such a one reads."""
+    """``target`` with a drafter of the user's; with an EAGLE drafter, the prefix states that such
+    a one reads.
+    """
     pads = target.pad_rows if isinstance(net, DFlash) else target.eagle_pads
     return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=pads)
 
@@ -127,8 +160,8 @@ def load_with_drafter(
 ) -> Target:
     """``load_target``, and ``with_drafter`` where one is named.
 
-    ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is of none of them.
-    ``compile_mode``: see ``graph_capture.of_mode``.
+    ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is
+    of none of them. ``compile_mode``: see ``graph_capture.of_mode``.
     """
     graphs = of_mode(compile_mode, device)
     target = replace(load_target(name, device, random_weights, dtype), graphs=graphs)

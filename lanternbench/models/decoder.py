@@ -18,16 +18,21 @@ if TYPE_CHECKING:
 
 
 def causal_mask(valid: Tensor, n: int) -> Any:
-    """As ``prefix_mask``; where nothing is padded, a bias that attention recognises and makes no mask of."""
+    """As ``prefix_mask``; where nothing is padded, a bias that attention recognises and makes no
+    mask of.
+    """
     if not valid.all():
         return prefix_mask(valid, n)
-    from torch.nn.attention.bias import causal_upper_left  # imports torch's compiler, which takes seconds
+    # imports torch's compiler, which takes seconds
+    from torch.nn.attention.bias import causal_upper_left
 
     return causal_upper_left(n, n)
 
 
 def guide(logits: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance, rows [2B, …] (conditional first) -> [B, …]: uncond + scale · (cond − uncond)."""
+    """Classifier-free guidance, rows [2B, …] (conditional first) -> [B, …]: uncond + scale · (cond
+    − uncond).
+    """
     if scale == 1.0:
         return logits
     cond, uncond = logits.chunk(2)
@@ -35,23 +40,32 @@ def guide(logits: Tensor, scale: float) -> Tensor:
 
 
 def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
-    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; no position attends to a pad.
+    """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; no
+    position attends to a pad.
 
-    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier pads and the whole
-    caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the pads' hidden states.
+    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier
+    pads and the whole caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter
+    reads the pads' hidden states.
     """
     keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
     causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
     if pad_rows == "uniform":
         caption = F.pad(valid.bool(), (0, n - valid.shape[1]))
-        return torch.where(keys[..., None], causal & keys[:, None], causal | caption[:, None])[:, None]
-    return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[:, None]
+        return torch.where(keys[..., None], causal & keys[:, None], causal | caption[:, None])[
+            :, None
+        ]
+    return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[
+        :, None
+    ]
 
 
 class ImageDecoder(Stack):
-    """A stack, prompt encoder, image tokens' table, and head; ``config`` has ``decoder``, ``vocab_size``, ``grid``."""
+    """A stack, prompt encoder, image tokens' table, and head; ``config`` has ``decoder``,
+    ``vocab_size``, ``grid``.
+    """
 
-    # entries of ``config`` in which an independent drafter must equal its target, and what they count
+    # entries of ``config`` in which an independent drafter must equal its target, and what they
+    # count
     fits: ClassVar[Any] = (("vocab_size", "image tokens to choose from"), ("grid", "image tokens"))
     rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``rotary_pairs``
     rope: Tensor  # complex [positions, head_dim / 2]
@@ -77,7 +91,9 @@ class ImageDecoder(Stack):
         return (self.config.grid,)
 
     def rotary_table(self, prompt: int) -> Tensor:
-        """Rotary embeddings by position, complex [positions, head_dim / 2]; ``prompt``: positions before the image."""
+        """Rotary embeddings by position, complex [positions, head_dim / 2]; ``prompt``: positions
+        before the image.
+        """
         return self.rope
 
     def position_table(self, prompt: int) -> Tensor:
@@ -91,7 +107,9 @@ class ImageDecoder(Stack):
 
     @property
     def prompt_positions(self) -> int:
-        """Positions of a typical prompt, for cost models; where captions are ids the number depends on the caption."""
+        """Positions of a typical prompt, for cost models; where captions are ids the number
+        depends on the caption.
+        """
         return 64
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
@@ -99,17 +117,22 @@ class ImageDecoder(Stack):
         raise NotImplementedError
 
     def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
-        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to the guided state."""
+        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to
+        the guided state.
+        """
         return self.output(guide(hidden, guidance).to(self.dtype))
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim].
+        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L]
+        -> [B, L, dim].
 
         A left-padded row's positions start at its pads: only distances between positions count.
         """
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
         n, prompt = x.shape[1], prefix.shape[1]
-        return self(x, self.position_table(prompt)[None, :n, None], causal_mask(valid, n))[:, prompt - 1 :]
+        return self(x, self.position_table(prompt)[None, :n, None], causal_mask(valid, n))[
+            :, prompt - 1 :
+        ]
 
     @property
     def about(self) -> str:
@@ -118,7 +141,9 @@ class ImageDecoder(Stack):
     def misfit(self, target: Target) -> str | None:
         """Why it cannot draft for ``target``, as a clause; None where it can."""
         if type(self) is not type(target.model):
-            return f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
+            return (
+                f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
+            )
         for name, what in self.fits:
             sizes = [getattr(net.config, name) for net in (self, target.model)]
             ours, theirs = map(written, sizes) if name == "grid" else sizes
@@ -133,7 +158,9 @@ class ImageDecoder(Stack):
 
     @property
     def eagle_tables(self) -> tuple[int, int]:
-        """Rows of an EAGLE drafter's tables of image tokens and of prompt ids, if it has tables; 0: none."""
+        """Rows of an EAGLE drafter's tables of image tokens and of prompt ids, if it has tables;
+        0: none.
+        """
         return self.config.vocab_size, 0
 
     def new_eagle(self, fused: bool = False) -> Eagle:

@@ -1,4 +1,6 @@
-"""The catalogue of targets: what each is, its files, which are present, their digests.  Imports no torch."""
+"""The catalogue of targets: what each is, its files, which are present, their digests.  Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml")
 FEATURES = "features"  # the folder of stored text features, which is not part of a target
-WHOLE = 2**26  # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are read
+# bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are
+# read
+WHOLE = 2**26
 BLOCK, BLOCKS = 2**16, 256
 
 
@@ -43,7 +47,8 @@ class Source(_Row):
 
 
 class Expected(_Row):
-    """What is published of a drafter: on trees of kind ``tree``, the first drafted token is accepted at least so often.
+    """What is published of a drafter: on trees of kind ``tree``, the first drafted token is
+    accepted at least so often.
 
     Papers give mean tokens a step, which give the least f: τ − 1 = Σ P(i accepted) ≤ depth · f.
     """
@@ -56,7 +61,9 @@ class Expected(_Row):
 
 
 class Entry(_Row):
-    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by kind."""
+    """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by
+    kind.
+    """
 
     name: str
     family: str
@@ -102,14 +109,18 @@ def family(name: str) -> Family:
 
 @cache
 def catalogue() -> dict[str, Entry]:
-    """Every entry by name, family by family.  Raises UserError where two families have a row of the same name."""
+    """Every entry by name, family by family.  Raises UserError where two families have a row of
+    the same name.
+    """
     entries: dict[str, Entry] = {}
     for kind in components("target"):
         folder = MODULES.get(kind, "").split(".")[0]
         rows = Path(__file__).parent / folder / "catalogue.yaml" if folder else family(kind).rows
         for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
             if same := entries.get(name):
-                raise UserError(f"the families '{same.family}' and '{kind}' both have a target '{name}': uninstall one")
+                raise UserError(
+                    f"the families '{same.family}' and '{kind}' both have a target '{name}': uninstall one"
+                )
             entries[name] = Entry(name=name, family=kind, **row)
     return entries
 
@@ -117,7 +128,9 @@ def catalogue() -> dict[str, Entry]:
 def entry(name: str) -> Entry:
     """Raises UserError for a name that the catalogue does not have."""
     if name not in catalogue():
-        raise unknown(f"unknown target '{name}', and no folder with a target.safetensors", name, catalogue())
+        raise unknown(
+            f"unknown target '{name}', and no folder with a target.safetensors", name, catalogue()
+        )
     return catalogue()[name]
 
 
@@ -134,9 +147,12 @@ def check_target(name: str) -> None:
 
 
 def missing(row: Entry) -> list[str]:
-    """Roles whose files are missing or incomplete; drafters count, though a target works without them."""
+    """Roles whose files are missing or incomplete; drafters count, though a target works without
+    them.
+    """
     if row.family in MODULES:
-        return row.absent(row.folder) if row.files else []  # a target without files comes with the package
+        # a target without files comes with the package
+        return row.absent(row.folder) if row.files else []
     return family(row.family).missing(row, family(row.family).home(row))
 
 
@@ -147,12 +163,25 @@ def upper_limit(accepted: int, steps: int) -> float:
 
 
 def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
-    """The published figure of the row's drafter for this kind of tree and temperature; None if there is none."""
-    return next((e for e in row.expects if (e.drafter, e.tree, e.temperature) == (drafter, tree, temperature)), None)
+    """The published figure of the row's drafter for this kind of tree and temperature; None if
+    there is none.
+    """
+    return next(
+        (
+            e
+            for e in row.expects
+            if (e.drafter, e.tree, e.temperature) == (drafter, tree, temperature)
+        ),
+        None,
+    )
 
 
-def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int) -> Note | None:
-    """A warning where too few first tokens were ``accepted`` to be chance; a relaxed acceptance only accepts more."""
+def shortfall(
+    row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int
+) -> Note | None:
+    """A warning where too few first tokens were ``accepted`` to be chance; a relaxed acceptance
+    only accepts more.
+    """
     known = expectation(row, drafter, tree, temperature)
     if known is None or not steps or upper_limit(accepted, steps) >= known.first_token_acceptance:
         return None
@@ -166,15 +195,19 @@ def shortfall(row: Entry, drafter: str, tree: str, temperature: float, accepted:
 
 
 def fingerprints(place: Path) -> dict[str, str]:
-    """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each role's folder.
+    """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each
+    role's folder.
 
-    So no run mixes models of one name.  None without such files.  Changed weights in a file over 64 MB may go unseen.
+    So no run mixes models of one name.  None without such files.  Changed weights in a file over
+    64 MB may go unseen.
     """
     if place.is_file():
         return {place.stem: _digest([place], place.parent)}
     parts = {}
     for part in sorted(place.iterdir()) if place.is_dir() else []:
-        paths = [part] if part.is_file() else sorted(part.rglob("*")) if part.name != FEATURES else []
+        paths = (
+            [part] if part.is_file() else sorted(part.rglob("*")) if part.name != FEATURES else []
+        )
         if files := [path for path in paths if path.suffix in DIGESTED and path.is_file()]:
             parts[part.stem if part.is_file() else part.name] = _digest(files, place)
     return parts
@@ -186,7 +219,11 @@ def _digest(files: list[Path], root: Path) -> str:
     for path in files:
         stat = path.stat()
         content = _content(path.resolve(), stat.st_size, stat.st_mtime_ns)
-        digest.update(f"{path.relative_to(root)}\0{stat.st_size}\0{content}\n".encode("utf-8", "surrogateescape"))
+        digest.update(
+            f"{path.relative_to(root)}\0{stat.st_size}\0{content}\n".encode(
+                "utf-8", "surrogateescape"
+            )
+        )
     return digest.hexdigest()[:16]
 
 

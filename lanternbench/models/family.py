@@ -1,7 +1,8 @@
-"""Families of targets: a folder each, with a loader and rows of the catalogue, registered as ``target`` components.
+"""Families of targets: a folder each, with a loader and rows of the catalogue, registered as
+``target`` components.
 
-``Family`` is the interface that the catalogue uses.  ``PublishedFamily`` implements most of it for checkpoints with a
-sub-folder per role: a subclass says how each part is read.
+``Family`` is the interface that the catalogue uses.  ``PublishedFamily`` implements most of it for
+checkpoints with a sub-folder per role: a subclass says how each part is read.
 """
 
 from dataclasses import replace
@@ -24,8 +25,12 @@ from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 Drafter = eagle.Eagle | dflash.DFlash
 
 
-def drafter_at(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None) -> Drafter:
-    """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises UserError."""
+def drafter_at(
+    path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None
+) -> Drafter:
+    """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises
+    UserError.
+    """
     kind = dflash if "target_layers" in loading.read_state(path) else eagle
     return kind.load(path, model, device, dtype or model.dtype)
 
@@ -37,27 +42,44 @@ def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
-    makes: Any = (model.new_eagle, partial(model.new_eagle, True), partial(dflash.DFlash.untrained, model))
+    makes: Any = (
+        model.new_eagle,
+        partial(model.new_eagle, True),
+        partial(dflash.DFlash.untrained, model),
+    )
     return {net.kind: net for net in (loading.random_net(make, device, dtype) for make in makes)}
 
 
 class Family:
-    """How targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or of another size."""
+    """How targets of one kind are loaded.  Methods raise UserError for what is missing, damaged or
+    of another size.
+    """
 
-    rows: ClassVar[Path]  # YAML of catalogue rows by name, without ``family``; ours: catalogue.yaml in their folder
+    # YAML of catalogue rows by name, without ``family``; ours: catalogue.yaml in their folder
+    rows: ClassVar[Path]
     needs: ClassVar[tuple[str, ...]] = ("model",)  # roles without which nothing can be decoded
     defaults: ClassVar[dict[str, Any]] = {}  # of methods' options
 
-    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
-        """A target from the files in ``folder``, or with random weights; ``dtype``: of decoder and drafters."""
+    def load(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Target:
+        """A target from the files in ``folder``, or with random weights; ``dtype``: of decoder and
+        drafters.
+        """
         raise NotImplementedError
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        """The same architecture with random weights and drafters: its images are noise, its speed is real."""
+        """The same architecture with random weights and drafters: its images are noise, its speed
+        is real.
+        """
         return self.load(row, None, device, dtype)
 
-    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> ImageDecoder:
-        """The decoder alone, to draft for another target; with random weights where ``folder`` is None."""
+    def decoder(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> ImageDecoder:
+        """The decoder alone, to draft for another target; with random weights where ``folder`` is
+        None.
+        """
         raise NotImplementedError
 
     def options(self, row: Entry) -> dict[str, Any]:
@@ -69,11 +91,15 @@ class Family:
         return row.folder
 
     def missing(self, row: Entry, folder: Path) -> list[str]:
-        """Roles that are incomplete in ``folder``; with drafters, though a target works without them."""
+        """Roles that are incomplete in ``folder``; with drafters, though a target works without
+        them.
+        """
         return row.absent(folder)
 
     def reads(self, path: Path) -> Path | None:
-        """The folder of a target of this family that describes itself, without a row, where ``path`` names one."""
+        """The folder of a target of this family that describes itself, without a row, where
+        ``path`` names one.
+        """
         return None
 
 
@@ -83,22 +109,26 @@ def decoder_shape(row: Entry) -> dict[str, Any]:
 
 
 class PublishedFamily(Family):
-    """Checkpoints with a sub-folder per role, or, where ``folder`` is None, the same architecture with random weights.
+    """Checkpoints with a sub-folder per role, or, where ``folder`` is None, the same architecture
+    with random weights.
 
-    ``shape`` of a row: that of the decoder, under ``vq`` that of the image tokeniser, where no file has it, and the
-    ``dialect``: which of ``dialects``, by default the first.
+    ``shape`` of a row: that of the decoder, under ``vq`` that of the image tokeniser, where no
+    file has it, and the ``dialect``: which of ``dialects``, by default the first.
     """
 
     network: ClassVar[Any]  # a class of ``ImageDecoder``
     configuration: ClassVar[type]  # of ``network``
     title: ClassVar[str] = ""  # the model's name in error messages
     prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``from_published``
-    vq_file: ClassVar[str] = "the published tokeniser"  # what to put into ``vq`` where the model's files lack a decoder
+    # what to put into ``vq`` where the model's files lack a decoder
+    vq_file: ClassVar[str] = "the published tokeniser"
     eagle_pads: ClassVar[Pads] = "alone"  # see ``Target``
     dialects: ClassVar[dict[str, Any]] = {}
     tokeniser_class: ClassVar[type[IdTokeniser]] = IdTokeniser
-    special: ClassVar[dict[str, int]] = {}  # the published ids of the tokens around a caption, by name
-    # a function: of a token's name, the index of the image token that the tokeniser calls so, None for other tokens
+    # the published ids of the tokens around a caption, by name
+    special: ClassVar[dict[str, int]] = {}
+    # a function: of a token's name, the index of the image token that the tokeniser calls so, None
+    # for other tokens
     image_number: ClassVar[Any] = None
 
     def dialect(self, row: Entry) -> Any:
@@ -117,12 +147,16 @@ class PublishedFamily(Family):
         return folder / "model" / "tokenizer.json"
 
     def described(self, config: dict[str, Any], row: Entry) -> Any:
-        """A config.json -> the decoder's configuration.  Raises UserError for another architecture or variant."""
+        """A config.json -> the decoder's configuration.  Raises UserError for another architecture
+        or variant.
+        """
         raise NotImplementedError
 
     def image_ids(self, folder: Path, config: Any) -> Tensor | None:
         """The prompt id of each image token [V]; None where they have none."""
-        return self.image_number and image_ids(IdTokeniser(self.tokeniser(folder)).names, self.image_number)
+        return self.image_number and image_ids(
+            IdTokeniser(self.tokeniser(folder)).names, self.image_number
+        )
 
     def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
         """The decoder's configuration, and ``image_ids``."""
@@ -136,7 +170,9 @@ class PublishedFamily(Family):
     def config_file(self, folder: Path) -> Path:
         return self.weights(folder) / "config.json"
 
-    def renamed(self, state: loading.State, config: Any, image_ids: Tensor | None) -> loading.State:
+    def renamed(
+        self, state: loading.State, config: Any, image_ids: Tensor | None
+    ) -> loading.State:
         """Tensors of one layer, or all that belong to none, under our names."""
         state = loading.from_published(state, self.prefixes, config)
         return state if image_ids is None else loading.image_tables(state, image_ids)
@@ -157,8 +193,12 @@ class PublishedFamily(Family):
         with loading.explain_errors(where, f"holds no image tokeniser of {row.name}"):
             state = self.vq_state(where, folder)
         if not any(key.startswith("decoder.") for key in state):
-            raise UserError(f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}")
-        return loading.load_into(lambda: self.new_vq(row, folder), state, where, device, torch.float32)
+            raise UserError(
+                f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}"
+            )
+        return loading.load_into(
+            lambda: self.new_vq(row, folder), state, where, device, torch.float32
+        )
 
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
         """The text before and after a caption."""
@@ -168,7 +208,9 @@ class PublishedFamily(Family):
         """``Target.text``: by default, prompts are ids."""
         if folder is None:
             return WordIds(self.config(row).prompt_ids, self.special)
-        text = self.tokeniser_class(self.tokeniser(folder), self.special, self.template(row, folder))
+        text = self.tokeniser_class(
+            self.tokeniser(folder), self.special, self.template(row, folder)
+        )
         if (ids := self.published(row, folder)[1]) is not None:
             text.reserved |= set(ids.tolist())
         return text
@@ -177,18 +219,33 @@ class PublishedFamily(Family):
         """Further fields of the ``Target``."""
         raise NotImplementedError
 
-    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+    def load(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Target:
         dtype = dtype or loading.dtype_for(device)
-        text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)  # small files fail first
+        # small files fail first
+        text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)
         model = self.decoder(row, folder, device, dtype)
-        drafters = random_drafters(model, device, dtype) if folder is None else drafters_in(folder, model, device)
-        fields: dict[str, Any] = {"options": self.options(row), "drafters": drafters, "eagle_pads": self.eagle_pads}
+        drafters = (
+            random_drafters(model, device, dtype)
+            if folder is None
+            else drafters_in(folder, model, device)
+        )
+        fields: dict[str, Any] = {
+            "options": self.options(row),
+            "drafters": drafters,
+            "eagle_pads": self.eagle_pads,
+        }
         fields["pad_rows"] = self.eagle_pads if folder and drafters else "alone"
         fields["prompt_template"] = "{caption}".join(self.template(row, folder))
         sampling = (row.guidance, row.top_k, row.temperature, row.top_p)
-        return Target(row.name, model, vq, text, *sampling, **fields | self.fields(row, model, text, folder))
+        return Target(
+            row.name, model, vq, text, *sampling, **fields | self.fields(row, model, text, folder)
+        )
 
-    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Any:
+    def decoder(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Any:
         dtype = dtype or loading.dtype_for(device)
         if folder is None:
             return loading.random_net(lambda: self.network(self.config(row)), device, dtype)

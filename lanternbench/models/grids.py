@@ -8,8 +8,16 @@ COARSE = 16  # the side of a square image's coarse grid
 
 
 def grid_of(value: int | str | Sequence[int]) -> Grid:
-    """24, "24", "24x16" (rows × columns) or [24, 16] -> (rows, columns).  Raises ValueError for anything else."""
-    parts = value.split("x") if isinstance(value, str) else [value] if isinstance(value, int) else list(value)
+    """24, "24", "24x16" (rows × columns) or [24, 16] -> (rows, columns).  Raises ValueError for
+    anything else.
+    """
+    parts = (
+        value.split("x")
+        if isinstance(value, str)
+        else [value]
+        if isinstance(value, int)
+        else list(value)
+    )
     rows, columns = (int(part) for part in (parts * 2 if len(parts) == 1 else parts))
     if min(rows, columns) < 1:
         raise ValueError(f"images of {rows}×{columns} tokens")
@@ -28,7 +36,9 @@ def coarse(grid: Grid) -> Grid:
 
 
 def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:
-    """Of a token, counted through grids that are drawn in this order: the first token of its grid, and its columns."""
+    """Of a token, counted through grids that are drawn in this order: the first token of its grid,
+    and its columns.
+    """
     first = 0
     for grid in grids[:-1]:
         if token < first + size(grid):
@@ -38,7 +48,9 @@ def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:
 
 
 def neighbours(grids: Sequence[Grid], count: int) -> tuple[list[int], list[int]]:
-    """Of the first ``count`` tokens, drafts past the end below it: row number, and token above, -1 in a first row."""
+    """Of the first ``count`` tokens, drafts past the end below it: row number, and token above, -1
+    in a first row.
+    """
     row, above, last = [], [], 0
     for token in range(count):
         first, columns = place(grids, token)

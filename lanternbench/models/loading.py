@@ -1,7 +1,9 @@
-"""Published checkpoint files -> modules: memory-mapped, no weight held twice, nothing executed, every failure named.
+"""Published checkpoint files -> modules: memory-mapped, no weight held twice, nothing executed,
+every failure named.
 
-Their key names and layouts -> ours, too, of decoders and of their EAGLE drafters.  Published layouts rotate halves of a
-head, as transformers does; here pairs are interleaved, as in LlamaGen and Meta's.
+Their key names and layouts -> ours, too, of decoders and of their EAGLE drafters.  Published
+layouts rotate halves of a head, as transformers does; here pairs are interleaved, as in LlamaGen
+and Meta's.
 """
 
 import json
@@ -34,8 +36,18 @@ _INNER = ("model", "module", "state_dict")  # under which official .pt files kee
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LAYER = re.compile(r"\blayers\.\d+\.")
 # what code raises that trusts the numbers and names in a file
-ODD = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
-# our fused matrices -> their parts: in transformers' names, and in the official ones of LlamaGen and Chameleon
+ODD = (
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+)
+# our fused matrices -> their parts: in transformers' names, and in the official ones of LlamaGen
+# and Chameleon
 HF = {
     "attention.wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "feed_forward.w13": ("mlp.gate_proj", "mlp.up_proj"),
@@ -55,15 +67,16 @@ _RENAMED = {
     "post_self_attn_layernorm": "attention_out_norm",  # GLM's, with ``sandwich_norm``
     "post_mlp_layernorm": "ffn_out_norm",
 }
-_COMPUTED = ("rotary_emb.inv_freq", "rope.freqs", "freqs_cis")  # rotary frequencies, which are not read
+# rotary frequencies, which are not read
+_COMPUTED = ("rotary_emb.inv_freq", "rope.freqs", "freqs_cis")
 TABLE = "embed_tokens.weight"  # of all ids
 
 
 def read_state(path: Path) -> State:
     """The tensors of a checkpoint: a file, or a folder with one, or with shards and their index.
 
-    Tensors stay on disk until they are read.  Raises UserError for a file that is missing, truncated, not readable or
-    that holds anything but tensors, and for a missing shard.
+    Tensors stay on disk until they are read.  Raises UserError for a file that is missing,
+    truncated, not readable or that holds anything but tensors, and for a missing shard.
     """
     return {name: value for file in _files(path) for name, value in _read(file).items()}
 
@@ -78,12 +91,16 @@ def _files(path: Path) -> list[Path]:
             raise UserError(f"{index} is no index of shards: fetch it again") from None
         shards = [path / Path(str(name)).name for name in names]  # never outside the folder
         if absent := [shard.name for shard in shards if not shard.is_file()]:
-            raise UserError(f"{path} lacks the shard {absent[0]} that {index.name} names: fetch it again")
+            raise UserError(
+                f"{path} lacks the shard {absent[0]} that {index.name} names: fetch it again"
+            )
         return shards
     for pattern in ("*.safetensors", "*.pt", "*.bin", "*.pth", "*.ckpt"):
         files = sorted(path.glob(pattern))
         if len(files) > 1:
-            raise UserError(f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep one")
+            raise UserError(
+                f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep one"
+            )
         if files:
             return files
     raise UserError(f"{path} holds no checkpoint: put a .safetensors, .pt or .bin file there")
@@ -95,12 +112,26 @@ def _read(path: Path) -> State:
             return load_file(path)
         state = torch.load(path, map_location="cpu", mmap=_mappable(path), weights_only=True)
     except pickle.UnpicklingError:
-        raise UserError(f"{path} holds more than tensors; it was not opened: use the official file") from None
+        raise UserError(
+            f"{path} holds more than tensors; it was not opened: use the official file"
+        ) from None
     except (PermissionError, IsADirectoryError) as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): make it a readable file") from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError):
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): make it a readable file"
+        ) from None
+    except (
+        SafetensorError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        ValueError,
+        LookupError,
+        AttributeError,
+    ):
         raise UserError(f"{path} is truncated or damaged: fetch it again") from None
-    while isinstance(state, dict) and (inner := next((k for k in _INNER if isinstance(state.get(k), dict)), None)):
+    while isinstance(state, dict) and (
+        inner := next((k for k in _INNER if isinstance(state.get(k), dict)), None)
+    ):
         state = state[inner]
     if not isinstance(state, dict):
         raise UserError(f"{path} holds no named tensors: use the official file")
@@ -108,13 +139,17 @@ def _read(path: Path) -> State:
 
 
 def _mappable(path: Path) -> bool:
-    """Can tensors stay on disk until they are read?  Not in what torch wrote before 1.6, which is no zip archive."""
+    """Can tensors stay on disk until they are read?  Not in what torch wrote before 1.6, which is
+    no zip archive.
+    """
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(2) == b"PK"
 
 
 class Undrawn(TorchFunctionMode):
-    """Normal initial values are not drawn: on the meta device that would import much of PyTorch, for seconds."""
+    """Normal initial values are not drawn: on the meta device that would import much of PyTorch,
+    for seconds.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.normal_, nn.init.normal_):
@@ -126,8 +161,14 @@ class Undrawn(TorchFunctionMode):
 def empty_parameters() -> Iterator[None]:
     """Modules built inside have their buffers, but parameters on the meta device."""
 
-    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
-        return parameter if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
+    def without_memory(
+        module: nn.Module, name: str, parameter: nn.Parameter | None
+    ) -> nn.Parameter | None:
+        return (
+            parameter
+            if parameter is None
+            else nn.Parameter(parameter.to("meta"), requires_grad=False)
+        )
 
     register = torch.nn.modules.module.register_module_parameter_registration_hook
     handle = register(without_memory)  # type: ignore[arg-type]  # its annotation forbids what it documents
@@ -138,18 +179,28 @@ def empty_parameters() -> Iterator[None]:
         handle.remove()
 
 
-def load_into(make: Callable[[], Net], state: State, where: Path, device: str, dtype: torch.dtype) -> Net:
-    """The module of ``make`` with ``state``, which is emptied.  Raises UserError for another architecture or size."""
+def load_into(
+    make: Callable[[], Net], state: State, where: Path, device: str, dtype: torch.dtype
+) -> Net:
+    """The module of ``make`` with ``state``, which is emptied.  Raises UserError for another
+    architecture or size.
+    """
     return _filled(make, [state], where, lambda value: value.to(device, dtype), device)
 
 
 def load_layers(
-    make: Callable[[], Net], path: Path, convert: Convert, device: str, dtype: torch.dtype, strict: bool = False
+    make: Callable[[], Net],
+    path: Path,
+    convert: Convert,
+    device: str,
+    dtype: torch.dtype,
+    strict: bool = False,
 ) -> Net:
-    """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in memory at a time.
+    """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in
+    memory at a time.
 
-    ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: raises UserError also for a
-    tensor that the module has no place for.
+    ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: raises
+    UserError also for a tensor that the module has no place for.
     """
     on_disk: set[int] = set()  # storages of the current layer that lie in the file
 
@@ -163,7 +214,8 @@ def load_layers(
             layers[layer.group() if (layer := _LAYER.search(key)) else ""].append(key)
         mappable = all(map(_mappable, _files(path)))
         for keys in layers.values():
-            if mappable:  # what was read of a file leaves memory with the last tensor of that reading
+            # what was read of a file leaves memory with the last tensor of that reading
+            if mappable:
                 state = read_state(path)
             part = {key: state.pop(key) for key in keys}
             if mappable:
@@ -178,7 +230,12 @@ def load_layers(
 
 
 def _filled(
-    make: Callable[[], Net], parts: Iterable[State], where: Path, moved: Moved, device: str, strict: bool = False
+    make: Callable[[], Net],
+    parts: Iterable[State],
+    where: Path,
+    moved: Moved,
+    device: str,
+    strict: bool = False,
 ) -> Net:
     (kind, shapes), values = _sketch(make, where), {}
     for state in parts:
@@ -190,8 +247,11 @@ def _filled(
                 )
             values[name] = _checked(state.pop(name), name, where, moved)
         if strict and state:
-            raise UserError(f"{where} has a '{min(state)}' that a {kind} of this kind has no place for: use another")
-    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]  # what Emu3's tokeniser has no use for
+            raise UserError(
+                f"{where} has a '{min(state)}' that a {kind} of this kind has no place for: use another"
+            )
+    # what Emu3's tokeniser has no use for
+    wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]
     if lost := [k for k in wanted if k not in values]:
         raise UserError(
             f"{where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): it is not a {kind}"
@@ -203,7 +263,9 @@ def _filled(
 
 
 def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
-    """The module's class name, and each tensor's shape by name, at no cost.  Raises UserError for impossible sizes."""
+    """The module's class name, and each tensor's shape by name, at no cost.  Raises UserError for
+    impossible sizes.
+    """
     count = 0
 
     def counted(*_: object) -> None:
@@ -211,7 +273,8 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
         if (count := count + 1) > MAX_MODULES:
             raise ValueError(f"more than {MAX_MODULES} modules")
 
-    # arithmetic on the meta device imports much of PyTorch, for seconds, and the sizes of our own files are known
+    # arithmetic on the meta device imports much of PyTorch, for seconds, and the sizes of our own
+    # files are known
     unallocated = empty_parameters() if where.is_relative_to(WEIGHTS) else torch.device("meta")
     handle = torch.nn.modules.module.register_module_module_registration_hook(counted)
     try:
@@ -233,30 +296,49 @@ def cause(error: Exception) -> str:
 
 @contextmanager
 def explain_errors(where: Path, what: str) -> Iterator[None]:
-    """Turns exceptions from code that interprets a file into a UserError: ``where``, ``what`` and the cause."""
+    """Turns exceptions from code that interprets a file into a UserError: ``where``, ``what`` and
+    the cause.
+    """
     try:
         yield
     except ODD as error:
-        raise UserError(f"{where} {what} ({cause(error)}): use the official file of this target") from None
+        raise UserError(
+            f"{where} {what} ({cause(error)}): use the official file of this target"
+        ) from None
 
 
 def _checked(value: Tensor, name: str, where: Path, moved: Moved) -> Tensor:
-    """``moved(value)``.  Raises UserError for quantised numbers, NaN and infinity: a drafter with them is only slow."""
+    """``moved(value)``.  Raises UserError for quantised numbers, NaN and infinity: a drafter with
+    them is only slow.
+    """
     if value.dtype not in _PLAIN and not name.endswith("num_batches_tracked"):
-        raise UserError(f"'{name}' in {where} is quantised ({value.dtype}): use one in float16, bfloat16 or float32")
+        raise UserError(
+            f"'{name}' in {where} is quantised ({value.dtype}): use one in float16, bfloat16 or float32"
+        )
     value = moved(value)
-    if value.dtype.is_floating_point and not value.sum(dtype=torch.float32).isfinite() and not value.isfinite().all():
-        raise UserError(f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew")
+    if (
+        value.dtype.is_floating_point
+        and not value.sum(dtype=torch.float32).isfinite()
+        and not value.isfinite().all()
+    ):
+        raise UserError(
+            f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew"
+        )
     return value
 
 
 def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
-    """A module filled in place, on its device: nothing is held twice.  On ``meta`` it has a shape and no weights."""
+    """A module filled in place, on its device: nothing is held twice.  On ``meta`` it has a shape
+    and no weights.
+    """
     with empty_parameters():
         net = make()
     generator = None if device == "meta" else torch.Generator(device).manual_seed(0)
 
-    values = {name: torch.empty(p.shape, device=device, dtype=dtype) for name, p in net.named_parameters()}
+    values = {
+        name: torch.empty(p.shape, device=device, dtype=dtype)
+        for name, p in net.named_parameters()
+    }
     for name, value in values.items():
         if "norm" in name:
             value.fill_(float(name.rpartition(".")[2] == "weight"))
@@ -273,7 +355,9 @@ def read_config(path: Path) -> dict[str, Any]:
             raise ValueError("it is too large")
         return read_object(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path} ({error}); use the {path.name} published with the weights") from None
+        raise UserError(
+            f"cannot read {path} ({error}); use the {path.name} published with the weights"
+        ) from None
 
 
 def dtype_for(device: str) -> torch.dtype:
@@ -289,11 +373,15 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def fused(state: State) -> State:
-    """Parts of matrices, where there are any, concatenated.  Raises KeyError where one of several is absent."""
+    """Parts of matrices, where there are any, concatenated.  Raises KeyError where one of several
+    is absent.
+    """
     result = dict(state)
     for whole, parts in (*HF.items(), *OFFICIAL.items()):
         for key in [k for k in state if f"{parts[0]}." in k]:
-            result[key.replace(parts[0], whole)] = torch.cat([result.pop(key.replace(parts[0], p)) for p in parts])
+            result[key.replace(parts[0], whole)] = torch.cat(
+                [result.pop(key.replace(parts[0], p)) for p in parts]
+            )
     return result
 
 
@@ -304,26 +392,38 @@ def split(state: State, layout: dict[str, tuple[str, ...]]) -> State:
         for key in [k for k in state if f"{whole}." in k]:
             value, beside = result.pop(key), f"{key.partition(whole)[0]}attention.wo.weight"
             queries = state[beside].shape[1] if len(parts) == 3 else 0
-            shared = (len(value) - queries) // 2  # keys and values may have fewer heads than queries
+            # keys and values may have fewer heads than queries
+            shared = (len(value) - queries) // 2
             pieces = value.split([queries, shared, shared][-len(parts) :])
-            result |= {key.replace(whole, part): x.contiguous() for part, x in zip(parts, pieces, strict=True)}
+            result |= {
+                key.replace(whole, part): x.contiguous()
+                for part, x in zip(parts, pieces, strict=True)
+            }
     return result
 
 
-def from_published(state: State, prefixes: tuple[str, ...] | None = None, halves: DecoderConfig | None = None) -> State:
-    """transformers', LANTERN's, official names -> ours; ``prefixes``: a decoder's, longest first; None: a drafter's.
+def from_published(
+    state: State, prefixes: tuple[str, ...] | None = None, halves: DecoderConfig | None = None
+) -> State:
+    """transformers', LANTERN's, official names -> ours; ``prefixes``: a decoder's, longest first;
+    None: a drafter's.
 
-    ``halves``: of a decoder whose heads are rotated in halves, see ``rotary_pairs``; image encoders are left out.
+    ``halves``: of a decoder whose heads are rotated in halves, see ``rotary_pairs``; image
+    encoders are left out.
     """
     encoders = () if prefixes is None else ("vqmodel.", "visual.")
-    state = {key: value for key, value in state.items() if not any(part in key for part in encoders)}
+    state = {
+        key: value for key, value in state.items() if not any(part in key for part in encoders)
+    }
     state = state if halves is None else rotary_pairs(state, halves)
     result = {}
     for key, value in fused(state).items():
         for theirs, ours in _RENAMED.items():
             key = key.replace(theirs, ours)
         if prefixes is not None:
-            key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), "")).replace("lm_head", "output")
+            key = key.removeprefix(next((p for p in prefixes if key.startswith(p)), "")).replace(
+                "lm_head", "output"
+            )
         if not key.endswith(_COMPUTED):
             result["tok_embeddings.weight" if key == TABLE else key] = value
     return result
@@ -342,11 +442,13 @@ def to_published(state: State) -> State:
 
 
 def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
-    """Published key names, rotate-half -> the same names with queries, keys and their norms in interleaved pairs.
+    """Published key names, rotate-half -> the same names with queries, keys and their norms in
+    interleaved pairs.
 
-    Meta's, whose norms are called ``q_normalization``, are in such pairs already.  Of the d dimensions that turn in
-    each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys permuted alike have the same products, so a
-    checkpoint in either order gives the same attention.  ``back``: the inverse.
+    Meta's, whose norms are called ``q_normalization``, are in such pairs already.  Of the d
+    dimensions that turn in each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys
+    permuted alike have the same products, so a checkpoint in either order gives the same
+    attention.  ``back``: the inverse.
     """
     dims, width = torch.arange(cfg.head_dim), cfg.rotary_width or cfg.head_dim
     order = torch.cat([dims[:width].view(2, -1).T.flatten(), dims[width:]])
@@ -354,10 +456,16 @@ def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
     result = {}
     for key, value in state.items():
         if ".q_norm" in key or ".k_norm" in key:
-            rows, heads = value.view(-1, value.shape[-1]), cfg.n_head if ".q_norm" in key else cfg.kv_heads
+            rows, heads = (
+                value.view(-1, value.shape[-1]),
+                cfg.n_head if ".q_norm" in key else cfg.kv_heads,
+            )
             if heads % len(rows):
-                raise UserError(f"query/key norms have {len(rows)} rows for {heads} heads: use their config.json")
-            value = rows.repeat_interleave(heads // len(rows), 0)  # a model-parallel shard's row serves its heads
+                raise UserError(
+                    f"query/key norms have {len(rows)} rows for {heads} heads: use their config.json"
+                )
+            # a model-parallel shard's row serves its heads
+            value = rows.repeat_interleave(heads // len(rows), 0)
             value = value if "_normalization." in key else value[:, order]
         elif ".q_proj." in key or ".k_proj." in key:
             value = value.unflatten(0, (-1, cfg.head_dim))[:, order].flatten(0, 1)
@@ -366,15 +474,22 @@ def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
 
 
 def image_tables(state: State, to_id: Tensor) -> State:
-    """Our key names with tables over all ids -> the same for a decoder of images, whose tokens are codebook indices.
+    """Our key names with tables over all ids -> the same for a decoder of images, whose tokens are
+    codebook indices.
 
-    ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the other rows of
-    ``output`` is the same as masking them; prompts keep the whole table as ``cls_embedding``.  Raises UserError for ids
-    that the tables do not have.
+    ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the
+    other rows of ``output`` is the same as masking them; prompts keep the whole table as
+    ``cls_embedding``.  Raises UserError for ids that the tables do not have.
     """
     if not {"tok_embeddings.weight", "output.weight"} <= state.keys():
         return state  # the loader reports what is missing
     table, head = state["tok_embeddings.weight"], state["output.weight"]
     if int(to_id.max()) >= min(len(table), len(head)):
-        raise UserError(f"image tokens up to id {int(to_id.max())} of {len(table)}: use the weights' tokenizer.json")
-    return state | {"cls_embedding.weight": table, "tok_embeddings.weight": table[to_id], "output.weight": head[to_id]}
+        raise UserError(
+            f"image tokens up to id {int(to_id.max())} of {len(table)}: use the weights' tokenizer.json"
+        )
+    return state | {
+        "cls_embedding.weight": table,
+        "tok_embeddings.weight": table[to_id],
+        "output.weight": head[to_id],
+    }

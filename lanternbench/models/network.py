@@ -20,11 +20,22 @@ class Network(NamedTuple):
 
 
 def network(net: nn.Module, lm: Any, layers: Iterable[Any], guesses: int = 1) -> Network:
-    """``lm``: whose head it uses; ``layers``: its own.  Tables count as ``stored`` alone: forwards read single rows."""
+    """``lm``: whose head it uses; ``layers``: its own.  Tables count as ``stored`` alone: forwards
+    read single rows.
+    """
     sizes = {name: p.numel() for name, p in net.named_parameters()}
     heads = {id(p): p.numel() for p in lm.output.parameters()}
-    read = sum(n for name, n in sizes.items() if "embedding" not in name and not name.startswith("output."))
+    read = sum(
+        n
+        for name, n in sizes.items()
+        if "embedding" not in name and not name.startswith("output.")
+    )
     attention = [layer.attention for layer in layers]
-    cached, attended = sum(2 * a.n_kv * a.head_dim for a in attention), sum(a.n_head * a.head_dim for a in attention)
+    cached, attended = (
+        sum(2 * a.n_kv * a.head_dim for a in attention),
+        sum(a.n_head * a.head_dim for a in attention),
+    )
     vocab, stored = lm.config.vocab_size, sum(sizes.values())
-    return Network(len(attention), read, sum(heads.values()), cached, attended, vocab, stored, guesses)
+    return Network(
+        len(attention), read, sum(heads.values()), cached, attended, vocab, stored, guesses
+    )

@@ -1,7 +1,8 @@
 """Linear layers repacked for a CPU at load, so that a few rows of input cost little more than one.
 
-Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes 3.6 times as long for the 12 rows of six
-guided nodes as packed float32 takes for one row's.  Figures: docs/performance.md.
+Speculation on a CPU depends on it: of a 1280 × 3840 layer, plain float32 takes 3.6 times as long
+for the 12 rows of six guided nodes as packed float32 takes for one row's.  Figures:
+docs/performance.md.
 """
 
 import ctypes
@@ -22,7 +23,9 @@ MANY = 64  # rows of input from which it pays off for small layers too, with sev
 
 
 class Packed(nn.Module):
-    """x [..., in] -> [..., out] for inference: as ``Direct``, but no hook is called, and weights are attributes."""
+    """x [..., in] -> [..., out] for inference: as ``Direct``, but no hook is called, and weights
+    are attributes.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
@@ -41,14 +44,18 @@ class PackedLinear(Packed):
     """``nn.Linear`` for inference on a CPU; the weight is in oneDNN's layout."""
 
     def __init__(self, linear: nn.Linear):
-        super().__init__(torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias)
+        super().__init__(
+            torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), linear.bias
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 class TransposedLinear(Packed):
-    """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for small matrices."""
+    """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for
+    small matrices.
+    """
 
     def __init__(self, linear: nn.Linear):
         super().__init__(linear.weight.detach().t().contiguous(), linear.bias)
@@ -59,16 +66,22 @@ class TransposedLinear(Packed):
 
 
 class HalfLinear(Packed):
-    """``nn.Linear`` for inference on a CPU: weights in float16, products and sums in float32 (FBGEMM).
+    """``nn.Linear`` for inference on a CPU: weights in float16, products and sums in float32
+    (FBGEMM).
 
-    It reads half the bytes, and is exact where float16 holds every weight exactly (``holds``).  It uses one thread:
-    with several threads, large batches use oneDNN's layout, packed on first use.  As with any matrix product, on some
-    machines the last bit of a row depends on the number of rows.
+    It reads half the bytes, and is exact where float16 holds every weight exactly (``holds``).  It
+    uses one thread: with several threads, large batches use oneDNN's layout, packed on first use.
+    As with any matrix product, on some machines the last bit of a row depends on the number of
+    rows.
     """
 
     def __init__(self, linear: nn.Linear):
-        bias, schema = linear.bias, torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema
-        if bias is None and schema.arguments[2].type.kind() != "OptionalType":  # earlier builds ask for one
+        bias, schema = (
+            linear.bias,
+            torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema,
+        )
+        # earlier builds ask for one
+        if bias is None and schema.arguments[2].type.kind() != "OptionalType":
             bias = torch.zeros(linear.out_features)
         super().__init__(linear.weight.detach().half(), bias)
         self._pack()
@@ -78,7 +91,8 @@ class HalfLinear(Packed):
         self.for_many: Tensor | None = None
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k not in ("packed", "for_many")}  # these cannot be copied
+        # these cannot be copied
+        return {k: v for k, v in self.__dict__.items() if k not in ("packed", "for_many")}
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -87,20 +101,26 @@ class HalfLinear(Packed):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[:-1].numel() >= MANY and torch.get_num_threads() > 1 and available():
             if self.for_many is None:
-                self.for_many = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().float())
+                self.for_many = torch.ops.mkldnn._reorder_linear_weight(
+                    self.weight.detach().float()
+                )
             return torch.ops.mkldnn._linear_pointwise(x, self.for_many, self.bias, "none", [], "")
         return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
     @staticmethod
     def holds(linear: nn.Linear) -> bool:
-        """Whether ``linear`` is float32 with every weight exact in float16, and the operator is available."""
+        """Whether ``linear`` is float32 with every weight exact in float16, and the operator is
+        available.
+        """
         weight = linear.weight.detach()
         usable = weight.dtype == torch.float32 and available(kind=HalfLinear)
         return usable and bool((weight.half().float() == weight).all())
 
 
 class QuickNorm(Packed):
-    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being a hypotenuse's."""
+    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being
+    a hypotenuse's.
+    """
 
     def __init__(self, norm: RMSNorm):
         width = norm.weight.shape[-1]
@@ -108,14 +128,21 @@ class QuickNorm(Packed):
         self.floor = torch.tensor((width * norm.eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x * self.weight).div_(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor))
+        return (x * self.weight).div_(
+            torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
+        )
 
 
 @cache
-def available(dtype: torch.dtype = torch.float32, kind: Callable[[nn.Linear], nn.Module] = PackedLinear) -> bool:
-    """Does this build of torch run layers of this kind here?  (bfloat16 in oneDNN's layout: x86 with AVX-512.)"""
+def available(
+    dtype: torch.dtype = torch.float32, kind: Callable[[nn.Linear], nn.Module] = PackedLinear
+) -> bool:
+    """Does this build of torch run layers of this kind here?  (bfloat16 in oneDNN's layout: x86
+    with AVX-512.)
+    """
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch calls FBGEMM's operators deprecated, once
+        # torch calls FBGEMM's operators deprecated, once
+        with warnings.catch_warnings(action="ignore"):
             kind(nn.Linear(8, 8, dtype=dtype))(torch.zeros(1, 8, dtype=dtype))
     except (RuntimeError, AttributeError):
         return False
@@ -123,9 +150,16 @@ def available(dtype: torch.dtype = torch.float32, kind: Callable[[nn.Linear], nn
 
 
 def pack(net: nn.Module) -> None:
-    """Replace the linear layers and norms of ``net`` that are on a CPU, one at a time: none but one is held twice."""
+    """Replace the linear layers and norms of ``net`` that are on a CPU, one at a time: none but
+    one is held twice.
+    """
     kinds = (nn.Linear, RMSNorm)
-    places = [(p, name) for p in net.modules() for name, child in p.named_children() if isinstance(child, kinds)]
+    places = [
+        (p, name)
+        for p in net.modules()
+        for name, child in p.named_children()
+        if isinstance(child, kinds)
+    ]
     for parent, name in places:
         layer = getattr(parent, name)
         if layer.weight.device.type != "cpu":
@@ -134,12 +168,17 @@ def pack(net: nn.Module) -> None:
             if layer.weight.dtype == torch.float32:
                 setattr(parent, name, QuickNorm(layer))
         elif layer.weight.numel() < LARGE:
-            setattr(parent, name, HalfLinear(layer) if HalfLinear.holds(layer) else TransposedLinear(layer))
+            setattr(
+                parent,
+                name,
+                HalfLinear(layer) if HalfLinear.holds(layer) else TransposedLinear(layer),
+            )
         elif available(layer.weight.dtype):
             setattr(parent, name, PackedLinear(layer))
             del layer
             if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-                libc.malloc_trim(0)  # glibc would keep each unpacked weight, and hold everything twice
+                # glibc would keep each unpacked weight, and hold everything twice
+                libc.malloc_trim(0)
 
 
 def packed(target: Target) -> Target:

@@ -1,4 +1,6 @@
-"""A target as the engine sees it: its decoder, how captions become a prefix, and how tokens become images."""
+"""A target as the engine sees it: its decoder, how captions become a prefix, and how tokens become
+images.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,17 @@ DECODED = 4096  # tokens that the image tokeniser decodes at once
 
 
 class Prefix(NamedTuple):
-    """What a target reads before the first image token; R = B, or 2B with guidance (conditional rows first)."""
+    """What a target reads before the first image token; R = B, or 2B with guidance (conditional
+    rows first).
+    """
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
-    features: Tensor  # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent drafters
-    ahead_ids: Tensor  # [R, P − 1] for an EAGLE drafter: the id of the next token, see ``Eagle.embed_prompt``
+    # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent
+    # drafters
+    features: Tensor
+    # [R, P − 1] for an EAGLE drafter: the id of the next token, see ``Eagle.embed_prompt``
+    ahead_ids: Tensor
     seen: Tensor  # [R, P − 1] bool, for an EAGLE drafter: may the position be attended to?
 
 
@@ -47,9 +54,11 @@ class Target:
 
     name: str
     model: ImageDecoder
-    # an image tokeniser: ``decode`` [B, h, w] -> what ``pixels`` reads, ``quantize.codes()`` -> [V, d]; None: no images
+    # an image tokeniser: ``decode`` [B, h, w] -> what ``pixels`` reads, ``quantize.codes()`` ->
+    # [V, d]; None: no images
     vq: Any
-    # captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels [B, 1] and ones
+    # captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels
+    # [B, 1] and ones
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
     guidance: float = 1.0  # its defaults, as the next three
     top_k: int = 0
@@ -57,21 +66,29 @@ class Target:
     top_p: float = 1.0
     evaluators: Literal["tiny", "full", "none"] = "full"  # which networks score its images
     options: dict = field(default_factory=dict)  # its default trees and neighbourhood size
-    drafters: dict[str, Any] = field(default_factory=dict)  # by kind of proposal: eagle, eagle-3, model, medusa, dflash
+    # by kind of proposal: eagle, eagle-3, model, medusa, dflash
+    drafters: dict[str, Any] = field(default_factory=dict)
     pad_rows: Pads = "alone"  # what padded prefix positions attend to, see ``prefix_mask``
-    eagle_pads: Pads = "alone"  # with an EAGLE drafter of the user's: those for LANTERN's class expect ``uniform``
-    # (target, captions, with unconditional rows?) -> prefix, where it is not the model's of the encoded captions
+    # with an EAGLE drafter of the user's: those for LANTERN's class expect ``uniform``
+    eagle_pads: Pads = "alone"
+    # (target, captions, with unconditional rows?) -> prefix, where it is not the model's of the
+    # encoded captions
     condition: Callable[[Target, list[str], bool], Prefix] | None = None
-    pixels: Callable[[Tensor], Tensor] = rounded  # what the tokeniser decodes -> uint8 [B, H, W, 3]
-    # (tokens of the last grid [B, h, w], captions) -> RGB images, in place of ``vq`` where it takes captions
+    # what the tokeniser decodes -> uint8 [B, H, W, 3]
+    pixels: Callable[[Tensor], Tensor] = rounded
+    # (tokens of the last grid [B, h, w], captions) -> RGB images, in place of ``vq`` where it
+    # takes captions
     render: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
     labels: bool = False  # are prompts classes?
-    row_end: int | None = None  # the prompt id that the model writes after each row of an image, if it does
+    # the prompt id that the model writes after each row of an image, if it does
+    row_end: int | None = None
     prompt_template: str = "{caption}"  # the text around a caption
     remark: str = ""  # a note for readers of its figures
-    weights: dict[str, str] = field(default_factory=dict)  # digests of its files by part, see ``fingerprints``
+    # digests of its files by part, see ``fingerprints``
+    weights: dict[str, str] = field(default_factory=dict)
     graphs: Graphs | None = None  # where set, the phases of a step are replayed as CUDA graphs
-    near: dict[str, Tensor] = field(default_factory=dict)  # nearest codes by kind of proximity, cached on first use
+    # nearest codes by kind of proximity, cached on first use
+    near: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.vq is None and self.render is None:
@@ -135,15 +152,23 @@ class Target:
             self.text.prepare(captions)
 
     def encode_seconds(self, captions: list[str]) -> float:
-        """Seconds that the text encoder took for captions with stored features; 0 where it runs for every image."""
+        """Seconds that the text encoder took for captions with stored features; 0 where it runs
+        for every image.
+        """
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
     def images(self, tokens: Tensor, captions: Sequence[str] = ()) -> list[Any]:
-        """Tokens [B, L] -> RGB images, or as many None without a tokeniser; few at a time, as each takes up to 3 GB."""
+        """Tokens [B, L] -> RGB images, or as many None without a tokeniser; few at a time, as each
+        takes up to 3 GB.
+        """
         last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
         if self.render is not None:
             return self.render(last, captions)
         if self.vq is None:
             return [None] * len(tokens)
         few = last.split(max(1, DECODED // self.length))
-        return [Image.fromarray(a) for part in few for a in self.pixels(self.vq.decode(part)).cpu().numpy()]
+        return [
+            Image.fromarray(a)
+            for part in few
+            for a in self.pixels(self.vq.decode(part)).cpu().numpy()
+        ]

@@ -1,4 +1,6 @@
-"""Decoders whose prompts are ids, one sequence with the image at 1-D positions (Chameleon, Janus, Emu3), and those."""
+"""Decoders whose prompts are ids, one sequence with the image at 1-D positions (Chameleon, Janus,
+Emu3), and those.
+"""
 
 import hashlib
 import re
@@ -20,7 +22,8 @@ from lanternbench.models.target import Prefix, Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
 
 BUCKETS = 4096  # ids of words without a tokeniser, the first of which is padding
-VARIANTS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "rope_scaling", "hidden_act")  # of Llama
+# of Llama
+VARIANTS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "rope_scaling", "hidden_act")
 
 
 @dataclass(frozen=True)
@@ -30,31 +33,45 @@ class TokenDecoderConfig(DecoderConfig):
     n_head: int = 32
     hidden: int = 11008
     vocab_size: int = 65536
-    positions: int = 8192  # rows of the rotary table: prompt and image must fit; it costs nothing else
+    # rows of the rotary table: prompt and image must fit; it costs nothing else
+    positions: int = 8192
     rope_base: float = 10000.0
     grid: Grid = (32, 32)  # rows and columns of image tokens; a number for a square
-    # 0: one table holds all ids; else prompts have a table of this size, and ``vocab_size`` counts image tokens alone
+    # 0: one table holds all ids; else prompts have a table of this size, and ``vocab_size`` counts
+    # image tokens alone
     prompt_ids: int = 0
-    first_image_id: int = 0  # the prompt id of image token 0, to go by where no tokeniser is available
+    # the prompt id of image token 0, to go by where no tokeniser is available
+    first_image_id: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "grid", grid_of(self.grid))
 
     @classmethod
-    def llama_fields(cls, text: Mapping[str, Any], allowed: tuple[str, ...] = ()) -> dict[str, Any]:
-        """A Llama-like part of a config.json, in transformers' names -> fields, whose defaults fill gaps.
+    def llama_fields(
+        cls, text: Mapping[str, Any], allowed: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
+        """A Llama-like part of a config.json, in transformers' names -> fields, whose defaults
+        fill gaps.
 
-        ``allowed``: variants that make no difference to it.  Raises UserError for others of ``VARIANTS``, which no
-        published model of this kind uses, and for a size that is absent.
+        ``allowed``: variants that make no difference to it.  Raises UserError for others of
+        ``VARIANTS``, which no published model of this kind uses, and for a size that is absent.
         """
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
         asked = [name for name in VARIANTS[:3] if text.get(name)]
-        asked += ["rope_scaling"] if rope.get("rope_type", rope.get("type", "default")) != "default" else []
+        asked += (
+            ["rope_scaling"]
+            if rope.get("rope_type", rope.get("type", "default")) != "default"
+            else []
+        )
         asked += ["hidden_act"] if text.get("hidden_act", "silu") != "silu" else []
-        if refused := [f"{name} {text.get(name) or ''}".strip() for name in asked if name not in allowed]:
+        if refused := [
+            f"{name} {text.get(name) or ''}".strip() for name in asked if name not in allowed
+        ]:
             name = cls.__name__.removesuffix("Config")
-            raise UserError(f"config.json asks for {refused[0]}, which no {name} uses: use the original checkpoint")
+            raise UserError(
+                f"config.json asks for {refused[0]}, which no {name} uses: use the original checkpoint"
+            )
         try:
             return {
                 "dim": text["hidden_size"],
@@ -69,16 +86,21 @@ class TokenDecoderConfig(DecoderConfig):
                 "norm_eps": text.get("rms_norm_eps", cls.norm_eps),
             }
         except KeyError as missing:
-            raise UserError(f"config.json has no {missing}; use the one published with the weights") from None
+            raise UserError(
+                f"config.json has no {missing}; use the one published with the weights"
+            ) from None
 
 
 class TokenDecoder(ImageDecoder):
-    """``output`` gives the logits of image tokens alone: no other token may be drawn inside an image."""
+    """``output`` gives the logits of image tokens alone: no other token may be drawn inside an
+    image.
+    """
 
     fits = (*ImageDecoder.fits, ("prompt_ids", "prompt ids"))
     rotates_halves = True
     image_ids: Tensor  # [vocab_size] the prompt id of each image token
-    cls_embedding: nn.Embedding  # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
+    # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
+    cls_embedding: nn.Embedding
 
     def __init__(self, config: TokenDecoderConfig, image_ids: Tensor | None = None):
         """``image_ids`` [V]: by default in the order of the codebook from ``first_image_id`` on."""
@@ -90,7 +112,9 @@ class TokenDecoder(ImageDecoder):
         rope = rope_1d(config.positions, config.head_dim, config.rope_base, config.rotary_width)
         self.register_buffer("rope", rope, persistent=False)
         if image_ids is None:
-            image_ids = torch.arange(config.vocab_size) + (config.first_image_id if config.prompt_ids else 0)
+            image_ids = torch.arange(config.vocab_size) + (
+                config.first_image_id if config.prompt_ids else 0
+            )
         self.register_buffer("image_ids", image_ids, persistent=False)
 
     @property
@@ -103,9 +127,13 @@ class TokenDecoder(ImageDecoder):
 
 
 def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
-    """Raises UserError unless ``model_type`` of a config.json is one of ``types``; ``name``: of the model."""
+    """Raises UserError unless ``model_type`` of a config.json is one of ``types``; ``name``: of
+    the model.
+    """
     if (kind := config.get("model_type")) not in types:
-        raise UserError(f"config.json describes a model of type '{kind}', not {name}: name the target it belongs to")
+        raise UserError(
+            f"config.json describes a model of type '{kind}', not {name}: name the target it belongs to"
+        )
 
 
 class Prompt(NamedTuple):
@@ -116,22 +144,34 @@ class Prompt(NamedTuple):
 
 
 class IdTokeniser:
-    """Captions in a template -> ids [B, T] and mask [B, T], right-padded.  No caption can write a reserved token."""
+    """Captions in a template -> ids [B, T] and mask [B, T], right-padded.  No caption can write a
+    reserved token.
+    """
 
-    def __init__(self, path: Path, named: Iterable[str] = (), template: tuple[str, str] = ("", "")):
-        """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.  Raises UserError where one lacks."""
+    def __init__(
+        self, path: Path, named: Iterable[str] = (), template: tuple[str, str] = ("", "")
+    ):
+        """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.  Raises
+        UserError where one lacks.
+        """
         from tokenizers import Tokenizer
 
         try:
             self.tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no exception type for an invalid file
-            raise UserError(f"cannot read the tokeniser {path} ({cause(error)}): use the published one") from None
+            raise UserError(
+                f"cannot read the tokeniser {path} ({cause(error)}): use the published one"
+            ) from None
         self.names: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         if absent := [name for name in named if name not in self.names]:
-            raise UserError(f"the tokeniser {path} has no token {absent[0]}: use the one published with the model")
+            raise UserError(
+                f"the tokeniser {path} has no token {absent[0]}: use the one published with the model"
+            )
         self.ids = {name: self.names[name] for name in named}
         self.template = template
-        special = {i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
+        special = {
+            i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+        }
         self.reserved = special | set(self.ids.values())
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
@@ -142,7 +182,9 @@ class IdTokeniser:
         start, stop = len(before), len(before) + len(caption)
         encoding = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
         spans = zip(encoding.ids, encoding.offsets, strict=True)
-        return [i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)]
+        return [
+            i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)
+        ]
 
 
 def words(caption: str) -> list[str]:
@@ -157,20 +199,30 @@ def word_id(word: str) -> int:
 
 
 class WordIds(IdTokeniser):
-    """An ``IdTokeniser`` without a file: an id per word, of the last of ``size``; ``named``: published ids."""
+    """An ``IdTokeniser`` without a file: an id per word, of the last of ``size``; ``named``:
+    published ids.
+    """
 
     def __init__(self, size: int, named: Mapping[str, int]):
-        self.size, self.ids, self.template = size, {name: i % size for name, i in named.items()}, ("", "")
+        self.size, self.ids, self.template = (
+            size,
+            {name: i % size for name, i in named.items()},
+            ("", ""),
+        )
 
     def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
         return [self.size - BUCKETS + word_id(word) for word in words(f"{before}{caption}{after}")]
 
 
 def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
-    """A vocabulary -> the id of each image token [V]; ``number``: its number by name.  Raises UserError for gaps."""
+    """A vocabulary -> the id of each image token [V]; ``number``: its number by name.  Raises
+    UserError for gaps.
+    """
     numbered = sorted((n, i) for name, i in names.items() if (n := number(name)) is not None)
     if not numbered or [n for n, _ in numbered] != list(range(len(numbered))):
-        raise UserError(f"the tokeniser names {len(numbered)} image tokens but not every one once: use the original")
+        raise UserError(
+            f"the tokeniser names {len(numbered)} image tokens but not every one once: use the original"
+        )
     return torch.tensor([i for _, i in numbered])
 
 
@@ -187,18 +239,25 @@ class PromptFrame:
 
     before: list[int]
     after: list[int]
-    uncond: list[int] | None  # None: the conditional prompt with padding, which is attended to, for the caption
+    # None: the conditional prompt with padding, which is attended to, for the caption
+    uncond: list[int] | None
     pad: int = 0  # the id in front of prompts that are shorter than others
     template: str = "{caption}"  # the text that a caption stands in
 
     def prompt(self, text: list[int]) -> Prompt:
         """The ids of a caption -> the prompt."""
         padded = [*self.before, *[self.pad] * len(text), *self.after]
-        return Prompt([*self.before, *text, *self.after], padded if self.uncond is None else self.uncond)
+        return Prompt(
+            [*self.before, *text, *self.after], padded if self.uncond is None else self.uncond
+        )
 
     def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
-        """Prompts left-padded to the longest; EAGLE reads their ids, one ahead.  Raises UserError for one too long."""
-        texts, mask = target.text([self.template.replace("{caption}", caption) for caption in captions])
+        """Prompts left-padded to the longest; EAGLE reads their ids, one ahead.  Raises UserError
+        for one too long.
+        """
+        texts, mask = target.text(
+            [self.template.replace("{caption}", caption) for caption in captions]
+        )
         prompts = [self.prompt(ids[seen].tolist()) for ids, seen in zip(texts, mask, strict=True)]
         longest = target.model.config.positions - target.image_slots
         for caption, prompt in zip(captions, prompts, strict=True):

@@ -1,7 +1,9 @@
-"""The decoder core that every target and drafter shares: RMSNorm, rotary attention over a static cache, SwiGLU.
+"""The decoder core that every target and drafter shares: RMSNorm, rotary attention over a static
+cache, SwiGLU.
 
-Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders rename what other checkpoints call them.
-Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d head width.
+Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders rename what other
+checkpoints call them. Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d
+head width.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# A layer's number and its new keys and values [R, 2H, N, d] -> all that is attended to [R, 2H, S, d], keys' heads first
+# A layer's number and its new keys and values [R, 2H, N, d] -> all that is attended to [R, 2H, S,
+# d], keys' heads first
 Put = Callable[[int, Tensor], Tensor]
 Mask = Tensor | None  # additive or bool; None: all keys may be attended to
 Depths = tuple[int, ...]  # numbers of layers
@@ -30,7 +33,8 @@ class DecoderConfig:
     n_kv_head: int = 0
     norm_eps: float = 1e-5
     head_width: int = 0  # where heads are not as wide together as the stack; 0: dim / n_head
-    # LayerNorm per head on q and k (Chameleon), or RMSNorm, its weights each head's (rms, Emu3.5) or shared (DFlash)
+    # LayerNorm per head on q and k (Chameleon), or RMSNorm, its weights each head's (rms, Emu3.5)
+    # or shared (DFlash)
     qk_norm: bool | Literal["rms", "shared"] = False
     swin_norm: bool = False  # norms on outputs (Chameleon-34B)
     sandwich_norm: bool = False  # norms on both (GLM)
@@ -42,9 +46,15 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError for sizes of which no decoder can be built."""
         uneven = (not self.head_width and self.dim % self.n_head) or self.n_head % self.kv_heads
-        odd = self.head_dim % 2 or self.rotary_width % 2 or not 0 <= self.rotary_width <= self.head_dim
+        odd = (
+            self.head_dim % 2
+            or self.rotary_width % 2
+            or not 0 <= self.rotary_width <= self.head_dim
+        )
         if uneven or odd or min(self.dim, self.n_layer) < 1:
-            raise ValueError(f"{self.n_layer} layers, {self.dim} wide, {self.n_head} and {self.kv_heads} heads")
+            raise ValueError(
+                f"{self.n_layer} layers, {self.dim} wide, {self.n_head} and {self.kv_heads} heads"
+            )
         if not 0 < self.norm_eps < 1:
             raise ValueError(f"an epsilon of {self.norm_eps} in norms")
 
@@ -63,37 +73,49 @@ class DecoderConfig:
 
 
 def rope_1d(positions: int, head_dim: int, base: float = 10000.0, rotary_width: int = 0) -> Tensor:
-    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the rotated part of a head; other factors are 1."""
+    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the rotated part of a head; other
+    factors are 1.
+    """
     width = rotary_width or head_dim
-    freqs = F.pad(base ** (-torch.arange(0, width, 2).float() / width), (0, (head_dim - width) // 2))
+    freqs = F.pad(
+        base ** (-torch.arange(0, width, 2).float() / width), (0, (head_dim - width) // 2)
+    )
     return torch.polar(torch.ones(()), torch.arange(positions).float()[:, None] * freqs)
 
 
 def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
-    """LlamaGen's table: zeros for the ``prefix`` conditioning positions, then the grid in raster order.
+    """LlamaGen's table: zeros for the ``prefix`` conditioning positions, then the grid in raster
+    order.
 
-    Half of a head's pairs turn with the row, half with the column.  The zeros make prefix queries and keys vanish,
-    so every position attends to the conditioning uniformly.  complex64 [prefix + height · width, head_dim / 2].
+    Half of a head's pairs turn with the row, half with the column.  The zeros make prefix queries
+    and keys vanish, so every position attends to the conditioning uniformly.  complex64 [prefix +
+    height · width, head_dim / 2].
     """
     half = head_dim // 2
     freqs = 10000.0 ** (-torch.arange(0, half, 2).float() / half)  # [head_dim / 4]
     rows = (torch.arange(height).float()[:, None] * freqs)[:, None].expand(-1, width, -1)
     cols = (torch.arange(width).float()[:, None] * freqs)[None].expand(height, -1, -1)
-    grid = torch.polar(torch.ones(()), torch.cat([rows, cols], dim=-1).reshape(height * width, half))
+    grid = torch.polar(
+        torch.ones(()), torch.cat([rows, cols], dim=-1).reshape(height * width, half)
+    )
     return torch.cat([torch.zeros(prefix, half, dtype=grid.dtype), grid])
 
 
 def rotate(x: Tensor, rope: Tensor) -> None:
-    """Rotary embedding on interleaved pairs, in place: x [R, N, H, d], rope [R|1, N, 1, d/2] complex."""
+    """Rotary embedding on interleaved pairs, in place: x [R, N, H, d], rope [R|1, N, 1, d/2]
+    complex.
+    """
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2)).mul_(rope)
     if x.dtype != torch.float32:  # else the pairs are x itself
         x.copy_(torch.view_as_real(pairs).flatten(-2))
 
 
 class Direct(nn.Module):
-    """A module whose parts are plain attributes; calls go straight to ``forward`` while it has no forward hooks.
+    """A module whose parts are plain attributes; calls go straight to ``forward`` while it has no
+    forward hooks.
 
-    ``nn.Module`` searches for each part and prepares each call: on a CPU a fifth of a small decoder's time.
+    ``nn.Module`` searches for each part and prepares each call: on a CPU a fifth of a small
+    decoder's time.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -120,7 +142,9 @@ class RMSNorm(Direct):
 
 
 class HeadNorm(Direct):
-    """LayerNorm over each head's width, with a weight and bias per head (Chameleon's); where ``eps``, RMSNorm."""
+    """LayerNorm over each head's width, with a weight and bias per head (Chameleon's); where
+    ``eps``, RMSNorm.
+    """
 
     def __init__(self, heads: int, width: int, eps: float = 0.0):
         super().__init__()
@@ -136,28 +160,38 @@ class HeadNorm(Direct):
 
 
 class Attention(Direct):
-    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block of the cache."""
+    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block
+    of the cache.
+    """
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
         self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
-        self.wqkv = nn.Linear(cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=cfg.qkv_bias)
+        self.wqkv = nn.Linear(
+            cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=cfg.qkv_bias
+        )
         self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
         self.normed = bool(cfg.qk_norm)
         if cfg.qk_norm:
             eps = cfg.norm_eps if cfg.qk_norm == "rms" else 0.0
             self.q_norm, self.k_norm = (
-                RMSNorm(cfg.head_dim, cfg.norm_eps) if cfg.qk_norm == "shared" else HeadNorm(heads, cfg.head_dim, eps)
+                RMSNorm(cfg.head_dim, cfg.norm_eps)
+                if cfg.qk_norm == "shared"
+                else HeadNorm(heads, cfg.head_dim, eps)
                 for heads in (self.n_head, self.n_kv)
             )
 
-    def forward(self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int, last: int = 0) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int, last: int = 0
+    ) -> Tensor:
         heads, n_kv = self.n_head, self.n_kv
         qkv = self.wqkv(x).view(*x.shape[:2], heads + 2 * n_kv, self.head_dim)
         qk = qkv.narrow(2, 0, heads + n_kv)
         if self.normed:
             plain = qk.clone() if qk.requires_grad else qk
-            qk.copy_(torch.cat([self.q_norm(plain[:, :, :heads]), self.k_norm(plain[:, :, heads:])], 2))
+            qk.copy_(
+                torch.cat([self.q_norm(plain[:, :, :heads]), self.k_norm(plain[:, :, heads:])], 2)
+            )
         rotate(qk, rope)
         kv = qkv.narrow(2, heads, 2 * n_kv).transpose(1, 2)
         k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
@@ -182,7 +216,9 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
-    """Attention and feed-forward with their norms: before each; after where ``swin_norm``; both: ``sandwich_norm``."""
+    """Attention and feed-forward with their norms: before each; after where ``swin_norm``; both:
+    ``sandwich_norm``.
+    """
 
     def __init__(self, cfg: DecoderConfig):
         super().__init__()
@@ -195,15 +231,25 @@ class Layer(Direct):
             self.ffn_out_norm = RMSNorm(cfg.dim, cfg.norm_eps)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, layer: int = 0, last: bool = False
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Mask,
+        put: Put | None = None,
+        layer: int = 0,
+        last: bool = False,
     ) -> Tensor:
-        """``last``: compute the output of the last position only; keys and values are computed for all."""
+        """``last``: compute the output of the last position only; keys and values are computed for
+        all.
+        """
         out = x[:, -1:] if last else x
         if self.swin:
             out = out + self.attention_norm(self.attention(x, rope, mask, put, layer, last))
             return out + self.ffn_norm(self.feed_forward(out))
         if self.sandwich:
-            out = out + self.attention_out_norm(self.attention(self.attention_norm(x), rope, mask, put, layer, last))
+            out = out + self.attention_out_norm(
+                self.attention(self.attention_norm(x), rope, mask, put, layer, last)
+            )
             return out + self.ffn_out_norm(self.feed_forward(self.ffn_norm(out)))
         out = out + self.attention(self.attention_norm(x), rope, mask, put, layer, last)
         return out + self.feed_forward(self.ffn_norm(out))
@@ -218,13 +264,21 @@ class Stack(Direct):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False, aux_layers: Depths = ()
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Mask,
+        put: Put | None = None,
+        last: bool = False,
+        aux_layers: Depths = (),
     ) -> Tensor:
-        """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the ``last`` alone.
+        """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the
+        ``last`` alone.
 
-        ``rope`` [R|1, N|1, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for attending to all keys.
-        ``put`` stores keys and values in a cache; None: there are none but those of x.
-        ``aux_layers``: after how many layers the states are wanted too, beside the final ones: [R, N, (1 + aux) · dim].
+        ``rope`` [R|1, N|1, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for
+        attending to all keys. ``put`` stores keys and values in a cache; None: there are none but
+        those of x. ``aux_layers``: after how many layers the states are wanted too, beside the
+        final ones: [R, N, (1 + aux) · dim].
         """
         seen = {}
         for i, layer in enumerate(self.layers):

@@ -1,6 +1,8 @@
-"""VQGANs as image tokenisers, under LlamaGen's parameter names: its VQ-16, the embedded VQ-4, Janus's and Chameleon's.
+"""VQGANs as image tokenisers, under LlamaGen's parameter names: its VQ-16, the embedded VQ-4,
+Janus's and Chameleon's.
 
-Sources: Sun et al. 2024, LlamaGen, section 2.1; Esser et al. 2021, VQGAN; Gafni et al. 2022, Make-A-Scene.
+Sources: Sun et al. 2024, LlamaGen, section 2.1; Esser et al. 2021, VQGAN; Gafni et al. 2022,
+Make-A-Scene.
 """
 
 import re
@@ -15,7 +17,12 @@ from lanternbench.models.loading import State
 
 _norm = partial(nn.GroupNorm, eps=1e-6)
 _PARTS = ("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")
-_BLOCKS = {".mid.block_1.": ".mid.0.", ".mid.attn_1.": ".mid.1.", ".mid.block_2.": ".mid.2.", ".block.": ".res."}
+_BLOCKS = {
+    ".mid.block_1.": ".mid.0.",
+    ".mid.attn_1.": ".mid.1.",
+    ".mid.block_2.": ".mid.2.",
+    ".block.": ".res.",
+}
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,20 @@ class AttnBlock(nn.Module):
 
 
 class Level(nn.Module):
-    """One resolution: residual blocks, attention at the coarsest, then a change of resolution called ``change``."""
+    """One resolution: residual blocks, attention at the coarsest, then a change of resolution
+    called ``change``.
+    """
 
-    def __init__(self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, change: str):
+    def __init__(
+        self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, change: str
+    ):
         super().__init__()
-        self.res = nn.ModuleList(ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks))
-        self.attn = nn.ModuleList(AttnBlock(c_out, groups) for _ in range(blocks if attention else 0))
+        self.res = nn.ModuleList(
+            ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks)
+        )
+        self.attn = nn.ModuleList(
+            AttnBlock(c_out, groups) for _ in range(blocks if attention else 0)
+        )
         self.change = change
         if change:  # half the resolution, or twice
             down = change == "downsample"
@@ -94,19 +109,35 @@ def _levels(cfg: VQConfig, decodes: bool) -> nn.Sequential:
 
 
 def _half(cfg: VQConfig, decodes: bool) -> nn.Sequential:
-    """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, and ``mid`` at the coarsest."""
+    """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, and ``mid`` at
+    the coarsest.
+    """
     wide, groups = cfg.ch * cfg.ch_mult[-1], cfg.norm_groups
-    ends = [(cfg.z_channels, wide), (cfg.ch * cfg.ch_mult[0], 3)] if decodes else [(3, cfg.ch), (wide, cfg.z_channels)]
+    ends = (
+        [(cfg.z_channels, wide), (cfg.ch * cfg.ch_mult[0], 3)]
+        if decodes
+        else [(3, cfg.ch), (wide, cfg.z_channels)]
+    )
     res = partial(ResBlock, wide, wide, groups)
     parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*ends[0], 3, padding=1)}
     for name in ("mid", "conv_blocks") if decodes else ("conv_blocks", "mid"):
-        parts[name] = nn.Sequential(res(), AttnBlock(wide, groups), res()) if name == "mid" else _levels(cfg, decodes)
-    parts |= {"norm_out": _norm(groups, ends[1][0]), "silu": nn.SiLU(), "conv_out": nn.Conv2d(*ends[1], 3, padding=1)}
+        parts[name] = (
+            nn.Sequential(res(), AttnBlock(wide, groups), res())
+            if name == "mid"
+            else _levels(cfg, decodes)
+        )
+    parts |= {
+        "norm_out": _norm(groups, ends[1][0]),
+        "silu": nn.SiLU(),
+        "conv_out": nn.Conv2d(*ends[1], 3, padding=1),
+    }
     return nn.Sequential(OrderedDict(parts))
 
 
 class Codebook(nn.Module):
-    """``spherical``: latents and codes are compared, and decoded, with unit norm; else by squared distance."""
+    """``spherical``: latents and codes are compared, and decoded, with unit norm; else by squared
+    distance.
+    """
 
     def __init__(self, size: int, dim: int, spherical: bool = True):
         super().__init__()
@@ -114,7 +145,9 @@ class Codebook(nn.Module):
 
     def codes(self) -> Tensor:
         """[V, d]."""
-        return F.normalize(self.embedding.weight, dim=-1) if self.spherical else self.embedding.weight
+        return (
+            F.normalize(self.embedding.weight, dim=-1) if self.spherical else self.embedding.weight
+        )
 
     def nearest(self, z: Tensor) -> Tensor:
         """z [..., d] -> indices [...], the first of equally near ones."""
@@ -151,13 +184,17 @@ class VQModel(nn.Module):
 
 
 def from_vqgan(state: State, levels: int = 0) -> State:
-    """VQGAN's or LlamaGen's names -> ours, of the tokeniser alone; ``levels``: how many, if counted from the finest."""
+    """VQGAN's or LlamaGen's names -> ours, of the tokeniser alone; ``levels``: how many, if
+    counted from the finest.
+    """
     result = {}
     for key, value in state.items():
         key = re.sub(r"^(model\.vqmodel|vqmodel|gen_vision_model)\.", "", key)
         if key.startswith(_PARTS):
             if levels:
-                key = re.sub(r"^decoder\.up\.(\d+)", lambda m: f"decoder.up.{levels - 1 - int(m[1])}", key)
+                key = re.sub(
+                    r"^decoder\.up\.(\d+)", lambda m: f"decoder.up.{levels - 1 - int(m[1])}", key
+                )
             key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
             for theirs, ours in _BLOCKS.items():
                 key = key.replace(theirs, ours)

@@ -1,4 +1,6 @@
-"""Machines to predict for: the seconds of replayed steps on a device model, or on this machine, probed."""
+"""Machines to predict for: the seconds of replayed steps on a device model, or on this machine,
+probed.
+"""
 
 import os
 from collections import Counter
@@ -32,7 +34,9 @@ SIDE = 1024  # of the matrices
 
 @dataclass(frozen=True)
 class Roofline:
-    """A device model.  ``graphs``: steps are replayed as CUDA graphs, and a batch keeps its size to the end."""
+    """A device model.  ``graphs``: steps are replayed as CUDA graphs, and a batch keeps its size
+    to the end.
+    """
 
     device: DeviceModel
     dtype: str
@@ -49,7 +53,9 @@ class Roofline:
         if self.graphs:  # recorded forwards attend to whole spans
             cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
         for at, levels in by_levels(case.measured, steps):
-            load = Load(steps.batch[at], case.shape.rows * steps.batch[at], steps.nodes[at], cached[at])
+            load = Load(
+                steps.batch[at], case.shape.rows * steps.batch[at], steps.nodes[at], cached[at]
+            )
             how = steps.before[at], self.device, self.dtype, self.graphs
             spent = roofline.step(case.shape.network, case.drafter, load, levels, *how)
             for name, value in spent._asdict().items():
@@ -64,7 +70,9 @@ class Roofline:
 
 
 class MethodCost(NamedTuple):
-    """Seconds of a method's step on this machine, as coefficients of its nodes, the cached tokens and its levels."""
+    """Seconds of a method's step on this machine, as coefficients of its nodes, the cached tokens
+    and its levels.
+    """
 
     verify: Values  # of 1, nodes, cached tokens
     draft: Values  # of 1, forwards after the first, their nodes, cached tokens
@@ -85,7 +93,9 @@ class Measured:
         cost, ones = self.costs[case.label], np.ones(len(steps.nodes))
         draft = np.zeros_like(ones)
         for at, levels in by_levels(case.measured, steps):
-            draft[at] = cost.draft[:3] @ (1.0, len(levels), sum(levels)) + cost.draft[3] * steps.start[at]
+            draft[at] = (
+                cost.draft[:3] @ (1.0, len(levels), sum(levels)) + cost.draft[3] * steps.start[at]
+            )
         verify = cost.verify @ np.stack([ones, steps.nodes, steps.start])
         return {"verify": verify, "draft": draft, "outside": cost.outside * ones}
 
@@ -93,42 +103,75 @@ class Measured:
 Machine = Roofline | Measured
 
 
-def by_levels(proposer: Proposal | None, steps: Steps) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
-    """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the first reads."""
-    sizes, size = np.unique(np.stack([steps.depths, steps.nodes], 1).astype(np.int64), axis=0, return_inverse=True)
-    levels = [() if proposer is None else proposer.levels(depth, nodes) for depth, nodes in sizes.tolist()]
+def by_levels(
+    proposer: Proposal | None, steps: Steps
+) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
+    """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the
+    first reads.
+    """
+    sizes, size = np.unique(
+        np.stack([steps.depths, steps.nodes], 1).astype(np.int64), axis=0, return_inverse=True
+    )
+    levels = [
+        () if proposer is None else proposer.levels(depth, nodes)
+        for depth, nodes in sizes.tolist()
+    ]
     for each in dict.fromkeys(levels):
-        yield np.isin(size.reshape(-1), [i for i, level in enumerate(levels) if level == each]), each
+        yield (
+            np.isin(size.reshape(-1), [i for i, level in enumerate(levels) if level == each]),
+            each,
+        )
 
 
 def probe(
-    record: Mapping[str, Any], where: Path, cases: Cases, caption: str, threads: int | None, show: Callable[..., None]
+    record: Mapping[str, Any],
+    where: Path,
+    cases: Cases,
+    caption: str,
+    threads: int | None,
+    show: Callable[..., None],
 ) -> tuple[Roofline, Measured, list[str]]:
     """The host as a device model, its steps on the run's target, and notes on the measurement.
 
-    ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter cannot be loaded.
+    ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter
+    cannot be loaded.
     """
     c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
-    target = load_with_drafter(c.target, c.drafter, choose("auto", threads), c.random_weights, c.dtype, None, c.compile)
+    target = load_with_drafter(
+        c.target, c.drafter, choose("auto", threads), c.random_weights, c.dtype, None, c.compile
+    )
     sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
     methods, costs = {BASE: method(BASE), **cases.methods}, {}
     proposals = {case.label: case.measured for case in cases.traces}
     for done, (label, case_method) in enumerate(methods.items()):
         show(done, len(methods), f"a few steps of {label}")
-        costs[label] = method_cost(build(target, case_method, *sampling), proposals.get(label), caption)
+        costs[label] = method_cost(
+            build(target, case_method, *sampling), proposals.get(label), caption
+        )
     dtype = str(target.dtype).removeprefix("torch.")
-    plain = shape_of(sketch(c.target), c.guidance)  # layers packed for a CPU no longer show their sizes
-    model = host(target.device, plain.network, float(costs[BASE].verify @ (1, 1, 1)), plain.rows, dtype)
+    # layers packed for a CPU no longer show their sizes
+    plain = shape_of(sketch(c.target), c.guidance)
+    model = host(
+        target.device, plain.network, float(costs[BASE].verify @ (1, 1, 1)), plain.rows, dtype
+    )
     rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
-    facts = f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
+    facts = (
+        f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
+    )
     notes = [f"this machine, probed: {facts}"]
     if load is not None and load > cpus:
-        notes.append(f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again")
+        notes.append(
+            f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again"
+        )
     return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes
 
 
-def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str) -> MethodCost:
-    """What a method's steps cost: least squares over medians of a few at a few cached lengths, by size and length."""
+def method_cost(
+    decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str
+) -> MethodCost:
+    """What a method's steps cost: least squares over medians of a few at a few cached lengths, by
+    size and length.
+    """
     lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
     times = list(step_times(decoder, caption, lengths, STEPS))
     usual, counts = medians(times), Counter(t[:2] for t in times)
@@ -140,19 +183,27 @@ def method_cost(decoder: SpeculativeDecoder, proposal: Proposal | None, caption:
     verify = fit([t.forward_s for t in usual], [(1, t.shape.nodes, t.cached) for t in usual])
     levels = [proposal.levels(t.shape.depth, t.shape.nodes) if proposal else () for t in usual]
     rows = [(1, len(each), sum(each), t.cached) for t, each in zip(usual, levels, strict=True)]
-    return MethodCost(verify, fit([t.draft_s for t in usual], rows), median(t.rest_s for t in times))
+    return MethodCost(
+        verify, fit([t.draft_s for t in usual], rows), median(t.rest_s for t in times)
+    )
 
 
 @torch.inference_mode()
-def host(device: torch.device, target: Network, least: float, rows: int, dtype: str) -> DeviceModel:
-    """This machine as a device model, for other targets: its bandwidth, its FLOP/s and its overhead per kernel.
+def host(
+    device: torch.device, target: Network, least: float, rows: int, dtype: str
+) -> DeviceModel:
+    """This machine as a device model, for other targets: its bandwidth, its FLOP/s and its
+    overhead per kernel.
 
-    The last is what the shortest forward of ``target``, ``least`` seconds, takes beyond its bytes and products.
+    The last is what the shortest forward of ``target``, ``least`` seconds, takes beyond its bytes
+    and products.
     """
     beta = 1e9 * bandwidth(device).best
     a = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
     peak = 2 * SIDE**3 / median(seconds_of(lambda: a @ a, device) for _ in range(REPEATS))
-    known = max(BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak)
+    known = max(
+        BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak
+    )
     gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory

@@ -1,6 +1,8 @@
-"""Predict what the methods of a measured run would gain elsewhere: its steps are replayed on a model of a device.
+"""Predict what the methods of a measured run would gain elsewhere: its steps are replayed on a
+model of a device.
 
-Predictions are never mixed with measurements: tables and plot are labelled, and nothing is written to a run folder.
+Predictions are never mixed with measurements: tables and plot are labelled, and nothing is written
+to a run folder.
 """
 
 import json
@@ -27,7 +29,17 @@ from lanternbench.utils.json_values import versioned
 
 BATCHES = tuple(2**i for i in range(11))  # of which the first is sought that no longer gains
 TITLE = "Predicted, not measured"
-TITLES = ("batch", "method", "τ", "ms/token", "s/image", "images/s", "speedup", "bound by", "gains at")
+TITLES = (
+    "batch",
+    "method",
+    "τ",
+    "ms/token",
+    "s/image",
+    "images/s",
+    "speedup",
+    "bound by",
+    "gains at",
+)
 LEFT = ("method", "bound by", "gains at")
 BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
 CHECKED = ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup")
@@ -37,9 +49,10 @@ Traces = Mapping[Case, Sequence[Trace]]
 class Prediction(NamedTuple):
     """One method on one machine at one batch size.  Predicted, not measured.
 
-    ``latency_s``: of the decode loop of an image, which is that of its batch.  ``shares`` of it by what bounds it.
-    ``stops_at``: the first batch size, of powers of two up to 1024, that no longer gains; None where all do.
-    ``fits_up_to``: the largest of them that fits in memory, 0 where none does.
+    ``latency_s``: of the decode loop of an image, which is that of its batch.  ``shares`` of it by
+    what bounds it. ``stops_at``: the first batch size, of powers of two up to 1024, that no longer
+    gains; None where all do. ``fits_up_to``: the largest of them that fits in memory, 0 where none
+    does.
     """
 
     device: str
@@ -62,10 +75,13 @@ class Prediction(NamedTuple):
     fits_up_to: int
 
 
-def predict(roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured | None = None) -> list[Prediction]:
+def predict(
+    roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured | None = None
+) -> list[Prediction]:
     """Every method at every batch size, after autoregressive decoding on the same machine.
 
-    ``alone``: the machine as it was probed, for single images of the probed target; batches follow from ``roof``.
+    ``alone``: the machine as it was probed, for single images of the probed target; batches follow
+    from ``roof``.
     """
     drafting = {case: traces for case, traces in cases.items() if case.measured is not None}
     shape = next(iter(cases)).shape
@@ -74,7 +90,11 @@ def predict(roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured
     for case, traces in {base: ones, **drafting}.items():
         nodes = max(int(t.nodes.max()) for t in traces)
         fits = [b for b in BATCHES if roof.memory(case, b, nodes) <= roof.device.memory]
-        slower = (b for b in BATCHES if latency(roof, base, ones, b)[0] <= latency(roof, case, traces, b)[0])
+        slower = (
+            b
+            for b in BATCHES
+            if latency(roof, base, ones, b)[0] <= latency(roof, case, traces, b)[0]
+        )
         stops = None if case is base else next(slower, None)
         tau = sum(int(t.committed.sum()) for t in traces) / sum(t.steps for t in traces)
         for batch in sizes:
@@ -94,7 +114,9 @@ def predict(roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured
     return sorted(rows, key=lambda row: sizes.index(row.batch))
 
 
-def latency(machine: Machine, case: Case, traces: Sequence[Trace], batch: int) -> tuple[float, dict[str, float]]:
+def latency(
+    machine: Machine, case: Case, traces: Sequence[Trace], batch: int
+) -> tuple[float, dict[str, float]]:
     """Mean seconds of the decode of a batch, and what they are spent on."""
     spent: dict[str, float] = {}
     groups = batches(traces, batch, machine.graphs)
@@ -105,10 +127,11 @@ def latency(machine: Machine, case: Case, traces: Sequence[Trace], batch: int) -
 
 
 class Validation(NamedTuple):
-    """Predicted beside measured on the machine and target of the run: seconds an image, median relative errors.
+    """Predicted beside measured on the machine and target of the run: seconds an image, median
+    relative errors.
 
-    ``robust_s``: the first of ``steps.robust``, which steps that were held up do not change; the latency where no steps
-    were recorded.
+    ``robust_s``: the first of ``steps.robust``, which steps that were held up do not change; the
+    latency where no steps were recorded.
     """
 
     label: str
@@ -129,20 +152,37 @@ def validate(machine: Machine, traces: Traces, samples: Sequence[Sample]) -> lis
         timed = [(t, s) for t, s in zip(each, measured, strict=True) if s.timed and s.decode_s > 0]
         if timed:
             predicted = [latency(machine, case, [t], 1)[0] for t, _ in timed]
-            calm = [robust(s.step_s, s.cpu_s, s.threads)[0] if s.step_s else s.decode_s for _, s in timed]
+            calm = [
+                robust(s.step_s, s.cpu_s, s.threads)[0] if s.step_s else s.decode_s
+                for _, s in timed
+            ]
             times = np.array([predicted, [s.decode_s for _, s in timed], calm])
-            means, errors = times.mean(1).tolist(), np.median(np.abs(times[0] / times[1:] - 1), 1).tolist()
-            rows.append(Validation(case.label, len(timed), means[0], means[1], errors[0], means[2], errors[1]))
+            means, errors = (
+                times.mean(1).tolist(),
+                np.median(np.abs(times[0] / times[1:] - 1), 1).tolist(),
+            )
+            rows.append(
+                Validation(
+                    case.label, len(timed), means[0], means[1], errors[0], means[2], errors[1]
+                )
+            )
     if (base := next((v for v in rows if v.label == BASE), None)) is None:
         return rows
     ratios = [(base.predicted_s / v.predicted_s) / (base.measured_s / v.measured_s) for v in rows]
-    return [v if v is base else v._replace(speedup_error=abs(r - 1)) for v, r in zip(rows, ratios, strict=True)]
+    return [
+        v if v is base else v._replace(speedup_error=abs(r - 1))
+        for v, r in zip(rows, ratios, strict=True)
+    ]
 
 
 def errors(checked: Sequence[Validation]) -> list[str]:
     """A note on how far the predictions are from what was measured, where anything was."""
     medians = []
-    for name, of in (("error", "latency"), ("robust_error", "robust latency"), ("speedup_error", "speedup")):
+    for name, of in (
+        ("error", "latency"),
+        ("robust_error", "robust latency"),
+        ("speedup_error", "speedup"),
+    ):
         if each := [getattr(row, name) for row in checked if getattr(row, name) is not None]:
             medians.append(f"{median(each):.1%} of the {of}")
     return [f"median error on this machine: {', '.join(medians)}"] if medians else []
@@ -160,7 +200,8 @@ def cells(row: Prediction) -> list[str]:
     if not row.fits:
         return [*first, *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
     speeds = [f"{value:.3g}" for value in (row.ms_per_token, row.latency_s, row.images_per_s)]
-    gains = "" if row.method == BASE else f"up to {row.fits_up_to}"  # batch sizes that fit in memory
+    # batch sizes that fit in memory
+    gains = "" if row.method == BASE else f"up to {row.fits_up_to}"
     if gains and (not row.fits_up_to or row.stops_at == 1):
         gains = "none"
     elif gains and row.stops_at and row.stops_at <= row.fits_up_to:
@@ -169,14 +210,22 @@ def cells(row: Prediction) -> list[str]:
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=0, pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=0, pad_edge=False
+    )
     for name in columns:
-        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=name != "method")
+        table.add_column(
+            name, justify="left" if name in LEFT else "right", no_wrap=name != "method"
+        )
     return table
 
 
-def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation] = ()) -> Iterator[Table]:
-    """In 80 columns a table for each setup, batch size by batch size, and one of the validation if there is one."""
+def terminal_tables(
+    rows: Sequence[Prediction], checked: Sequence[Validation] = ()
+) -> Iterator[Table]:
+    """In 80 columns a table for each setup, batch size by batch size, and one of the validation if
+    there is one.
+    """
     for setup, group in setups(rows):
         table = _table(f"{TITLE}: {setup}", TITLES[1:])
         for batch, lines in groupby(group, key=lambda row: row.batch):
@@ -195,13 +244,20 @@ def terminal_tables(rows: Sequence[Prediction], checked: Sequence[Validation] = 
         yield table
 
 
-def write(out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]) -> None:
-    """``predictions.json``, ``.md`` and, of ``curve``, ``.png``.  Raises UserError where they cannot be written."""
+def write(
+    out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]
+) -> None:
+    """``predictions.json``, ``.md`` and, of ``curve``, ``.png``.  Raises UserError where they
+    cannot be written.
+    """
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(versioned(document), indent=2, ensure_ascii=False)
     right = [title not in LEFT for title in TITLES]
-    tables = [(setup, markdown(list(TITLES), [cells(row) for row in group], right)) for setup, group in setups(rows)]
+    tables = [
+        (setup, markdown(list(TITLES), [cells(row) for row in group], right))
+        for setup, group in setups(rows)
+    ]
     sections = "\n".join(f"## {TITLE}: {setup}\n\n{table}" for setup, table in tables)
     notes = "\n".join(f"- {note}" for note in document["notes"])
     for name, whole in (("json", f"{text}\n"), ("md", f"{sections}\n{notes}\n")):
@@ -223,10 +279,18 @@ def plot(rows: Sequence[Prediction]) -> Figure:
         for marker, (label, method) in zip(cycle("os^vDPX"), methods.items()):
             points = [(row.batch, row.speedup) for row in group if row.label == label and row.fits]
             x, y = zip(*points) if points else ((), ())
-            axes.plot(x, y, color=colour(method), marker=marker, markersize=4, linewidth=1.1, label=label)
+            axes.plot(
+                x, y, color=colour(method), marker=marker, markersize=4, linewidth=1.1, label=label
+            )
         axes.set_xscale("log", base=2)
-        axes.set(xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1), xlabel="batch", ylabel="predicted speedup over ar")
-        axes.set_title(f"{first.target}, {first.device}, {first.dtype}", fontsize=8.5, parse_math=False)
+        axes.set(
+            xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1),
+            xlabel="batch",
+            ylabel="predicted speedup over ar",
+        )
+        axes.set_title(
+            f"{first.target}, {first.device}, {first.dtype}", fontsize=8.5, parse_math=False
+        )
         axes.legend(frameon=False, fontsize=7)
     figure.suptitle(f"{TITLE} (roofline)", fontsize=8.5)
     return figure

@@ -1,4 +1,6 @@
-"""A measured run as steps to replay: its methods, as they drafted in the run, on the requested target."""
+"""A measured run as steps to replay: its methods, as they drafted in the run, on the requested
+target.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -38,14 +40,18 @@ class Shape(NamedTuple):
 
 
 def shape_of(target: Target, guidance: float | None = None) -> Shape:
-    """The shape of a target, also of one on the device ``meta``; ``guidance``: by default the target's."""
+    """The shape of a target, also of one on the device ``meta``; ``guidance``: by default the
+    target's.
+    """
     model, scale = target.model, target.guidance if guidance is None else guidance
     size, rows = network(model, model, model.layers), 1 if scale == 1.0 else 2
     return Shape(target.name, size, target.length, model.prompt_positions, rows)
 
 
 class Case(NamedTuple):
-    """A method on a target: ``measured``: its proposal in the run; ``drafter``: the drafter for the target."""
+    """A method on a target: ``measured``: its proposal in the run; ``drafter``: the drafter for
+    the target.
+    """
 
     label: str
     method: str
@@ -87,12 +93,16 @@ class Steps(NamedTuple):
 
 
 def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length: int) -> Trace:
-    """A measured decode, repeated and cut to ``length`` tokens: the prefill's and those of the steps."""
+    """A measured decode, repeated and cut to ``length`` tokens: the prefill's and those of the
+    steps.
+    """
     lengths = np.asarray(committed, np.int64)
     times = -(-(length - 1) // int(lengths.sum()))
     ends = np.cumsum(np.tile(lengths, times))
     steps = int(np.searchsorted(ends, length - 1)) + 1
-    cut = Trace(*(np.tile(np.asarray(x, np.int64), times)[:steps] for x in (lengths, nodes, depths)))
+    cut = Trace(
+        *(np.tile(np.asarray(x, np.int64), times)[:steps] for x in (lengths, nodes, depths))
+    )
     cut.committed[-1] -= ends[steps - 1] - (length - 1)
     return cut
 
@@ -106,12 +116,16 @@ def autoregressive(length: int) -> Trace:
 def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Steps]:
     """The traces in batches of ``batch``, in order; fewer than a batch are repeated.
 
-    A batch takes the steps of its slowest prompt.  Unless it ``keeps_shape``, as one that is recorded in CUDA graphs
-    does, it goes on without finished prompts whenever at least half of it is finished.
+    A batch takes the steps of its slowest prompt.  Unless it ``keeps_shape``, as one that is
+    recorded in CUDA graphs does, it goes on without finished prompts whenever at least half of it
+    is finished.
     """
     if batch <= len(traces):
         whole = len(traces) // batch * batch
-        return [_together(traces[i : i + batch], np.ones(batch), keeps_shape) for i in range(0, whole, batch)]
+        return [
+            _together(traces[i : i + batch], np.ones(batch), keeps_shape)
+            for i in range(0, whole, batch)
+        ]
     counts = batch // len(traces) + (np.arange(len(traces)) < batch % len(traces))
     return [_together(traces, counts, keeps_shape)]
 
@@ -123,11 +137,14 @@ def _together(traces: Sequence[Trace], counts: NDArray, keeps_shape: bool) -> St
     for t in () if keeps_shape else range(1, longest):
         size[t] = alive[t] if 2 * alive[t] <= size[t - 1] else size[t - 1]
     each = ([getattr(trace, name) for trace in traces] for name in Steps._fields[1:])
-    return Steps(size, *(np.array(list(zip_longest(*x, fillvalue=0)), np.float64).max(1) for x in each))
+    return Steps(
+        size, *(np.array(list(zip_longest(*x, fillvalue=0)), np.float64).max(1) for x in each)
+    )
 
 
 def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int) -> list[Trace]:
-    """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived where not recorded.
+    """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived
+    where not recorded.
 
     Raises UserError where they are neither recorded nor fixed.
     """
@@ -153,7 +170,8 @@ def shapes() -> dict[str, Entry]:
 
 
 def sketch(name: str, drafter: str | None = None) -> Target:
-    """A target's shape, options and drafters without its weights, except where they come with the package.
+    """A target's shape, options and drafters without its weights, except where they come with the
+    package.
 
     Raises UserError for an unknown name, with the known names.
     """
@@ -166,9 +184,15 @@ def sketch(name: str, drafter: str | None = None) -> Target:
         try:
             target = load_unpacked(name)
         except UserError as error:
-            raise UserError(f"{error}; `predict` knows {', '.join(shapes())} beside the catalogue") from None
+            raise UserError(
+                f"{error}; `predict` knows {', '.join(shapes())} beside the catalogue"
+            ) from None
     target = replace(target, name=title)
-    return target if drafter is None else with_drafter(target, drafter, str(target.device), random_weights=True)[0]
+    return (
+        target
+        if drafter is None
+        else with_drafter(target, drafter, str(target.device), random_weights=True)[0]
+    )
 
 
 class Cases(NamedTuple):
@@ -179,17 +203,22 @@ class Cases(NamedTuple):
     notes: list[str]
 
 
-def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: float | None, run: str) -> Cases:
-    """``source``: the run's target, whose trees were measured; ``guidance``: where it differs from the target's.
+def cases(
+    samples: Iterable[Sample], source: Target, target: Target, guidance: float | None, run: str
+) -> Cases:
+    """``source``: the run's target, whose trees were measured; ``guidance``: where it differs from
+    the target's.
 
-    Methods without what they need on ``target`` are left out, with a note.  Raises UserError for a run without samples
-    and for one in which nothing was drafted.
+    Methods without what they need on ``target`` are left out, with a note.  Raises UserError for a
+    run without samples and for one in which nothing was drafted.
     """
     by_label = defaultdict[str, list[Sample]](list)
     for sample in samples:
         by_label[sample.label].append(sample)
     if not by_label:
-        raise UserError(f"{run} has no samples yet: let `lanternbench run` finish at least one image of it")
+        raise UserError(
+            f"{run} has no samples yet: let `lanternbench run` finish at least one image of it"
+        )
     shape = shape_of(target, guidance)
     traces: dict[Case, list[Trace]] = {}
     methods: dict[str, Method] = {}
@@ -199,9 +228,12 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
             m = method(group[0].method, **group[0].options)
             measured = prepared_proposal(source, m)
             same = target is source or measured.drafter is None
-            drafter = measured.drafter if same else prepared_proposal(target, m).drafter  # may raise UserError
+            # may raise UserError
+            drafter = measured.drafter if same else prepared_proposal(target, m).drafter
             if m.choices.order != "raster" and source.grids != target.grids:
-                raise UserError("the rows of its steps follow from the grid, which is another here")
+                raise UserError(
+                    "the rows of its steps follow from the grid, which is another here"
+                )
             drafts = measured if measured.max_depth > 0 else None
             if drafts is None and m.preset != BASE:
                 raise UserError("it drafts nothing that could be replayed")
@@ -213,10 +245,18 @@ def cases(samples: Iterable[Sample], source: Target, target: Target, guidance: f
             net = None if drafter is None else drafter.network()
             traces[Case(label if drafts else BASE, m.preset, shape, net, drafts)] = steps
     if all(case.measured is None for case in traces):
-        why = notes[0] if notes else f"{run} has only methods that draft nothing ({', '.join(by_label)})"
-        raise UserError(f"there are no draft trees to replay: {why}; measure one that drafts, such as eagle-1")
+        why = (
+            notes[0]
+            if notes
+            else f"{run} has only methods that draft nothing ({', '.join(by_label)})"
+        )
+        raise UserError(
+            f"there are no draft trees to replay: {why}; measure one that drafts, such as eagle-1"
+        )
     if shape.length != source.length:
-        lengths = f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}"
+        lengths = (
+            f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}"
+        )
         notes.append(f"{lengths}: each image's steps are repeated, or cut")
     if shape.name != source.name:
         where = f"accepted lengths and tree sizes are those measured on {source.name}"
@@ -229,5 +269,7 @@ def of_run(record: dict[str, Any]) -> tuple[str, str | None, float | None]:
     config = record.get("config", {})
     name = config.get("target") or record.get("target", {}).get("name")
     if not isinstance(name, str):
-        raise UserError("run.json does not say which target the run is of: give a run that this version made")
+        raise UserError(
+            "run.json does not say which target the run is of: give a run that this version made"
+        )
     return name, config.get("drafter"), config.get("guidance")

@@ -1,5 +1,15 @@
-"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the user's own list."""
+"""Prompts: our demo captions, published sets from their official files, ImageNet classes, or the
+user's own list.
+"""
 
-from lanternbench.prompts.sources import Caption, Official, Prompt, PromptSet, PromptSource, captions_for, load
+from lanternbench.prompts.sources import (
+    Caption,
+    Official,
+    Prompt,
+    PromptSet,
+    PromptSource,
+    captions_for,
+    load,
+)
 
 __all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load"]

@@ -17,19 +17,28 @@ Rows = Iterator[tuple[int, Mapping[str, Any]]]  # (line or entry number from 1, 
 def read_text(path: Path) -> str:
     """The text of a file.  Raises UserError where it is missing, empty, no UTF-8 or no plain file."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would keep us waiting, a device never end
+        # a pipe would keep us waiting, a device never end
+        if path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "a pipe or device"
-            raise UserError(f"{path} is {what}, not a file of prompts: save the prompts in a file and give its path.")
+            raise UserError(
+                f"{path} is {what}, not a file of prompts: save the prompts in a file and give its path."
+            )
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8.") from None
+        raise UserError(
+            f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8."
+        ) from None
     except FileNotFoundError:
         raise UserError(f"there is no file {path}: check the path given to --prompts.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read {path} ({reason}): check the path given to --prompts.") from None
+        raise UserError(
+            f"cannot read {path} ({reason}): check the path given to --prompts."
+        ) from None
     if not text.strip():
-        raise UserError(f"{path} is empty: give a file with a caption a line or in a column called prompt.")
+        raise UserError(
+            f"{path} is empty: give a file with a caption a line or in a column called prompt."
+        )
     return text
 
 
@@ -54,7 +63,9 @@ def parsed(text: str, path: Path, line: int | None = None) -> Any:
     except (ValueError, RecursionError) as error:
         line = line or getattr(error, "lineno", None)
         where = f"{path} line {line}" if line else f"{path}"
-        raise UserError(f"{where} is not valid JSON ({getattr(error, 'msg', error)}): correct it.") from None
+        raise UserError(
+            f"{where} is not valid JSON ({getattr(error, 'msg', error)}): correct it."
+        ) from None
 
 
 def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -80,22 +91,37 @@ def table(text: str, path: Path, **dialect: Any) -> Rows:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, **dialect)
     begun = 1
     try:
-        header = [name.strip().lower() for name in next(row for row in reader if any(cell.strip() for cell in row))]
-        yield 0, dict.fromkeys(header)  # a blank prompt, so that a wrong header is reported without any row
+        header = [
+            name.strip().lower()
+            for name in next(row for row in reader if any(cell.strip() for cell in row))
+        ]
+        # a blank prompt, so that a wrong header is reported without any row
+        yield 0, dict.fromkeys(header)
         begun = reader.line_num + 1
         for row in reader:
-            if any(line.count(dialect["delimiter"]) + 1 >= len(header) for line in physical[begun : reader.line_num]):
-                raise csv.Error(f"a quote that opens there closes in line {reader.line_num}, with whole rows between")
+            if any(
+                line.count(dialect["delimiter"]) + 1 >= len(header)
+                for line in physical[begun : reader.line_num]
+            ):
+                raise csv.Error(
+                    f"a quote that opens there closes in line {reader.line_num}, with whole rows between"
+                )
             if any(cell.strip() for cell in row):
-                yield reader.line_num, dict(zip(header, row, strict=False)) | dict.fromkeys(header[len(row) :])
+                yield (
+                    reader.line_num,
+                    dict(zip(header, row, strict=False)) | dict.fromkeys(header[len(row) :]),
+                )
             begun = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path} line {begun} is malformed ({error}): correct its quotes.") from None
+        raise UserError(
+            f"{path} line {begun} is malformed ({error}): correct its quotes."
+        ) from None
 
 
 # quoted cells may hold line breaks where none of their lines is a valid row
 comma_separated = partial(table, delimiter=",", skipinitialspace=True)
-tab_separated = partial(table, delimiter="\t", quoting=csv.QUOTE_NONE)  # quotes as they stand, as in PartiPrompts.tsv
+# quotes as they stand, as in PartiPrompts.tsv
+tab_separated = partial(table, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def _entry(value: Any, number: int, path: Path) -> tuple[int, Mapping[str, Any]]:
@@ -103,7 +129,9 @@ def _entry(value: Any, number: int, path: Path) -> tuple[int, Mapping[str, Any]]
         return number, {"prompt": value}
     if isinstance(value, Mapping):
         return number, {str(key).strip().lower(): field for key, field in value.items()}
-    raise UserError(f"{path} entry {number} is no prompt: make it a text or an object with a field called prompt.")
+    raise UserError(
+        f"{path} entry {number} is no prompt: make it a text or an object with a field called prompt."
+    )
 
 
 def json_list(text: str, path: Path) -> Rows:
@@ -112,7 +140,9 @@ def json_list(text: str, path: Path) -> Rows:
     if isinstance(value, Mapping):
         value = value.get("prompts")
     if not isinstance(value, list):
-        raise UserError(f"{path} holds no list of prompts: make it a JSON list of texts or of objects with a prompt.")
+        raise UserError(
+            f"{path} holds no list of prompts: make it a JSON list of texts or of objects with a prompt."
+        )
     return (_entry(item, number, path) for number, item in enumerate(value, 1))
 
 

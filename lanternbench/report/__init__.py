@@ -1,1 +1,3 @@
-"""Reports of run folders: the answer, tables, pictures, one self-contained page, and the papers' numbers."""
+"""Reports of run folders: the answer, tables, pictures, one self-contained page, and the papers'
+numbers.
+"""

@@ -1,4 +1,6 @@
-"""What the tables show: one list of columns, columns.csv, for the terminal, Markdown, LaTeX and HTML."""
+"""What the tables show: one list of columns, columns.csv, for the terminal, Markdown, LaTeX and
+HTML.
+"""
 
 import csv
 import unicodedata
@@ -17,7 +19,9 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the figure `key` (or a fact of the row), how to title and print it, and which tables carry it."""
+    """One column: the figure `key` (or a fact of the row), how to title and print it, and which
+    tables carry it.
+    """
 
     key: str
     title: str
@@ -70,17 +74,28 @@ class Column:
 
 ALL = "full md tex terminal"
 APART = 0.05  # by how much two speedups of a row differ where the clock was disturbed
-_FIELDS = csv.DictReader(files("lanternbench.report").joinpath("columns.csv").read_text("utf-8").splitlines())
+_FIELDS = csv.DictReader(
+    files("lanternbench.report").joinpath("columns.csv").read_text("utf-8").splitlines()
+)
 _EVERY = [Column(**fields) for fields in _FIELDS]  # type: ignore[arg-type]
 _FIRST = [column.key for column in _EVERY].index("n")
 BASE, DETAIL = _EVERY[:_FIRST], _EVERY[_FIRST:]  # the quality metrics stand between them
 COLUMN = {column.key: column for column in BASE}
 PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
-EXPLAINED = ("stated_s", "accept_len", "step_compression", "tree_depth", "fidelity_loss", "robust_speedup")
+EXPLAINED = (
+    "stated_s",
+    "accept_len",
+    "step_compression",
+    "tree_depth",
+    "fidelity_loss",
+    "robust_speedup",
+)
 
 
 def metric_column(key: str) -> Column:
-    """The column of a quality metric, as the metric describes itself; an unknown one keeps its name."""
+    """The column of a quality metric, as the metric describes itself; an unknown one keeps its
+    name.
+    """
     metric = metrics.column(key)
     better = {True: "higher", False: "lower", None: ""}[metric.higher_is_better]
     return Column(key, metric.title, tex_escape(metric.title), metric.form, better, True, ALL)
@@ -89,7 +104,9 @@ def metric_column(key: str) -> Column:
 def metric_keys(rows: Sequence[Row]) -> list[str]:
     """The quality metrics of these rows: every figure that is no column of the base."""
     base = {column.key for column in BASE + DETAIL}
-    return [key for key in dict.fromkeys(key for row in rows for key in row.figures) if key not in base]
+    return [
+        key for key in dict.fromkeys(key for row in rows for key in row.figures) if key not in base
+    ]
 
 
 def disturbed(row: Row) -> bool:
@@ -99,18 +116,33 @@ def disturbed(row: Row) -> bool:
 
 
 def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
-    """The columns to show for these rows in "full", "md", "tex" or "terminal"; those without any value are left out."""
+    """The columns to show for these rows in "full", "md", "tex" or "terminal"; those without any
+    value are left out.
+    """
     quality = [metric_column(key) for key in metric_keys(rows)]
-    tests = [Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True) for c in quality]
+    tests = [
+        Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True)
+        for c in quality
+    ]
     batched = any(row.value("latency_s") is None and row.method != IMPORTED for row in rows)
-    views = {view, "batched" if batched else view, "disturbed" if any(map(disturbed, rows)) else view}
+    views = {
+        view,
+        "batched" if batched else view,
+        "disturbed" if any(map(disturbed, rows)) else view,
+    }
     every = BASE + quality + tests + DETAIL
-    return [c for c in every if views & {*c.views.split()} and any(c.value(row) != MISSING for row in rows)]
+    return [
+        c
+        for c in every
+        if views & {*c.views.split()} and any(c.value(row) != MISSING for row in rows)
+    ]
 
 
 def glossary(columns: Sequence[Column]) -> list[str]:
     """What the columns mean whose titles do not say it."""
-    return [c.help if ":" in c.help else f"{c.title}: {c.help}" for c in columns if c.key in EXPLAINED]
+    return [
+        c.help if ":" in c.help else f"{c.title}: {c.help}" for c in columns if c.key in EXPLAINED
+    ]
 
 
 TEX = {
@@ -123,10 +155,15 @@ TEX = {
 
 
 def tex_escape(text: str, limit: int = 200) -> str:
-    """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack becomes "?"."""
+    """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack
+    becomes "?".
+    """
     line = one_line(text, limit)
     beyond = {sign for sign in line if sign >= "\u0180"} - TEX.keys()
-    plain = {ord(s): unicodedata.normalize("NFKD", s).encode("ascii", "ignore").decode() or "?" for s in beyond}
+    plain = {
+        ord(s): unicodedata.normalize("NFKD", s).encode("ascii", "ignore").decode() or "?"
+        for s in beyond
+    }
     return line.translate(plain).translate({ord(sign): text for sign, text in TEX.items()})
 
 

@@ -15,14 +15,23 @@ from lanternbench.report.pictures import forest
 from lanternbench.report.scene import NARROW, scene_figure
 from lanternbench.report.tables import frame
 
-OVERVIEW = ("label", "lossless", "speedup", "speedup_lo", "speedup_hi", "accept_len", "fidelity_loss")
+OVERVIEW = (
+    "label",
+    "lossless",
+    "speedup",
+    "speedup_lo",
+    "speedup_hi",
+    "accept_len",
+    "fidelity_loss",
+)
 LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "key"}
 
 
 @dataclass(frozen=True)
 class RunFrames(Run):
-    """A run: ``summary`` has a row per method, ``samples`` a row per image; ``notes``: what to know beside the figures;
-    ``recipe``: guidance, temperature, prompts, device, and what else they depend on."""
+    """A run: ``summary`` has a row per method, ``samples`` a row per image; ``notes``: what to
+    know beside the figures; ``recipe``: guidance, temperature, prompts, device, and what else they
+    depend on."""
 
     @property
     def path(self) -> Path:
@@ -30,13 +39,15 @@ class RunFrames(Run):
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """Figures by name, each beside ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p`` (against ar)."""
+        """Figures by name, each beside ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p``
+        (against ar).
+        """
         return frame(self.rows)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """One row per image, with a column per metric; the tokens themselves are in ``tokens.safetensors``.  Raises
-        UserError for a damaged samples.jsonl."""
+        """One row per image, with a column per metric; the tokens themselves are in
+        ``tokens.safetensors``.  Raises UserError for a damaged samples.jsonl."""
         records = []
         for sample in iter_samples(self.path):
             drafter = {f"drafter_{name}": value for name, value in (sample.drafter or {}).items()}
@@ -45,7 +56,8 @@ class RunFrames(Run):
         return pd.DataFrame(records)
 
     def plot(self, quality: str | None = None) -> Figure:
-        """Speeds with their intervals; or speedup against ``fidelity_loss`` or a metric, of methods that trade it.
+        """Speeds with their intervals; or speedup against ``fidelity_loss`` or a metric, of
+        methods that trade it.
 
         Raises UserError where the run has no such figure.
         """
@@ -53,13 +65,21 @@ class RunFrames(Run):
         if quality is None and (speeds := forest(self.rows, NARROW)) is not None:
             return scene_figure(speeds)
         if quality not in columns:
-            raise UserError(f"the run has no {quality or 'speeds'} to plot: choose of {', '.join(columns) or 'none'}")
+            raise UserError(
+                f"the run has no {quality or 'speeds'} to plot: choose of {', '.join(columns) or 'none'}"
+            )
         return scene_figure(scatter(trade_off(self.rows, columns[quality]), NARROW))
 
     def _repr_html_(self) -> str:
-        return str(self.summary.filter(OVERVIEW).to_html(index=False, escape=True, float_format="{:.3g}".format))
+        return str(
+            self.summary.filter(OVERVIEW).to_html(
+                index=False, escape=True, float_format="{:.3g}".format
+            )
+        )
 
 
 def run_frames(path: str | Path) -> RunFrames:
-    """A run folder, or the id or name of a run under ``results/``.  Raises UserError when there is no such run."""
+    """A run folder, or the id or name of a run under ``results/``.  Raises UserError when there is
+    no such run.
+    """
     return RunFrames(**vars(load_run(find(Path("results"), [str(path)])[0])))

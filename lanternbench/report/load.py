@@ -1,4 +1,6 @@
-"""Runs as a report sees them, damaged ones too, none of whose values is relied on; and what it shows of them."""
+"""Runs as a report sees them, damaged ones too, none of whose values is relied on; and what it
+shows of them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ from lanternbench.report.columns import Column, columns
 from lanternbench.utils.files import open_file
 
 _SETTINGS = (
-    *("drafter", "random_weights", "simulate_acceptance", "seed", "temperature", "top_k", "top_p", "guidance", "batch"),
+    *(
+        "drafter",
+        "random_weights",
+        "simulate_acceptance",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+        "guidance",
+        "batch",
+    ),
     *("dtype", "compile", "threads", "workers", "torch"),
 )
 # as their papers write them; other names are unchanged
@@ -57,25 +69,35 @@ class Run:
 
     @property
     def dataset(self) -> str:
-        return str(self.part("prompts").get("dataset") or self.part("prompts").get("source") or "–")
+        return str(
+            self.part("prompts").get("dataset") or self.part("prompts").get("source") or "–"
+        )
 
     @property
     def setup(self) -> dict[str, str]:
         """What figures of two runs must share to be compared, by name."""
-        values = self.part("environment") | {k: v for k, v in self.part("config").items() if v is not None}
-        settings = {name.replace("_", " "): str(values[name]) for name in _SETTINGS if name in values}
+        values = self.part("environment") | {
+            k: v for k, v in self.part("config").items() if v is not None
+        }
+        settings = {
+            name.replace("_", " "): str(values[name]) for name in _SETTINGS if name in values
+        }
         prompts = f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}"
         return {"target": self.target, "prompts": prompts, **settings, "hardware": self.hardware}
 
     @property
     def weights(self) -> dict[str, str]:
-        """Digests of the target's and drafter's files by part; nothing where the run does not record them."""
+        """Digests of the target's and drafter's files by part; nothing where the run does not
+        record them.
+        """
         digests = self.part("target").get("weights")
         return {str(k): str(v) for k, v in digests.items()} if isinstance(digests, dict) else {}
 
     def like(self, other: Run) -> bool:
         """May figures of the two runs be compared?"""
-        return self.setup == other.setup and (not self.weights or not other.weights or self.weights == other.weights)
+        return self.setup == other.setup and (
+            not self.weights or not other.weights or self.weights == other.weights
+        )
 
     @property
     def grid(self) -> tuple[int, int] | None:
@@ -102,15 +124,24 @@ class Run:
         environment = self.part("environment")
         device = str(environment.get("device") or self.part("config").get("device") or "")
         gpus = environment.get("gpus")
-        first = gpus[0] if isinstance(gpus, list) and gpus and not device.startswith("cpu") else environment.get("gpu")
+        first = (
+            gpus[0]
+            if isinstance(gpus, list) and gpus and not device.startswith("cpu")
+            else environment.get("gpu")
+        )
         name = first.get("name") if isinstance(first, dict) else first
         return str(name or environment.get("cpu") or "–")
 
     @property
     def recipe(self) -> dict[str, str]:
-        """How it was made, beside every table of its figures; the defaults of a target are named as such."""
+        """How it was made, beside every table of its figures; the defaults of a target are named
+        as such.
+        """
         environment, prompts = self.part("environment"), self.part("prompts")
-        settings, template = environment | self.part("config"), self.part("target").get("prompt_template")
+        settings, template = (
+            environment | self.part("config"),
+            self.part("target").get("prompt_template"),
+        )
 
         def value(name: str, silent: str = "not recorded") -> str:
             return silent if settings.get(name) is None else str(settings[name])
@@ -122,7 +153,8 @@ class Run:
             "temperature": value("temperature"),
             "top-k": value("top_k", "target's default"),
             "top-p": value("top_p"),
-            "prompts": self.dataset + (f", {prompts['count']} prompts" if prompts.get("count") else ""),
+            "prompts": self.dataset
+            + (f", {prompts['count']} prompts" if prompts.get("count") else ""),
             "prompt template": "the caption alone" if template == "{caption}" else quoted,
             "resize": "none; each metric scales the decoded images for its network",
             "images": f"{sum(row.n for row in self.rows)} ({len(self.rows)} methods)",
@@ -144,7 +176,9 @@ class Run:
 
 @dataclass(frozen=True)
 class ReportRow(Row):
-    """A row in a report: of which run, measured where; rows of unequal ``setup`` must not be compared."""
+    """A row in a report: of which run, measured where; rows of unequal ``setup`` must not be
+    compared.
+    """
 
     run: str | None = None  # where there are several
     setup: int = 1
@@ -153,13 +187,18 @@ class ReportRow(Row):
 
 @dataclass
 class Contents:
-    """What a report needs of a run's samples, read in one pass; of each prompt and label one sample for the grid."""
+    """What a report needs of a run's samples, read in one pass; of each prompt and label one
+    sample for the grid.
+    """
 
     figures: Figures = field(default_factory=Figures)
-    captions: dict[str, str] = field(default_factory=dict)  # of the grid, by prompt id, in the order of the run
-    cells: dict[tuple[str, str], Sample] = field(default_factory=dict)  # of the grid, by prompt id and label
+    # of the grid, by prompt id, in the order of the run
+    captions: dict[str, str] = field(default_factory=dict)
+    # of the grid, by prompt id and label
+    cells: dict[tuple[str, str], Sample] = field(default_factory=dict)
     more_seeds: bool = False  # than the grid shows
-    # label -> loss of rows and columns of the image, a list per sample; of methods that draw several rows at once
+    # label -> loss of rows and columns of the image, a list per sample; of methods that draw
+    # several rows at once
     losses: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
     damaged: int = 0
 
@@ -171,15 +210,21 @@ def load_run(folder: Path, figures: Figures | None = None) -> Run:
     """
     folder = Path(folder)
     if not (folder / "run.json").is_file():
-        raise UserError(f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run` wrote.")
+        raise UserError(
+            f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run` wrote."
+        )
     info, summary = read_run(folder), read_summary(folder)
     changed = summary.samples not in (None, samples_digest(folder))
     if figures is None and (changed or summary.samples is None):
         figures = Figures(line.sample for line in scan(folder / "samples.jsonl") if line.sample)
-    if figures and (changed or (summary.rows and counts(figures) != {row.label: row.n for row in summary.rows})):
+    if figures and (
+        changed or (summary.rows and counts(figures) != {row.label: row.n for row in summary.rows})
+    ):
         summary = renewed(figures, info, summary)
     if not summary.rows:
-        raise UserError(f"{folder} holds no results (summary.json has no rows): run it again with --resume.")
+        raise UserError(
+            f"{folder} holds no results (summary.json has no rows): run it again with --resume."
+        )
     rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))
     return Run(folder, info, rows, summary.all_notes())
 
@@ -187,25 +232,38 @@ def load_run(folder: Path, figures: Figures | None = None) -> Run:
 def load_runs(folders: list[Path]) -> list[Run]:
     """All runs, in the order given. Raises UserError when there is none."""
     if not folders:
-        raise UserError("There is no run to report: name a run folder, or make one with `lanternbench run`.")
+        raise UserError(
+            "There is no run to report: name a run folder, or make one with `lanternbench run`."
+        )
     return [load_run(folder) for folder in folders]
 
 
 def joined_rows(runs: list[Run]) -> list[ReportRow]:
-    """The rows of all runs, each with its hardware, and of several runs with the run's name and setup."""
+    """The rows of all runs, each with its hardware, and of several runs with the run's name and
+    setup.
+    """
     names = [run.run_id for run in runs]
-    names = [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+    names = [
+        name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)
+    ]
     alike = [next(i for i, one in enumerate(runs) if run.like(one)) for run in runs]
     numbers = {first: number for number, first in enumerate(dict.fromkeys(alike), 1)}
     return [
-        ReportRow(**vars(row), run=name if len(runs) > 1 else None, setup=numbers[first], hardware=run.hardware)
+        ReportRow(
+            **vars(row),
+            run=name if len(runs) > 1 else None,
+            setup=numbers[first],
+            hardware=run.hardware,
+        )
         for run, name, first in zip(runs, names, alike)
         for row in run.rows
     ]
 
 
 def differing(runs: list[Run]) -> str | None:
-    """What keeps figures of several runs from being compared, each setting with its values; None if nothing does."""
+    """What keeps figures of several runs from being compared, each setting with its values; None
+    if nothing does.
+    """
     unequal = []
     for name in dict.fromkeys(name for run in runs for name in run.setup):
         values = dict.fromkeys(run.setup.get(name, "–") for run in runs)
@@ -214,11 +272,17 @@ def differing(runs: list[Run]) -> str | None:
     parts = dict.fromkeys(part for digests in weights for part in digests)
     if others := [part for part in parts if len({digests.get(part) for digests in weights}) > 1]:
         unequal.append(f"the weights of {', '.join(others)}, whose files are not the same")
-    return f"The runs differ in {'; '.join(unequal)}: do not compare their latencies or qualities." if unequal else None
+    return (
+        f"The runs differ in {'; '.join(unequal)}: do not compare their latencies or qualities."
+        if unequal
+        else None
+    )
 
 
 def read_contents(run: Run, prompts: int) -> Contents:
-    """The samples of a run, read once; for the grid those of the first ``prompts`` prompts, of each its first seed."""
+    """The samples of a run, read once; for the grid those of the first ``prompts`` prompts, of
+    each its first seed.
+    """
     contents, seeds = Contents(), dict[str, int]()
     for line in scan(run.folder / "samples.jsonl"):
         sample = line.sample
@@ -235,12 +299,15 @@ def read_contents(run: Run, prompts: int) -> Contents:
             contents.more_seeds = True
         elif sample.prompt_id in contents.captions or len(contents.captions) < prompts:
             contents.captions.setdefault(sample.prompt_id, sample.prompt)
-            contents.cells.setdefault((sample.prompt_id, sample.label), sample.model_copy(update={"token_ids": []}))
+            contents.cells.setdefault(
+                (sample.prompt_id, sample.label), sample.model_copy(update={"token_ids": []})
+            )
     return contents
 
 
 class View(NamedTuple):
-    """``methods``: labels or names of methods, in the order shown; ``columns``: keys; ``names``: by label or method.
+    """``methods``: labels or names of methods, in the order shown; ``columns``: keys; ``names``:
+    by label or method.
 
     Empty: all methods, the columns that each table chooses, the labels as they are.
     """
@@ -250,13 +317,22 @@ class View(NamedTuple):
     names: Mapping[str, str] = {}
 
     def of(self, runs: Sequence[Run]) -> list[Run]:
-        """The runs with the chosen rows alone.  Raises UserError for a method that none of them has."""
+        """The runs with the chosen rows alone.  Raises UserError for a method that none of them
+        has.
+        """
         if not self.methods:
             return list(runs)
-        names = dict.fromkeys(name for run in runs for row in run.rows for name in (row.label, row.method))
+        names = dict.fromkeys(
+            name for run in runs for row in run.rows for name in (row.label, row.method)
+        )
         if unknown := [name for name in self.methods if name not in names]:
-            raise UserError(f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(names)}.")
-        each = [{r.label: r for name in self.methods for r in run.rows if name in (r.label, r.method)} for run in runs]
+            raise UserError(
+                f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(names)}."
+            )
+        each = [
+            {r.label: r for name in self.methods for r in run.rows if name in (r.label, r.method)}
+            for run in runs
+        ]
         return [replace(run, rows=list(rows.values())) for run, rows in zip(runs, each) if rows]
 
     def name(self, label: str, method: str) -> str:
@@ -264,14 +340,20 @@ class View(NamedTuple):
         return self.names[label] if label in self.names else _renamed(label, method, self.names)
 
     def labels(self, methods: Mapping[str, str]) -> dict[str, str]:
-        """The displayed texts of labels, given with their methods; what compares with the baseline seeks its label."""
-        return {label: label if label == BASELINE else self.name(label, method) for label, method in methods.items()}
+        """The displayed texts of labels, given with their methods; what compares with the baseline
+        seeks its label.
+        """
+        return {
+            label: label if label == BASELINE else self.name(label, method)
+            for label, method in methods.items()
+        }
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
         return [replace(row, label=self.name(row.label, row.method)) for row in rows]
 
     def columns_for(self, rows: Sequence[Row], table: str) -> list[Column]:
-        """The columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else those it chooses itself.
+        """The columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else those it
+        chooses itself.
 
         Raises UserError for a column that these rows do not have.
         """
@@ -279,8 +361,12 @@ class View(NamedTuple):
             return columns(rows, table)
         by_key = {c.key: c for c in columns(rows) if not c.test}
         if unknown := [key for key in self.columns if key not in by_key]:
-            raise UserError(f"--columns: these runs have no {unknown[0]!r}: choose of {', '.join(by_key)}.")
-        return [by_key[key] for key in dict.fromkeys(("run", "label", *self.columns)) if key in by_key]
+            raise UserError(
+                f"--columns: these runs have no {unknown[0]!r}: choose of {', '.join(by_key)}."
+            )
+        return [
+            by_key[key] for key in dict.fromkeys(("run", "label", *self.columns)) if key in by_key
+        ]
 
 
 def paper_name(row: Row) -> str:
@@ -289,7 +375,9 @@ def paper_name(row: Row) -> str:
 
 
 def _renamed(label: str, method: str, names: Mapping[str, str]) -> str:
-    """A label with its method's name in ``names`` and its options in brackets: "Cool-SD (λ=2, ν=0.7)"."""
+    """A label with its method's name in ``names`` and its options in brackets: "Cool-SD (λ=2,
+    ν=0.7)".
+    """
     if method not in names or not label.startswith(method):
         return label
     options = label[len(method) :].strip()
@@ -297,12 +385,18 @@ def _renamed(label: str, method: str, names: Mapping[str, str]) -> str:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.  Raises UserError."""
+    """Names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.  Raises
+    UserError.
+    """
     try:
         with open_file(path) as file:
             names = yaml.safe_load(file.read())
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"--names: {path} cannot be read ({' '.join(str(error).split())}); give a YAML file.") from None
-    if not isinstance(names, dict) or any(isinstance(value, dict | list) for value in names.values()):
+        raise UserError(
+            f"--names: {path} cannot be read ({' '.join(str(error).split())}); give a YAML file."
+        ) from None
+    if not isinstance(names, dict) or any(
+        isinstance(value, dict | list) for value in names.values()
+    ):
         raise UserError(f"--names: {path} must have a line per method, such as `eagle-1: EAGLE`.")
     return {str(key): str(value) for key, value in names.items()}

@@ -15,7 +15,8 @@ from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.load import ReportRow
 from lanternbench.report.tables import Cell, Table
 
-# figures that papers report, in papers.csv with _ for -; tiny evaluators have other keys and so stand beside no paper
+# figures that papers report, in papers.csv with _ for -; tiny evaluators have other keys and so
+# stand beside no paper
 QUANTITIES = (
     *("speedup", "latency_s", "step_compression", "accept_len", "tree_depth"),
     *("fid", "clip", "image-reward", "hpsv2", "inception-score", "aesthetic"),
@@ -27,9 +28,11 @@ NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta", "depth0": "depth", "wid
 
 @cache
 def published_rows() -> tuple[dict[str, str], ...]:
-    """The rows of papers.csv: figures from the papers' tables, as text; "" where a paper does not say.
+    """The rows of papers.csv: figures from the papers' tables, as text; "" where a paper does not
+    say.
 
-    ``note``: how a figure comes from the paper (derived from seconds and steps, second-hand); CLIP scores are cosines.
+    ``note``: how a figure comes from the paper (derived from seconds and steps, second-hand); CLIP
+    scores are cosines.
     """
     text = files("lanternbench.report").joinpath("papers.csv").read_text(encoding="utf-8")
     return tuple(csv.DictReader(text.splitlines()))
@@ -38,22 +41,35 @@ def published_rows() -> tuple[dict[str, str], ...]:
 def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
     """Measured rows with the papers' rows of the same method, closest setup first.
 
-    Shown for each row: the papers' rows of equal setup; else those of the same target, dataset and temperature; else
-    of the same target. Figures of another target say nothing about this one. Columns: `label`, `source`, `table`,
-    `paper setup`, "<quantity> measured" and "<quantity> paper" for each quantity that either side has, `differs in`.
+    Shown for each row: the papers' rows of equal setup; else those of the same target, dataset and
+    temperature; else of the same target. Figures of another target say nothing about this one.
+    Columns: `label`, `source`, `table`, `paper setup`, "<quantity> measured" and "<quantity>
+    paper" for each quantity that either side has, `differs in`.
     """
     lines = []
     for row in rows:
-        papers = [(paper, differences(row, paper)) for paper in published_rows() if same_method(row, paper)]
-        papers = sorted((pair for pair in papers if "target" not in pair[1]), key=lambda pair: len(pair[1]))
-        tiers = [2 if {"dataset", "temperature"} & set(apart) else int("params" in apart) for _, apart in papers]
+        papers = [
+            (paper, differences(row, paper))
+            for paper in published_rows()
+            if same_method(row, paper)
+        ]
+        papers = sorted(
+            (pair for pair in papers if "target" not in pair[1]), key=lambda pair: len(pair[1])
+        )
+        tiers = [
+            2 if {"dataset", "temperature"} & set(apart) else int("params" in apart)
+            for _, apart in papers
+        ]
         lines += [_line(row, *pair) for pair, tier in zip(papers, tiers) if tier == min(tiers)]
     if not lines:
         return pd.DataFrame(columns=["label", "source", "table", "paper setup", "differs in"])
     frame = pd.DataFrame(lines)
-    # measured and paper stay side by side, so a quantity goes only when both of its columns are empty
+    # measured and paper stay side by side, so a quantity goes only when both of its columns are
+    # empty
     pairs = [[f"{key} measured", f"{key} paper"] for key in QUANTITIES]
-    return frame.drop(columns=[name for pair in pairs if frame[pair].isna().all(axis=None) for name in pair])
+    return frame.drop(
+        columns=[name for pair in pairs if frame[pair].isna().all(axis=None) for name in pair]
+    )
 
 
 def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
@@ -61,14 +77,24 @@ def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
     if row.method != paper["method"]:
         return False
     usual = preset(row.method).choices.acceptance
-    return _by_name(row.options).get("acceptance", usual) == _params(paper).get("acceptance", usual)
+    return _by_name(row.options).get("acceptance", usual) == _params(paper).get(
+        "acceptance", usual
+    )
 
 
 def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
-    """What of {target, dataset, temperature, params, hardware} differs, each with a phrase on the measured side."""
+    """What of {target, dataset, temperature, params, hardware} differs, each with a phrase on the
+    measured side.
+    """
     differs: dict[str, str] = {}
-    target, dataset, temperature = row.target or "", DATASETS.get(row.dataset or "", row.dataset or ""), row.temperature
-    if paper["target"].endswith("-stage-unstated") and target.startswith(paper["target"].removesuffix("-unstated")):
+    target, dataset, temperature = (
+        row.target or "",
+        DATASETS.get(row.dataset or "", row.dataset or ""),
+        row.temperature,
+    )
+    if paper["target"].endswith("-stage-unstated") and target.startswith(
+        paper["target"].removesuffix("-unstated")
+    ):
         differs["stage"] = "stage of the target (paper does not say)"
     elif target != paper["target"]:
         differs["target"] = f"target ({target or 'unknown'})"
@@ -77,7 +103,9 @@ def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
     if not paper["temperature"]:
         differs["temperature"] = "temperature (paper does not say)"
     elif temperature != float(paper["temperature"]):
-        differs["temperature"] = f"temperature ({'unknown' if temperature is None else f'{temperature:g}'})"
+        differs["temperature"] = (
+            f"temperature ({'unknown' if temperature is None else f'{temperature:g}'})"
+        )
     if params := _param_differences(row, paper):
         differs["params"] = f"parameters ({', '.join(params)})"
     if row.simulated:
@@ -91,31 +119,52 @@ def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
 
 
 def table(beside: pd.DataFrame) -> Table:
-    """`published_beside` as a table, its quantities named as readers know them; a missing value prints as "–"."""
+    """`published_beside` as a table, its quantities named as readers know them; a missing value
+    prints as "–".
+    """
     titles = {"label": ("method", "", True)}
     for key, side in product(QUANTITIES, ("measured", "paper")):
-        titles[f"{key} {side}"] = (f"{(COLUMN.get(key) or metric_column(key)).title}, {side}", "", False)
+        titles[f"{key} {side}"] = (
+            f"{(COLUMN.get(key) or metric_column(key)).title}, {side}",
+            "",
+            False,
+        )
     heads = [titles.get(name, (name, "", True)) for name in beside.columns]
     records = beside.itertuples(index=False, name=None)
-    lines = [[_cell(value, not text) for value, (_, _, text) in zip(record, heads)] for record in records]
+    lines = [
+        [_cell(value, not text) for value, (_, _, text) in zip(record, heads)]
+        for record in records
+    ]
     return Table(heads, lines, tall=True)
 
 
 def _cell(value: Any, numeric: bool) -> Cell:
     if pd.isna(value) or value == "":
         return Cell(MISSING, "" if numeric else None)
-    return Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value if numeric else None)
+    return Cell(
+        f"{value:.4g}" if isinstance(value, float) else str(value), value if numeric else None
+    )
 
 
 def _line(row: ReportRow, paper: dict[str, str], differs: dict[str, str]) -> dict[str, Any]:
     temperature = f"T={paper['temperature']}" if paper["temperature"] else ""
-    setup = [paper["target"], paper["dataset"], temperature, paper["hardware"], paper["params"], paper["note"]]
+    setup = [
+        paper["target"],
+        paper["dataset"],
+        temperature,
+        paper["hardware"],
+        paper["params"],
+        paper["note"],
+    ]
     line: dict[str, Any] = {"run": row.run} if row.run else {}
     line |= {"label": row.label, "source": paper["source"], "table": paper["table"]}
     line["paper setup"] = ", ".join(part for part in setup if part)
     for key in QUANTITIES:
         figure = paper[key.replace("-", "_")]
-        line |= {f"{key} measured": row.value(key), f"{key} paper": float(figure) if figure else None}
+        line |= {
+            f"{key} measured": row.value(key),
+            f"{key} paper": float(figure) if figure else None,
+        }
     return line | {"differs in": "; ".join(differs.values()) or "nothing"}
 
 
@@ -129,12 +178,17 @@ def _params(paper: dict[str, str]) -> dict[str, str]:
 
 
 def _param_differences(row: ReportRow, paper: dict[str, str]) -> list[str]:
-    """One entry per option that is not the same on both sides; a paper's silence is named, not guessed.
+    """One entry per option that is not the same on both sides; a paper's silence is named, not
+    guessed.
 
     What is not set of the method's options is what they are by default.
     """
     method = named(row.method)
-    values = {name: field.default for name, field in options().items()} | method.read | method.choices._asdict()
+    values = (
+        {name: field.default for name, field in options().items()}
+        | method.read
+        | method.choices._asdict()
+    )
     defaults = _by_name(values)
     if defaults["k"] is None and row.target != "tiny":
         defaults["k"] = method.resolve({}).read.get("k")

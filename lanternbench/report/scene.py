@@ -1,4 +1,5 @@
-"""Pictures as data: lines, marks, bars and texts in pixels, which the page and the files for papers draw alike.
+"""Pictures as data: lines, marks, bars and texts in pixels, which the page and the files for
+papers draw alike.
 
 templates/scene.html draws them inside the page; `save` as PNG, SVG and PDF files.
 """
@@ -20,7 +21,8 @@ from matplotlib.ticker import MaxNLocator
 
 from lanternbench.utils.files import OUT, replacing
 
-WIDE, NARROW = 640, 360  # pixels: beside the page's text; a phone, or one column of a two-column paper
+# pixels: beside the page's text; a phone, or one column of a two-column paper
+WIDE, NARROW = 640, 360
 QUIET = "#5f666e"
 SIZE, LINE = 11.5, 14.5  # pixels of a text, and of a line of it
 Anchor = Literal["start", "middle", "end"]
@@ -38,7 +40,8 @@ _FAMILIES = {
 }
 FAMILIES = {method: family for family, methods in _FAMILIES.items() for method in methods.split()}
 OTHER = ("other", "#8a8a00")
-PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other": "#9aa0a6"}  # of a step
+# of a step
+PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other": "#9aa0a6"}
 
 
 def family(method: str) -> str:
@@ -112,9 +115,14 @@ class Scene(NamedTuple):
 @cache
 def _sign_width(sign: str) -> float:
     """Pixels of a sign in a font of 100 pixels; one that the font lacks counts as 1 em."""
-    font = FT2Font(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf")  # wider than what browsers choose
+    # wider than what browsers choose
+    font = FT2Font(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf")
     font.set_size(100, 72)
-    return font.load_char(ord(sign)).linearHoriAdvance / 65536 if font.get_char_index(ord(sign)) else 100.0
+    return (
+        font.load_char(ord(sign)).linearHoriAdvance / 65536
+        if font.get_char_index(ord(sign))
+        else 100.0
+    )
 
 
 def text_width(text: str, size: float = SIZE) -> float:
@@ -123,7 +131,9 @@ def text_width(text: str, size: float = SIZE) -> float:
 
 
 def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
-    """Lines no wider than ``width``, broken at blanks, and in a word that is wider after a sign, or else anywhere."""
+    """Lines no wider than ``width``, broken at blanks, and in a word that is wider after a sign,
+    or else anywhere.
+    """
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}".strip()
@@ -139,7 +149,9 @@ def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
     return lines
 
 
-def paragraph(lines: Sequence[str], x: float, y: float, role: str, anchor: Anchor = "start") -> list[Item]:
+def paragraph(
+    lines: Sequence[str], x: float, y: float, role: str, anchor: Anchor = "start"
+) -> list[Item]:
     """Lines of text below each other, the first one's baseline at ``y``."""
     return [Text(x, y + i * LINE, line, role, anchor) for i, line in enumerate(lines)]
 
@@ -153,20 +165,27 @@ class Axis(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        return round(self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1)
+        return round(
+            self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1
+        )
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
         """About five round numbers."""
         numbers = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
-        return [(self(number), f"{number:g}") for number in numbers if self.low <= number <= self.high]
+        return [
+            (self(number), f"{number:g}") for number in numbers if self.low <= number <= self.high
+        ]
 
 
-def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: float, end: float) -> Axis:
-    """An axis that holds all values, and their intervals as far as a few wide ones do not stretch it.
+def axis(
+    values: Sequence[float], ends: Sequence[tuple[float, float]], begin: float, end: float
+) -> Axis:
+    """An axis that holds all values, and their intervals as far as a few wide ones do not stretch
+    it.
 
-    An interval is cut where it goes further beyond all values than a third of their span or 1.5 times the median
-    half-width of the intervals, whichever is more.
+    An interval is cut where it goes further beyond all values than a third of their span or 1.5
+    times the median half-width of the intervals, whichever is more.
     """
     low, high = min(values, default=0.0), max(values, default=1.0)
     halves = [(b - a) / 2 for a, b in ends if b > a]
@@ -178,7 +197,9 @@ def axis(values: Sequence[float], ends: Sequence[tuple[float, float]], begin: fl
 
 
 class Sign(NamedTuple):
-    """An entry of a legend: its text, and the shape or role of what is drawn before it, if anything, in a colour."""
+    """An entry of a legend: its text, and the shape or role of what is drawn before it, if
+    anything, in a colour.
+    """
 
     text: str
     role: str = ""
@@ -194,7 +215,9 @@ class Sign(NamedTuple):
         return [Bar(x - 5, y - 5, 10, 10, self.role)] if self.role else []
 
 
-def with_legend(title: str, width: float, top: float, groups: Sequence[Group], entries: Sequence[Sign]) -> Scene:
+def with_legend(
+    title: str, width: float, top: float, groups: Sequence[Group], entries: Sequence[Sign]
+) -> Scene:
     """The picture of these groups, with a legend in lines from ``top`` on."""
     left, right = 6.0, width - 6.0
     below, x, y = list[Group](), left, top
@@ -203,7 +226,10 @@ def with_legend(title: str, width: float, top: float, groups: Sequence[Group], e
         wide = indent + text_width(lines[0])
         if x > left and (x + wide > right or len(lines) > 1):
             x, y = left, y + LINE
-        items = [*entry.items(x + 6, y + LINE / 2), *paragraph(lines, x + indent, y + LINE - 3.5, "legend")]
+        items = [
+            *entry.items(x + 6, y + LINE / 2),
+            *paragraph(lines, x + indent, y + LINE - 3.5, "legend"),
+        ]
         below.append(Group(items, entry.colour if entry.role else ""))
         x, y = x + wide + 14, y + LINE * (len(lines) - 1)
     return Scene(title, width, y + LINE + 6, [*groups, *below])
@@ -213,10 +239,18 @@ def frame(x: Axis, y: Axis, x_title: str, y_title: str) -> list[Item]:
     """Grid, numbers and titles of two axes."""
     items: list[Item] = []
     for at, text in x.ticks:
-        items += [Line(((at, y.begin), (at, y.end)), "grid"), Text(at, y.begin + 15, text, "tick", "middle")]
+        items += [
+            Line(((at, y.begin), (at, y.end)), "grid"),
+            Text(at, y.begin + 15, text, "tick", "middle"),
+        ]
     for at, text in y.ticks:
-        items += [Line(((x.begin, at), (x.end, at)), "grid"), Text(x.begin - 6, at + 4, text, "tick", "end")]
-    items += paragraph(wrap(x_title, x.end - x.begin + 30), (x.begin + x.end) / 2, y.begin + 32, "title", "middle")
+        items += [
+            Line(((x.begin, at), (x.end, at)), "grid"),
+            Text(x.begin - 6, at + 4, text, "tick", "end"),
+        ]
+    items += paragraph(
+        wrap(x_title, x.end - x.begin + 30), (x.begin + x.end) / 2, y.begin + 32, "title", "middle"
+    )
     for i, line in enumerate(wrap(y_title, y.begin - y.end + 10)):
         items.append(Text(11 + i * LINE, (y.begin + y.end) / 2, line, "title", "middle", True))
     return items
@@ -231,7 +265,8 @@ STYLE: Any = {
     "svg.hashsalt": "lanternbench",  # the same data gives the same file
 }  # fmt: skip
 DATES: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # left out of files
-POINT = 3.35 * 72 / 360  # of one pixel: a narrow picture is as wide as a column of a two-column paper
+# of one pixel: a narrow picture is as wide as a column of a two-column paper
+POINT = 3.35 * 72 / 360
 # role -> colour (None: the group's), width in pixels, dashes, opacity; report.css has the same
 LINES: dict[str, tuple[str | None, float, Any, float]] = {
     "grid": ("#e6e6e6", 0.8, "-", 1.0),
@@ -258,11 +293,14 @@ def scene_figure(scene: Scene) -> Figure:
     return figure
 
 
-def save(draw: Callable[[], Figure], stem: Path, kinds: Sequence[str], dpi: int = 300) -> list[Path]:
+def save(
+    draw: Callable[[], Figure], stem: Path, kinds: Sequence[str], dpi: int = 300
+) -> list[Path]:
     """The figure in our style as ``stem``.KIND; the same data gives the same bytes."""
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a label with signs that the font lacks shows boxes
+        # a label with signs that the font lacks shows boxes
+        warnings.simplefilter("ignore", UserWarning)
         figure = draw()
         for path, kind in zip(files, kinds):
             with replacing(path, OUT) as file:
@@ -274,13 +312,31 @@ def _draw(axes: Axes, item: Item, colour: str, order: int) -> None:
     if isinstance(item, Line):
         fixed, width, dashes, alpha = LINES[item.role]
         x, y = zip(*item.points)
-        axes.plot(x, y, color=fixed or colour, linewidth=width * POINT, linestyle=dashes, alpha=alpha, zorder=order)
+        axes.plot(
+            x,
+            y,
+            color=fixed or colour,
+            linewidth=width * POINT,
+            linestyle=dashes,
+            alpha=alpha,
+            zorder=order,
+        )
     elif isinstance(item, Bar):
-        look: dict[str, Any] = {"color": PHASES.get(item.role, colour), "alpha": 0.35 if item.role == "share" else 1.0}
-        axes.add_patch(Rectangle((item.x, item.y), item.width, item.height, linewidth=0, zorder=order, **look))
+        look: dict[str, Any] = {
+            "color": PHASES.get(item.role, colour),
+            "alpha": 0.35 if item.role == "share" else 1.0,
+        }
+        axes.add_patch(
+            Rectangle((item.x, item.y), item.width, item.height, linewidth=0, zorder=order, **look)
+        )
     elif isinstance(item, Mark):
-        marker, size = {"circle": ("o", 10.0), "diamond": ("D", 8.6), "small": ("o", 5.0)}[item.shape]
-        face, style = colour if item.fill in ("full", "half") else "white", "left" if item.fill == "half" else "full"
+        marker, size = {"circle": ("o", 10.0), "diamond": ("D", 8.6), "small": ("o", 5.0)}[
+            item.shape
+        ]
+        face, style = (
+            colour if item.fill in ("full", "half") else "white",
+            "left" if item.fill == "half" else "full",
+        )
         axes.plot(item.x, item.y, marker, markersize=size * POINT, markerfacecolor=face, markerfacecoloralt="white",
                   markeredgecolor=colour, markeredgewidth=1.8 * POINT, fillstyle=style, zorder=order)  # type: ignore[arg-type]  # fmt: skip
         if item.fill == "dot":

@@ -20,12 +20,22 @@ from lanternbench.utils.text import shortened
 NAMES = ("LEADERBOARD.md", "leaderboard.html")
 LABEL = 25  # signs of a method in Markdown: its tables fit 80 columns
 _ONE = {c.key: c for c in BASE}
-AR = Column("ar_ms", "AR ms/token", "", ".2f", "", True, help="milliseconds of an autoregressive token in the same run")
+AR = Column(
+    "ar_ms",
+    "AR ms/token",
+    "",
+    ".2f",
+    "",
+    True,
+    help="milliseconds of an autoregressive token in the same run",
+)
 BRIEF = (AR, _ONE["accept_len"], _ONE["fidelity_loss"])
 
 
 class Entry(NamedTuple):
-    """A submission that fits, and its run, named after the file, with the rows that its samples give."""
+    """A submission that fits, and its run, named after the file, with the rows that its samples
+    give.
+    """
 
     submission: Submission
     run: Run
@@ -33,7 +43,11 @@ class Entry(NamedTuple):
     @property
     def about(self) -> list[str]:
         """What a reader must know to compare it with another."""
-        environment, weights, load = self.run.part("environment"), self.run.weights, self.submission.clock.get("load")
+        environment, weights, load = (
+            self.run.part("environment"),
+            self.run.weights,
+            self.submission.clock.get("load"),
+        )
         facts = {
             "": f"{environment.get('dtype')}, {environment.get('compile')}, {environment.get('threads')} CPU threads",
             "torch": environment.get("torch"),
@@ -65,7 +79,9 @@ class Board(NamedTuple):
         runs = [(i, e.run.rows, ms_per_token(e.run.rows)) for i, e in enumerate(self.entries, 1)]
         rows = [(i, row, ar) for i, rows, ar in runs for row in rows if row.label != BASELINE]
         lines = [(i, replace(row, figures=row.figures | {AR.key: ar})) for i, row, ar in rows]
-        return sorted(lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0]))
+        return sorted(
+            lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0])
+        )
 
 
 def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
@@ -80,7 +96,9 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
-            entries.append(Entry(submission, Run(Path(path.name), submission.about, summary.rows, [])))
+            entries.append(
+                Entry(submission, Run(Path(path.name), submission.about, summary.rows, []))
+            )
     return entries, refused
 
 
@@ -98,7 +116,12 @@ def markdown_page(boards: Sequence[Board]) -> str:
     tables = []
     for board in boards:
         cells = [
-            [shortened(row.label, LABEL), _ONE["speedup"].cell(row), *(c.value(row) for c in BRIEF), str(i)]
+            [
+                shortened(row.label, LABEL),
+                _ONE["speedup"].cell(row),
+                *(c.value(row) for c in BRIEF),
+                str(i),
+            ]
             for i, row in board.lines
         ]
         tables.append(markdown(titles, cells, right))
@@ -122,5 +145,7 @@ def _table(board: Board) -> Table:
 
 def _rendered(name: str, boards: list[tuple[Board, Any]]) -> str:
     environment = templates()
-    environment.loader = ChoiceLoader([PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")])
+    environment.loader = ChoiceLoader(
+        [PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")]
+    )
     return environment.get_template(name).render(boards=boards)

@@ -1,5 +1,6 @@
-"""The suite: protocols, one a target, of what is frozen and what of a run departs from it; submissions, one run in one
-file, whose figures follow from the samples in it: else it is refused."""
+"""The suite: protocols, one a target, of what is frozen and what of a run departs from it;
+submissions, one run in one file, whose figures follow from the samples in it: else it is
+refused."""
 
 import json
 import math
@@ -30,18 +31,31 @@ from lanternbench.utils.json_values import SCHEMA_VERSION, config_hash, plain, r
 
 VERSION = "v1"
 FOLDER = Path(__file__).parent
-_OFF = ("random_weights", "simulate_acceptance", "until_told_apart")  # settings that no protocol has
+# settings that no protocol has
+_OFF = ("random_weights", "simulate_acceptance", "until_told_apart")
 PLACE = "choose another file with -o"
 CLOCK = ("load", "slow_steps", "cpu_share")  # signs of a disturbed clock
 NEAR = 1e-6  # relative: sums in another order
 # what its method and prompt say of a sample, its tokens and its image: what no submission repeats
-_KNOWN = {"key", "prompt", "category", "challenge", "label", "method", "options", "token_ids", "image"}
+_KNOWN = {
+    "key",
+    "prompt",
+    "category",
+    "challenge",
+    "label",
+    "method",
+    "options",
+    "token_ids",
+    "image",
+}
 MEASURED = set(Sample.model_fields) - _KNOWN
 Measured = dict[str, list[dict[str, Any]]]  # what was measured of the samples of each label
 
 
 class Protocol(NamedTuple):
-    """``settings``: the frozen ones; ``methods``: entries of a sweep file that are measured by default."""
+    """``settings``: the frozen ones; ``methods``: entries of a sweep file that are measured by
+    default.
+    """
 
     name: str  # v1/tiny
     settings: dict[str, Any]
@@ -60,9 +74,15 @@ class Protocol(NamedTuple):
         return f"{s['num_prompts']} prompts of {s['prompts']}, T {s['temperature']:g}, {top_k}, CFG {s['guidance']:g}"
 
     def sweep(self, settings: Mapping[str, Any]) -> Sweep:
-        """The run of the protocol, with ``settings`` that it leaves open.  Raises UserError for other prompts."""
+        """The run of the protocol, with ``settings`` that it leaves open.  Raises UserError for
+        other prompts.
+        """
         frozen = {k: v for k, v in self.settings.items() if k not in ("prompts_hash", "weights")}
-        values = frozen | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods} | dict(settings)
+        values = (
+            frozen
+            | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods}
+            | dict(settings)
+        )
         config = sweep(values, self.name).model_copy(update={"suite": self.stamp})
         chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
         if chosen.hash != self.settings["prompts_hash"]:
@@ -79,8 +99,13 @@ class Protocol(NamedTuple):
             "prompts_hash": (run.get("prompts") or {}).get("hash"),
             "weights": {part: (target.get("weights") or {}).get(part) for part in self.settings.get("weights", ())},
         }  # fmt: skip
-        frozen = [(name, value) for name, value in self.settings.items() if name != "prompts"]  # compared by their hash
-        wrong = [f"{name} is {actual.get(name)}, not {value}" for name, value in frozen if actual.get(name) != value]
+        # compared by their hash
+        frozen = [(name, value) for name, value in self.settings.items() if name != "prompts"]
+        wrong = [
+            f"{name} is {actual.get(name)}, not {value}"
+            for name, value in frozen
+            if actual.get(name) != value
+        ]
         wrong += [f"{name} is {config[name]}" for name in _OFF if config.get(name)]
         labels = [method.get("label") for method in run.get("methods") or []]
         return wrong + ([] if BASELINE in labels else [f"it has no baseline {BASELINE}"])
@@ -105,9 +130,9 @@ def of_stamp(stamp: str | None) -> Protocol | None:
 
 
 class Submission(BaseModel):
-    """``run``: its run.json, folders left out; ``rows``: as in its summary; ``sets``: figures of whole sets of images,
-    which alone do not follow from ``samples``, by label; ``clock``: mean load, share of slow steps, CPU share;
-    ``submitted``: when, and by which version."""
+    """``run``: its run.json, folders left out; ``rows``: as in its summary; ``sets``: figures of
+    whole sets of images, which alone do not follow from ``samples``, by label; ``clock``: mean
+    load, share of slow steps, CPU share; ``submitted``: when, and by which version."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -130,33 +155,55 @@ class Submission(BaseModel):
 
 
 def submission(folder: Path) -> Submission:
-    """The submission of a run folder.  Raises UserError for one that was not made by the suite, or is damaged."""
+    """The submission of a run folder.  Raises UserError for one that was not made by the suite, or
+    is damaged.
+    """
     run = _without_places(read_run(folder))
     if not (stamp := run.get("config", {}).get("suite")):
-        raise UserError(f"{folder} does not follow the suite: make a run that does with `lanternbench suite NAME`.")
+        raise UserError(
+            f"{folder} does not follow the suite: make a run that does with `lanternbench suite NAME`."
+        )
     stored = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
     selected = _prompts(read_run(folder), stored)
     order = {prompt.id: i for i, prompt in enumerate(selected)}
     stored.sort(key=lambda sample: (order.get(sample.prompt_id, len(order)), sample.seed))
     samples: Measured = {str(method.get("label")): [] for method in run.get("methods", [])}
     for sample in stored:
-        samples.setdefault(sample.label, []).append(sample.model_dump(include=MEASURED, exclude_defaults=True))
+        samples.setdefault(sample.label, []).append(
+            sample.model_dump(include=MEASURED, exclude_defaults=True)
+        )
     old, figures = read_summary(folder), Figures(samples_of(run, selected, samples))
     summary = recomputed(run, figures, old.rows, old.sets)
-    parts: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "suite": stamp, "run": RunFile.model_validate(run)}
-    parts |= {"ar_ms_per_token": ms_per_token(summary.rows), "clock": clock(figures), "rows": summary.rows}
+    parts: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "suite": stamp,
+        "run": RunFile.model_validate(run),
+    }
+    parts |= {
+        "ar_ms_per_token": ms_per_token(summary.rows),
+        "clock": clock(figures),
+        "rows": summary.rows,
+    }
     parts |= {"notes": summary.notes, "sets": old.sets, "prompts": selected, "samples": samples}
-    submitted = {"at": datetime.now(UTC).isoformat(), "lanternbench": __version__, "commit": commit()}
+    submitted = {
+        "at": datetime.now(UTC).isoformat(),
+        "lanternbench": __version__,
+        "commit": commit(),
+    }
     return Submission(**parts, submitted=submitted)
 
 
 def _prompts(run: dict[str, Any], samples: list[Sample]) -> list[Prompt]:
-    """The prompts of a run in their order: that of its samples, or of their file where workers shared them."""
+    """The prompts of a run in their order: that of its samples, or of their file where workers
+    shared them.
+    """
     config, recorded = run.get("config") or {}, run.get("prompts") or {}
     by_id = {s.prompt_id: Prompt(s.prompt_id, s.prompt, s.category, s.challenge) for s in samples}
     if prompts_hash(by_id.values()) == recorded.get("hash") or not config.get("prompts"):
         return list(by_id.values())
-    chosen = prompts.load(config["prompts"], config.get("num_prompts"), config["seed"], config["caption"])
+    chosen = prompts.load(
+        config["prompts"], config.get("num_prompts"), config["seed"], config["caption"]
+    )
     return [prompt._replace(image=None) for prompt in chosen]
 
 
@@ -171,20 +218,36 @@ def _without_places(value: Any, key: str = "") -> Any:
     return value
 
 
-def samples_of(run: Mapping[str, Any], selected: Sequence[Prompt], samples: Measured) -> Iterator[Sample]:
+def samples_of(
+    run: Mapping[str, Any], selected: Sequence[Prompt], samples: Measured
+) -> Iterator[Sample]:
     """The samples, method by method.  Raises ValueError for one that no run can have."""
     by_id = {prompt.id: prompt for prompt in selected}
     for method in run.get("methods", []):
         label, key = str(method.get("label")), str(method.get("key"))
-        about = {"label": label, "method": str(method.get("method")), "options": method.get("options") or {}}
+        about = {
+            "label": label,
+            "method": str(method.get("method")),
+            "options": method.get("options") or {},
+        }
         for values in samples.get(label, []):
-            if (prompt := by_id.get(str(values.get("prompt_id")))) is None or values.keys() - MEASURED:
+            if (
+                prompt := by_id.get(str(values.get("prompt_id")))
+            ) is None or values.keys() - MEASURED:
                 raise ValueError(f"a sample of {label} has no prompt, or what no sample has")
-            about |= {"prompt": prompt.text, "category": prompt.category, "challenge": prompt.challenge}
-            yield Sample.model_validate(values | about | {"key": sample_key(prompt.id, key, values.get("seed", 0))})
+            about |= {
+                "prompt": prompt.text,
+                "category": prompt.category,
+                "challenge": prompt.challenge,
+            }
+            yield Sample.model_validate(
+                values | about | {"key": sample_key(prompt.id, key, values.get("seed", 0))}
+            )
 
 
-def recomputed(run: Mapping[str, Any], figures: Figures, stated: Sequence[Row], sets: Sequence[str]) -> Summary:
+def recomputed(
+    run: Mapping[str, Any], figures: Figures, stated: Sequence[Row], sets: Sequence[str]
+) -> Summary:
     """The summary by the samples; figures of whole sets of images are as stated."""
     whole = {row.label: {name: row.figure(name) for name in sets} for row in stated}
     return summarise(figures, run, whole, int(run.get("config", {}).get("seed") or 0))
@@ -210,15 +273,20 @@ def judged(stated: Submission) -> tuple[Summary | None, list[str]]:
             known = ", ".join(protocol(name).stamp for name in names())
             return None, [f"its suite '{stated.suite}' is none of this version ({known})"]
         samples = list(samples_of(run, stated.prompts, stated.samples))
-        reasons = [] if stated.run.config.suite == stated.suite else ["its run followed another suite"]
+        reasons = (
+            [] if stated.run.config.suite == stated.suite else ["its run followed another suite"]
+        )
         reasons += frozen.deviations(run) + _incomplete(stated, frozen, samples)
         if reasons or not samples:
             return None, reasons or ["it has no samples"]
         figures = Figures(samples)
         summary = recomputed(run, figures, stated.rows, stated.sets)
         reasons = _tampered(stated, summary, figures)
-        return summary, reasons + [note.text.partition(": ")[0] for note in summary.notes if note.kind == "unfit"]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of a file from elsewhere
+        return summary, reasons + [
+            note.text.partition(": ")[0] for note in summary.notes if note.kind == "unfit"
+        ]
+    # of a file from elsewhere
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return None, [f"it has what no run can have ({reason(error)})"]
 
 
@@ -228,7 +296,9 @@ def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample])
         return ["its prompts are not the suite's"]
     labels = [str(method.get("label")) for method in stated.run.methods]
     seeds = range(frozen.settings["seed"], frozen.settings["seed"] + frozen.settings["repeats"])
-    expected = Counter((label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds)
+    expected = Counter(
+        (label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds
+    )
     have = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
     counts = Counter(label for label, *_ in expected.keys() & have.keys())
     each = len(stated.prompts) * len(seeds)
@@ -251,24 +321,47 @@ def _tampered(stated: Submission, summary: Summary, figures: Figures) -> list[st
         return ["its rows are not those of its samples"]
     wrong = []
     for row, computed in zip(stated.rows, summary.rows, strict=True):
-        names = [n for n in ("method", "n", "lossless", "options") if getattr(row, n) != getattr(computed, n)]
+        names = [
+            n
+            for n in ("method", "n", "lossless", "options")
+            if getattr(row, n) != getattr(computed, n)
+        ]
         numbers = {name: [x for x in row.figure(name) if x is not None] for name in stated.sets}
-        names += [name for name, values in numbers.items() if any(abs(x) > LARGEST or x != x for x in values)]
-        names += [name for name, figure in row.figures.items() if not all(map(_near, figure, computed.figure(name)))]
+        names += [
+            name
+            for name, values in numbers.items()
+            if any(abs(x) > LARGEST or x != x for x in values)
+        ]
+        names += [
+            name
+            for name, figure in row.figures.items()
+            if not all(map(_near, figure, computed.figure(name)))
+        ]
         wrong += [f"{name} of {row.label}" for name in names]
-    wrong += [] if all(map(_near, stated.ar_ms_per_token, ms_per_token(summary.rows))) else ["ar_ms_per_token"]
-    wrong += [name for name, value in clock(figures).items() if not _near(stated.clock.get(name), value)]
+    wrong += (
+        []
+        if all(map(_near, stated.ar_ms_per_token, ms_per_token(summary.rows)))
+        else ["ar_ms_per_token"]
+    )
+    wrong += [
+        name for name, value in clock(figures).items() if not _near(stated.clock.get(name), value)
+    ]
     return [f"its samples give another {wrong[0]}"] if wrong else []
 
 
 def _near(a: float | None, b: float | None) -> bool:
-    return a == b or (a is not None and b is not None and math.isclose(a, b, rel_tol=NEAR, abs_tol=1e-9))
+    return a == b or (
+        a is not None and b is not None and math.isclose(a, b, rel_tol=NEAR, abs_tol=1e-9)
+    )
 
 
 def write(submission: Submission, path: Path) -> None:
     """A sample a line.  Raises UserError where it cannot be written."""
     parts = plain(dict(submission) | {"run": submission.about})
-    each = {label: ",\n".join(map(json.dumps, samples)) for label, samples in parts.pop("samples").items()}
+    each = {
+        label: ",\n".join(map(json.dumps, samples))
+        for label, samples in parts.pop("samples").items()
+    }
     methods = ",\n".join(f"{json.dumps(label)}: [\n{lines}]" for label, lines in each.items())
     head = json.dumps(parts, indent=1, allow_nan=False).removesuffix("\n}")
     with replacing(path, PLACE) as file:
@@ -280,4 +373,6 @@ def read(path: Path) -> Submission:
     try:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no submission ({reason(error)}): make one with `submit RUN`.") from None
+        raise UserError(
+            f"{path} is no submission ({reason(error)}): make one with `submit RUN`."
+        ) from None

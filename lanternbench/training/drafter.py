@@ -1,6 +1,8 @@
-"""Train a drafter for any target on the target's own samples; EAGLE's are kept in LANTERN's published layout.
+"""Train a drafter for any target on the target's own samples; EAGLE's are kept in LANTERN's
+published layout.
 
-The samples' tokens are kept; the target's hidden states, over a hundred times as large, are computed for every batch.
+The samples' tokens are kept; the target's hidden states, over a hundred times as large, are
+computed for every batch.
 """
 
 import hashlib
@@ -33,7 +35,8 @@ from lanternbench.utils.json_values import read_object, versioned
 Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
 OnStep = Callable[[int, int], None]  # image tokens done, of
-STARTS = {"eagle-1": ("eagle",), "eagle-3": ("eagle", "eagle-3"), "dflash": ("dflash",)}  # kinds that a recipe goes on
+# kinds that a recipe goes on
+STARTS = {"eagle-1": ("eagle",), "eagle-3": ("eagle", "eagle-3"), "dflash": ("dflash",)}
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
@@ -69,10 +72,15 @@ class Samples:
 
     def __init__(self, target: Target, net: Drafter, captions: list[str], tokens: Tensor):
         self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
-        self.warp, (self.read, self.first, self.losses) = Warp(1.0, target.top_k), TRAININGS[net.kind]
+        self.warp, (self.read, self.first, self.losses) = (
+            Warp(1.0, target.top_k),
+            TRAININGS[net.kind],
+        )
 
     def __call__(self, picked: list[int]) -> tuple[Any, Tensor]:
-        """What the drafter reads of these images, and the target's distributions of tokens 1 … L − 1 [B, L − 1, V]."""
+        """What the drafter reads of these images, and the target's distributions of tokens 1 … L −
+        1 [B, L − 1, V].
+        """
         target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
         with torch.no_grad():
             prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
@@ -96,11 +104,18 @@ class Samples:
 
 
 def train(
-    plan: Plan, device: str, work: Path, out: Path, log: Log = print, progress: Progress = lambda *_: None
+    plan: Plan,
+    device: str,
+    work: Path,
+    out: Path,
+    log: Log = print,
+    progress: Progress = lambda *_: None,
 ) -> Accepted:
     """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
     if len(plan.prompts) < 2:
-        raise UserError("one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more")
+        raise UserError(
+            "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more"
+        )
     for name, most in LIMITS.items():
         if getattr(plan, name) > most:
             raise UserError(f"--{name} is larger than {most}: lower it")
@@ -132,18 +147,32 @@ def train(
         optims = loop.optimizers(net, plan.lr, MUON * plan.lr)
         losses = loop.fit(name, net, optims, step_fn, plan.steps, work, plan=pace, log=log)
         if not all(p.isfinite().all() for p in net.parameters()):
-            raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
+            raise UserError(
+                f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}"
+            )
         accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
         state = to_file(net) if isinstance(net, DFlash) else target.model.eagle_state(net)
-        state = {k: v.to("cpu", target.dtype if v.is_floating_point() else None).contiguous() for k, v in state.items()}
+        state = {
+            k: v.to("cpu", target.dtype if v.is_floating_point() else None).contiguous()
+            for k, v in state.items()
+        }
         with replacing(out / WEIGHTS, OUT) as file:
             file.write(save(state))
-        write_recipe(out, OUT, settings, held_out=held, first_token_acceptance=accepted._asdict(), losses=losses)
+        write_recipe(
+            out,
+            OUT,
+            settings,
+            held_out=held,
+            first_token_acceptance=accepted._asdict(),
+            losses=losses,
+        )
         return accepted
 
 
 def initial_drafter(target: Target, plan: Plan) -> Drafter:
-    """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start from EAGLE-1."""
+    """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start
+    from EAGLE-1.
+    """
     model, device = target.model, target.device
     torch.manual_seed(plan.seed)
     fused = plan.recipe == "eagle-3"
@@ -159,12 +188,17 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
         )
     net = net.fused() if fused and net.fusion is None else net
     for name, parameter in net.named_parameters():
-        parameter.requires_grad_("embeddings" not in name)  # EAGLE trains neither tables nor the head
+        # EAGLE trains neither tables nor the head
+        parameter.requires_grad_("embeddings" not in name)
     return net
 
 
-def sample_images(target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress) -> Samples:
-    """The target's own images of all prompts at its default settings, kept in ``work`` shard by shard."""
+def sample_images(
+    target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress
+) -> Samples:
+    """The target's own images of all prompts at its default settings, kept in ``work`` shard by
+    shard.
+    """
     prompts = plan.prompts.prompts
     target.prepare([p.text for p in prompts])
     decoder, size, parts = build(target, method("ar")), max(1, SHARD // target.length), []
@@ -173,7 +207,11 @@ def sample_images(target: Target, net: Drafter, plan: Plan, work: Path, log: Log
         if not path.exists():
 
             def on_step(tokens: int, of: int, start: int = start) -> None:
-                progress(start * target.length + tokens, len(prompts) * target.length, "image tokens of samples")
+                progress(
+                    start * target.length + tokens,
+                    len(prompts) * target.length,
+                    "image tokens of samples",
+                )
 
             loop.save_atomically(images(decoder, shard, plan.seed, on_step), path)
             log(f"samples {start + len(shard)}/{len(prompts)}")
@@ -192,9 +230,14 @@ def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
 
 
 def images(
-    decoder: engine.SpeculativeDecoder, prompts: Sequence[Prompt], seed: int, on_step: OnStep | None = None
+    decoder: engine.SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    seed: int,
+    on_step: OnStep | None = None,
 ) -> Tensor:
-    """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends on its key alone."""
+    """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends
+    on its key alone.
+    """
     try:
         captions, keys = [p.text for p in prompts], [p.id for p in prompts]
         generations = engine.generate(decoder, captions, keys, seed, on_step=on_step)
@@ -204,17 +247,23 @@ def images(
             raise
     torch.cuda.empty_cache()
     middle = len(prompts) // 2
-    return torch.cat([images(decoder, half, seed, on_step) for half in (prompts[:middle], prompts[middle:])])
+    return torch.cat(
+        [images(decoder, half, seed, on_step) for half in (prompts[:middle], prompts[middle:])]
+    )
 
 
 def record(plan: Plan, target: Target, net: Drafter) -> dict[str, Any]:
-    """Everything that a training depends on, with digests of files; folders are left out, as they may name a person."""
+    """Everything that a training depends on, with digests of files; folders are left out, as they
+    may name a person.
+    """
     digest = hashlib.sha256()
     for value in net.state_dict().values():
         digest.update(value.cpu().numpy())
     return {
         "target": Path(plan.target.partition("=")[0]).name,
-        "weights": {part: value for part, value in target.weights.items() if part not in target.drafters},
+        "weights": {
+            part: value for part, value in target.weights.items() if part not in target.drafters
+        },
         "dtype": str(target.dtype).removeprefix("torch."),
         "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
         "start": digest.hexdigest(),
@@ -227,13 +276,16 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
     """Raises UserError where ``folder`` holds another training, or other files."""
     with writing(folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
-        names = sorted(p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock")
+        names = sorted(
+            p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock"
+        )
     if not names:
         return
     if RECIPE not in names:
         raise UserError(f"{folder} holds other files, such as {names[0]}: {elsewhere}")
     try:
-        defaults = {"recipe": "eagle-1", "weights": settings["weights"]}  # of trainings that recorded neither
+        # of trainings that recorded neither
+        defaults = {"recipe": "eagle-1", "weights": settings["weights"]}
         earlier = defaults | read_object(folder / RECIPE)["settings"]
         changed = [k for k in settings if earlier[k] != settings[k]]
     except (OSError, ValueError, LookupError, TypeError):

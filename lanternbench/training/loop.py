@@ -1,4 +1,6 @@
-"""One training loop for every embedded model: seeded, checkpointed, resumable at any step; its optimisers."""
+"""One training loop for every embedded model: seeded, checkpointed, resumable at any step; its
+optimisers.
+"""
 
 import time
 from collections import defaultdict
@@ -16,7 +18,9 @@ Step = Callable[[int], dict[str, Tensor]]
 
 
 def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
-    """Learning-rate factor: linear warm-up, constant, and over the last part ``decay`` of the steps down to 1 %."""
+    """Learning-rate factor: linear warm-up, constant, and over the last part ``decay`` of the
+    steps down to 1 %.
+    """
     return min(1.0, (step + 1) / warmup, 0.01 + (steps - step) / (decay * steps))
 
 
@@ -30,7 +34,9 @@ def save_atomically(value: object, path: Path) -> None:
 
 
 def load_saved(path: Path) -> Any:
-    """What ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds anything but tensors."""
+    """What ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds
+    anything but tensors.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a damaged file make of the unpickler
@@ -43,18 +49,28 @@ def damaged(path: Path, cause: object) -> UserError:
     return UserError(f"{path} is damaged ({text}): delete it, and it is made again, or {WORK}")
 
 
-def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> list[torch.optim.Optimizer]:
-    """AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of layers and projections."""
+def optimizers(
+    model: nn.Module, lr: float, muon_lr: float | None = None
+) -> list[torch.optim.Optimizer]:
+    """AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of layers and
+    projections.
+    """
     inside = ("layers.", "cap_proj.", "fc.", "fusion.")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    hidden = {n: p for n, p in trained.items() if muon_lr and p.ndim == 2 and any(part in n for part in inside)}
+    hidden = {
+        n: p
+        for n, p in trained.items()
+        if muon_lr and p.ndim == 2 and any(part in n for part in inside)
+    }
     rest = [p for n, p in trained.items() if n not in hidden]
     adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
     return [adamw, Muon(hidden.values(), lr=muon_lr)] if hidden and muon_lr else [adamw]
 
 
 def orthogonalise(g: Tensor) -> Tensor:
-    """Five quintic Newton–Schulz steps: g [n, a, b] -> nearly its polar factors, singular values in about 0.7 … 1.2."""
+    """Five quintic Newton–Schulz steps: g [n, a, b] -> nearly its polar factors, singular values
+    in about 0.7 … 1.2.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = g.shape[-2] > g.shape[-1]
     x = g.mT if tall else g
@@ -66,7 +82,8 @@ def orthogonalise(g: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon in float32, matrices of one shape orthogonalised together: torch's own works in bfloat16, slow on most CPUs.
+    """Muon in float32, matrices of one shape orthogonalised together: torch's own works in
+    bfloat16, slow on most CPUs.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
@@ -89,7 +106,9 @@ class Muon(torch.optim.Optimizer):
                     updates.append(p.grad.lerp(speed, group["momentum"]))  # Nesterov
                 scale = max(1.0, shape[0] / shape[1]) ** 0.5
                 for p, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] * scale)
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(
+                        update, alpha=-group["lr"] * scale
+                    )
 
 
 class Plan(NamedTuple):
@@ -111,11 +130,12 @@ def fit(
     plan: Plan = Plan(),  # noqa: B008  (immutable)
     log: Callable[[str], None] = print,
 ) -> dict[str, float]:
-    """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is minimised).
+    """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is
+    minimised).
 
-    A checkpoint in ``folder/name.pt`` is written every ``plan.save_every`` steps and picked up on the next start; what
-    ``step_fn`` draws must depend on the step alone, so that a resumed run is the undisturbed one.  Returns the losses
-    of the last step that was logged.
+    A checkpoint in ``folder/name.pt`` is written every ``plan.save_every`` steps and picked up on
+    the next start; what ``step_fn`` draws must depend on the step alone, so that a resumed run is
+    the undisturbed one.  Returns the losses of the last step that was logged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
@@ -124,7 +144,9 @@ def fit(
     clock, seen = time.monotonic(), first
     for step in range(first, steps):
         for group in (group for optim in optims for group in optim.param_groups):
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * schedule(step, steps, plan.warmup, plan.decay)
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * schedule(
+                step, steps, plan.warmup, plan.decay
+            )
         losses = step_fn(step)
         losses["loss"].backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -143,8 +165,12 @@ def fit(
     return last
 
 
-def _resume(path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]) -> tuple[int, dict[str, float]]:
-    """Put the checkpoint at ``path`` into model and optimisers; returns its step and losses.  Raises UserError."""
+def _resume(
+    path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]
+) -> tuple[int, dict[str, float]]:
+    """Put the checkpoint at ``path`` into model and optimisers; returns its step and losses.
+    Raises UserError.
+    """
     state = load_saved(path)
     try:
         model.load_state_dict(state["model"])

@@ -1,4 +1,6 @@
-"""The result of ``tune``: its verdict, the preset that it writes with the evidence, and that evidence as one figure."""
+"""The result of ``tune``: its verdict, the preset that it writes with the evidence, and that
+evidence as one figure.
+"""
 
 import json
 from dataclasses import dataclass
@@ -17,15 +19,19 @@ from lanternbench.report.scene import save
 from lanternbench.tune.tree_search import Candidate, Options, Tune
 from lanternbench.utils.json_values import plain
 
-LOSSIER = 1.1  # maximum fidelity loss of a lossy method's new sizes, relative to that of the default sizes
+# maximum fidelity loss of a lossy method's new sizes, relative to that of the default sizes
+LOSSIER = 1.1
 DRIFT = 1.3  # maximum ratio of measured to timed step costs, and of timed to measured ones
 DEFAULT = "default"  # the name of the result with the method's own sizes
-COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # the default sizes first
+# the default sizes first
+COLOURS = ("#7a7f87", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The measurement of one candidate; ``robust``: by the times that other programs disturb least."""
+    """The measurement of one candidate; ``robust``: by the times that other programs disturb
+    least.
+    """
 
     name: str
     label: str
@@ -67,17 +73,27 @@ class Tuning:
             if e := r.expected:
                 seconds = (e.tokens_per_s, e.step_s) if self.disturbed is None else (None, None)
                 names = ("tau", "tokens_per_s", "step_s", "reach", "shape")
-                rows[-1]["expected"] = dict(zip(names, (e.tau, *seconds, e.reach, e.shape), strict=True))
+                rows[-1]["expected"] = dict(
+                    zip(names, (e.tau, *seconds, e.reach, e.shape), strict=True)
+                )
         return plain(rows)
 
     @property
     def disturbed(self) -> str | None:
-        """Why times cannot be predicted, as a sentence; None where timed costs match the measured steps."""
+        """Why times cannot be predicted, as a sentence; None where timed costs match the measured
+        steps.
+        """
         default = self.result(DEFAULT)
-        drift = default.tau / default.robust_tokens_per_s / default.expected.step_s if default.expected else 1.0
+        drift = (
+            default.tau / default.robust_tokens_per_s / default.expected.step_s
+            if default.expected
+            else 1.0
+        )
         if 1 / DRIFT <= drift <= DRIFT:
             return None
-        text = f"a step took {drift:.2f} times as long when it was measured as when costs were timed"
+        text = (
+            f"a step took {drift:.2f} times as long when it was measured as when costs were timed"
+        )
         return f"the clock was disturbed: {text}, so no tokens/s are expected here; τ and the measured figures hold"
 
     @property
@@ -115,7 +131,11 @@ class Tuning:
 
 
 def with_interval(ratio: Estimate) -> str:
-    return f"{ratio.value:.2f}" if ratio.lo is None else f"{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"
+    return (
+        f"{ratio.value:.2f}"
+        if ratio.lo is None
+        else f"{ratio.value:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"
+    )
 
 
 def tried_of(results: list[Result]) -> list[Result]:
@@ -124,10 +144,16 @@ def tried_of(results: list[Result]) -> list[Result]:
 
 
 def best(results: list[Result]) -> str:
-    """The fastest candidate with a ratio interval above 1 and an allowed fidelity loss, else ``DEFAULT``."""
+    """The fastest candidate with a ratio interval above 1 and an allowed fidelity loss, else
+    ``DEFAULT``.
+    """
     default = next(r for r in results if r.name == DEFAULT)
     allowed = float("inf") if default.fidelity_loss is None else LOSSIER * default.fidelity_loss
-    better = [r for r in tried_of(results) if (r.robust_ratio.lo or 0) > 1 and (r.fidelity_loss or 0) <= allowed]
+    better = [
+        r
+        for r in tried_of(results)
+        if (r.robust_ratio.lo or 0) > 1 and (r.fidelity_loss or 0) <= allowed
+    ]
     return max(better, key=lambda r: r.speed).name if better else DEFAULT
 
 
@@ -142,15 +168,30 @@ def tuning_figure(tuning: Tuning) -> Figure:
     forward, acceptance, speed = figure.subplots(1, 3)
     cost = tuning.cost
     for length, row in zip(cost.cached, cost.forward_s):
-        forward.plot(cost.nodes, [1e3 * s for s in row], marker="o", markersize=3, label=f"{length} cached tokens")
+        forward.plot(
+            cost.nodes,
+            [1e3 * s for s in row],
+            marker="o",
+            markersize=3,
+            label=f"{length} cached tokens",
+        )
     forward.set_ylim(bottom=0)
     forward.set(xlabel="nodes of a forward", ylabel="ms", title="the target's forward")
-    for (r, expected), colour in zip([(r, r.expected) for r in tuning.results if r.expected], COLOURS):
-        name = ("its own sizes" if r.name == DEFAULT else r.name) + (" (chosen)" if r.name == tuning.best else "")
+    for (r, expected), colour in zip(
+        [(r, r.expected) for r in tuning.results if r.expected], COLOURS
+    ):
+        name = ("its own sizes" if r.name == DEFAULT else r.name) + (
+            " (chosen)" if r.name == tuning.best else ""
+        )
         levels = range(1, len(expected.reach) + 1)
         acceptance.plot(levels, expected.reach, marker="o", markersize=3, color=colour, label=name)
         speed.plot(expected.tokens_per_s, r.robust_tokens_per_s, "o", color=colour, label=name)
-    acceptance.set(xlabel="drafted tokens i", ylabel="P(accepted ≥ i)", ylim=(0, 1), title="acceptance by depth")
+    acceptance.set(
+        xlabel="drafted tokens i",
+        ylabel="P(accepted ≥ i)",
+        ylim=(0, 1),
+        title="acceptance by depth",
+    )
     _speed(speed, tuning)
     for axes in (forward, acceptance, speed):
         axes.grid(color="#e6e6e6", linewidth=0.6)
@@ -161,10 +202,18 @@ def tuning_figure(tuning: Tuning) -> Figure:
 
 
 def _speed(axes: Axes, tuning: Tuning) -> None:
-    """The diagonal, its band and the baseline's speed; a note instead where the clock was disturbed."""
+    """The diagonal, its band and the baseline's speed; a note instead where the clock was
+    disturbed.
+    """
     if tuning.disturbed is not None:
         axes.clear()
-        axes.text(0.5, 0.5, "the clock was disturbed:\nno speed is expected", ha="center", transform=axes.transAxes)
+        axes.text(
+            0.5,
+            0.5,
+            "the clock was disturbed:\nno speed is expected",
+            ha="center",
+            transform=axes.transAxes,
+        )
         axes.set_axis_off()
         return
     speeds = [r.robust_tokens_per_s for r in tuning.results]

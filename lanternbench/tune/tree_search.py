@@ -1,7 +1,9 @@
-"""Search for the fastest sizes of one kind of tree, or window: what to time, what to record, an estimate per candidate.
+"""Search for the fastest sizes of one kind of tree, or window: what to time, what to record, an
+estimate per candidate.
 
-``probes`` are timed for the cost model and ``recordings`` decoded for the acceptance; each result is computed and
-stored separately.  ``candidates`` turns them into shapes with an expected accepted length.
+``probes`` are timed for the cost model and ``recordings`` decoded for the acceptance; each result
+is computed and stored separately.  ``candidates`` turns them into shapes with an expected accepted
+length.
 """
 
 from collections import defaultdict
@@ -28,7 +30,14 @@ from lanternbench.methods.method import Method, method
 from lanternbench.methods.trees.adaptive import adapt
 from lanternbench.models.target import Target
 from lanternbench.tune import accepted_lengths as drafts
-from lanternbench.tune.accepted_lengths import Floats, Record, best_trees, bounds, child_table, expected_length
+from lanternbench.tune.accepted_lengths import (
+    Floats,
+    Record,
+    best_trees,
+    bounds,
+    child_table,
+    expected_length,
+)
 
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
@@ -50,8 +59,12 @@ class Tune(Decoding):
     method: str
     options: Options = Field({})
     num_prompts: int = Field(12, ge=1, le=10**9, description="Prompts that are measured.")
-    recorded: int = Field(4, ge=1, le=10**9, description="Prompts whose drafts are recorded for the acceptance.")
-    few: int = Field(3, ge=1, le=6, description="How many of the best expected sizes are measured.")
+    recorded: int = Field(
+        4, ge=1, le=10**9, description="Prompts whose drafts are recorded for the acceptance."
+    )
+    few: int = Field(
+        3, ge=1, le=6, description="How many of the best expected sizes are measured."
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,8 @@ class TreeSearch:
 
     about: ClassVar[str]  # a phrase that names what is searched
     one_in: ClassVar[int] = 1  # which share of the prompts is recorded
-    combine: ClassVar[Callable[..., Floats]] = staticmethod(np.concatenate)  # one array of those of all captions
+    # one array of those of all captions
+    combine: ClassVar[Callable[..., Floats]] = staticmethod(np.concatenate)
 
     def __init__(self, target: Target, config: Tune):
         self.target, self.config = target, config
@@ -95,19 +109,28 @@ class TreeSearch:
         raise NotImplementedError
 
     def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Callable[[], Record]]:
-        """The functions that compute the records, by record name: none where acceptance is simulated."""
+        """The functions that compute the records, by record name: none where acceptance is
+        simulated.
+        """
         if self.config.simulate_acceptance is not None:
             return {}
         few = list(enumerate(captions[: max(1, len(captions) // self.one_in)]))
         each = self.drafting(cost).items()
-        return {f"{name}-{i}": partial(self.record, with_, i, caption) for name, with_ in each for i, caption in few}
+        return {
+            f"{name}-{i}": partial(self.record, with_, i, caption)
+            for name, with_ in each
+            for i, caption in few
+        }
 
     def combined(self, records: Mapping[str, Record]) -> dict[str, Record]:
         """The records of all captions together, by the name of what they were drafted with."""
         groups: dict[str, list[Record]] = defaultdict(list)
         for name, record in records.items():
             groups[name.rpartition("-")[0]].append(record)
-        return {name: {key: self.combine([r[key] for r in each]) for key in each[0]} for name, each in groups.items()}
+        return {
+            name: {key: self.combine([r[key] for r in each]) for key in each[0]}
+            for name, each in groups.items()
+        }
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         """The default sizes first, then all others considered, from ``combined`` records, if any."""
@@ -120,7 +143,11 @@ class TreeSearch:
     def method(self, options: Options | None = None) -> Method:
         """The method with these sizes in place of its defaults."""
         sizes, either = options or {}, {"shape", "depth"}
-        fixed = {k: v for k, v in self.config.options.items() if k not in either or not either & sizes.keys()}
+        fixed = {
+            k: v
+            for k, v in self.config.options.items()
+            if k not in either or not either & sizes.keys()
+        }
         return method(self.config.method, **fixed | sizes)
 
     def own_tree(self) -> Any:
@@ -128,14 +155,20 @@ class TreeSearch:
         method = self.method().resolve(self.target.options)
         return method.tree.prepare(self.target, method.proposal)
 
-    def decoder(self, options: Options | None = None, method: Method | None = None) -> SpeculativeDecoder:
+    def decoder(
+        self, options: Options | None = None, method: Method | None = None
+    ) -> SpeculativeDecoder:
         """The decoder of ``method``, by default the one with these sizes."""
         c, chosen = self.config, method or self.method(options)
-        return build(self.target, chosen, c.temperature, guidance=c.guidance, simulate_acceptance=self.rates)
+        return build(
+            self.target, chosen, c.temperature, guidance=c.guidance, simulate_acceptance=self.rates
+        )
 
     @cached_property
     def rates(self) -> list[float] | None:
-        """P(level i is passed) to simulate: as configured, or matching the configured tokens with the default sizes."""
+        """P(level i is passed) to simulate: as configured, or matching the configured tokens with
+        the default sizes.
+        """
         wanted = self.config.simulate_acceptance
         if wanted is None or isinstance(wanted, list):
             return wanted
@@ -148,8 +181,8 @@ class TreeSearch:
         return reach(self.rates, depth)[depth].tolist()
 
     def deepest(self, sizes: Iterable[Options]) -> int:
-        """How many of these sizes, in order of depth, the method supports: Medusa drafts one level a head.  Raises
-        UserError where it supports none."""
+        """How many of these sizes, in order of depth, the method supports: Medusa drafts one level
+        a head.  Raises UserError where it supports none."""
         for count, options in enumerate(sizes):
             try:
                 self.decoder(options)
@@ -166,13 +199,17 @@ def shape_of(static: StaticTree) -> Shape:
 
 
 def largest(cost: StepCost) -> int:
-    """The largest tree worth verifying: a forward of more nodes costs over ``WORTH`` forwards of one node."""
+    """The largest tree worth verifying: a forward of more nodes costs over ``WORTH`` forwards of
+    one node.
+    """
     one = cost.forward(1)
     return max([n for n in range(2, NODES + 1) if cost.forward(n) <= WORTH * one], default=2)
 
 
 class ShapeSearch(TreeSearch):
-    """Static trees, by dynamic programming over the acceptance of depths and ranks; chains by their own acceptance."""
+    """Static trees, by dynamic programming over the acceptance of depths and ranks; chains by
+    their own acceptance.
+    """
 
     about = "static trees"
     combine = staticmethod(partial(np.sum, axis=0))
@@ -186,8 +223,12 @@ class ShapeSearch(TreeSearch):
         depths = dict.fromkeys(min(d, self.levels) for d in (1, 3, 5, 7))
         probes: Probes = [({"shape": f"chain-{d}"}, shape_of(chain(d))) for d in depths]
         for blades, longest in ((2, 1), (2, 2), (4, 3), (8, 3), (16, 3)) if self.ranks > 1 else ():
-            paths = [(i, *(0,) * d) for i in range(blades) for d in range(min(longest, self.levels))]
-            probes.append(({"shape": [list(p) for p in paths]}, shape_of(from_paths(tuple(paths)))))
+            paths = [
+                (i, *(0,) * d) for i in range(blades) for d in range(min(longest, self.levels))
+            ]
+            probes.append(
+                ({"shape": [list(p) for p in paths]}, shape_of(from_paths(tuple(paths))))
+            )
         return probes
 
     def drafting(self, cost: StepCost) -> dict[str, Any]:
@@ -195,7 +236,9 @@ class ShapeSearch(TreeSearch):
 
     def record(self, drafting: Any, number: int, caption: str) -> Record:
         decoder = self.decoder()
-        tree = drafts.RecordingTree().drafting(drafting, decoder.method.proposal.samples, self.target.device)
+        tree = drafts.RecordingTree().drafting(
+            drafting, decoder.method.proposal.samples, self.target.device
+        )
         decoder = drafts.with_tree_policy(decoder, tree)
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_chains(decoder, tree, self.ranks, steps, seed=number)
@@ -208,28 +251,44 @@ class ShapeSearch(TreeSearch):
             if record is None:
                 return self.simulated(depth)
             if static.is_chain and depth <= self.levels:
-                return drafts.chain_lengths(record["reached"], float(record["steps"]), depth).tolist()
-            table = child_table(record["children"], min(depth, self.levels))  # deeper levels repeat the last
+                return drafts.chain_lengths(
+                    record["reached"], float(record["steps"]), depth
+                ).tolist()
+            # deeper levels repeat the last
+            table = child_table(record["children"], min(depth, self.levels))
             wider = max(0, static.tree.width - table.shape[1])
-            table = np.pad(np.pad(table, ((0, depth - len(table)), (0, 0)), "edge"), ((0, 0), (0, wider)))
-            return [expected_length([p for p in static.paths if len(p) == d], table) for d in range(1, depth + 1)]
+            table = np.pad(
+                np.pad(table, ((0, depth - len(table)), (0, 0)), "edge"), ((0, 0), (0, wider))
+            )
+            return [
+                expected_length([p for p in static.paths if len(p) == d], table)
+                for d in range(1, depth + 1)
+            ]
 
         def candidate(static: StaticTree, options: Options) -> Candidate:
             shape = shape_of(static)
             return Candidate(options, shape, passed(static), cost.step(shape))
 
         candidates = [candidate(self.own_tree().static, {})]
-        candidates += [candidate(chain(d), {"shape": f"chain-{d}"}) for d in range(1, self.levels + 1)]
+        candidates += [
+            candidate(chain(d), {"shape": f"chain-{d}"}) for d in range(1, self.levels + 1)
+        ]
         if record is not None and self.ranks > 1:
             for depth in range(1, self.levels + 1):
                 for paths in best_trees(child_table(record["children"], depth), largest(cost) - 1):
                     static = from_paths(paths)
                     if not static.is_chain and static.tree.max_depth == depth:
-                        candidates.append(candidate(static, {"shape": [list(path) for path in paths]}))
+                        candidates.append(
+                            candidate(static, {"shape": [list(path) for path in paths]})
+                        )
         return candidates
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        return child_table(records["chain"]["children"], self.levels).tolist() if records and self.ranks > 1 else None
+        return (
+            child_table(records["chain"]["children"], self.levels).tolist()
+            if records and self.ranks > 1
+            else None
+        )
 
 
 class LengthSearch(ShapeSearch):
@@ -263,7 +322,11 @@ class GrowthSearch(TreeSearch):
     def drafting(self, cost: StepCost) -> dict[str, Any]:
         """Trees by width; of wider ones than these most nodes would be dropped."""
         nodes = largest(cost)
-        return {f"width-{k}": bounds(self.levels, k, nodes) for k in WIDTHS if k == 1 or k * k <= 2 * nodes}
+        return {
+            f"width-{k}": bounds(self.levels, k, nodes)
+            for k in WIDTHS
+            if k == 1 or k * k <= 2 * nodes
+        }
 
     def record(self, drafting: Any, number: int, caption: str) -> Record:
         tree = drafts.ScoredTree().growing(drafting)
@@ -275,11 +338,17 @@ class GrowthSearch(TreeSearch):
         """P(accepted ≥ i) in each recorded step [S, depth], or the simulated one [1, depth]."""
         if not records:
             return np.array([self.simulated(min(depth, nodes - 1))])
-        widths = {int(name.removeprefix("width-")): (r["seen"], r["level"]) for name, r in records.items()}
+        widths = {
+            int(name.removeprefix("width-")): (r["seen"], r["level"])
+            for name, r in records.items()
+        }
         return drafts.grown_lengths(widths, top_k, nodes, depth)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        default, widths = self.own_tree().bounds, [int(name.removeprefix("width-")) for name in records]
+        default, widths = (
+            self.own_tree().bounds,
+            [int(name.removeprefix("width-")) for name in records],
+        )
 
         def candidate(depth: int, top_k: int, nodes: int, options: Options) -> Candidate:
             shape = self.shape(depth, top_k, nodes)
@@ -289,13 +358,15 @@ class GrowthSearch(TreeSearch):
         candidates = [candidate(default.depth, default.top_k, default.total, {})]
         for k, depth in product(widths or (1, default.top_k), range(1, self.levels + 1)):
             for nodes in range(depth + 1, min(largest(cost), bounds(depth, k, NODES).total) + 1):
-                if not any(nodes - 1 <= other < k for other in widths):  # the same tree at a lower cost
+                # the same tree at a lower cost
+                if not any(nodes - 1 <= other < k for other in widths):
                     candidates.append(candidate(depth, k, nodes, self.sizes(depth, k, nodes)))
         return candidates
 
 
 class BoundsSearch(GrowthSearch):
-    """Adaptive trees (ADT-Tree): ranges of depth and width, nodes, and the acceptance level that deepens the tree.
+    """Adaptive trees (ADT-Tree): ranges of depth and width, nodes, and the acceptance level that
+    deepens the tree.
 
     Their rule is replayed over recorded dynamic trees, step by step.
     """
@@ -312,7 +383,9 @@ class BoundsSearch(GrowthSearch):
         passed = cache(lambda depth, width, nodes: self.passed(records, width, nodes, depth))
 
         def candidate(within: AdaptiveBounds, nodes: int, options: Options) -> Candidate:
-            """The mean step of a replay, in which the acceptance of a step determines the size of the next."""
+            """The mean step of a replay, in which the acceptance of a step determines the size of
+            the next.
+            """
             rng = np.random.default_rng(0)
             alpha: float | None = None
             size = (default.bounds.depth, default.bounds.top_k)
@@ -324,7 +397,9 @@ class BoundsSearch(GrowthSearch):
                 # P(accepted ≥ i) falls with i: one uniform
                 accepted.append(int((rng.random() < curves[i * len(curves) // REPLAYED]).sum()))
                 alpha = (accepted[-1] + 1) / depth
-            nodes, depth = (round(fmean(getattr(s, name) for s in shapes)) for name in ("nodes", "depth"))
+            nodes, depth = (
+                round(fmean(getattr(s, name) for s in shapes)) for name in ("nodes", "depth")
+            )
             mean = Shape(nodes, depth, max(shapes, key=lambda s: s.depth).levels, False)
             reached = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
             return Candidate(options, mean, reached, fmean(map(step_s, shapes)))
@@ -333,8 +408,15 @@ class BoundsSearch(GrowthSearch):
         for d, k, nodes, beta in product(RANGES, WIDTH_RANGES, TOTALS, BETAS):
             if nodes <= most and d[1] - 1 <= max(self.levels, 2):
                 within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
-                options = {"depth_range": list(d), "width_range": list(k), "total_nodes": nodes, "beta": beta}
-                candidates.append(candidate(within, nodes, options | {"l_d": within.l_d, "l_k": within.l_k}))
+                options = {
+                    "depth_range": list(d),
+                    "width_range": list(k),
+                    "total_nodes": nodes,
+                    "beta": beta,
+                }
+                candidates.append(
+                    candidate(within, nodes, options | {"l_d": within.l_d, "l_k": within.l_k})
+                )
         return candidates
 
 
@@ -348,14 +430,23 @@ class OptionSearch(TreeSearch):
         method = self.method()
         parts = (method.proposal, *(() if method.proposal.tree_is_own else (method.tree,)))
         tuned = {name: values for part in parts for name, values in part.tuned.items()}
-        self.defaults: Options = {name: getattr(part, name) for part in parts for name in part.tuned}
+        self.defaults: Options = {
+            name: getattr(part, name) for part in parts for name in part.tuned
+        }
         self.decoder(self.defaults)  # raises UserError for what is missing
         self.sizes_to_try: Probes = []
-        others = [{name: value} for name, values in tuned.items() for value in values if value != self.defaults[name]]
+        others = [
+            {name: value}
+            for name, values in tuned.items()
+            for value in values
+            if value != self.defaults[name]
+        ]
         for options in (self.defaults | other for other in ({}, *others)):
             with suppress(UserError):  # incompatible sizes
                 p = self.decoder(options).proposer
-                self.sizes_to_try.append((options, Shape(p.nodes, p.max_depth, (), p.nodes == p.max_depth + 1)))
+                self.sizes_to_try.append(
+                    (options, Shape(p.nodes, p.max_depth, (), p.nodes == p.max_depth + 1))
+                )
 
     def probes(self) -> Probes:
         return self.sizes_to_try
@@ -365,12 +456,25 @@ class OptionSearch(TreeSearch):
 
     def record(self, drafting: Any, number: int, caption: str) -> Record:
         decode = generate(self.decoder(drafting), [caption], [str(number)], self.config.seed)[0]
-        return {"accepted": np.array(decode.accept_lengths[:-1] or decode.accept_lengths, np.float64)}
+        return {
+            "accepted": np.array(decode.accept_lengths[:-1] or decode.accept_lengths, np.float64)
+        }
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         candidates = []
         for number, (options, shape) in enumerate(self.sizes_to_try):
-            accepted, levels = records.get(str(number), {}).get("accepted"), range(1, shape.depth + 1)
-            passed = self.simulated(shape.depth) if accepted is None else [float((accepted > i).mean()) for i in levels]
-            candidates.append(Candidate({} if options == self.defaults else options, shape, passed, cost.step(shape)))
+            accepted, levels = (
+                records.get(str(number), {}).get("accepted"),
+                range(1, shape.depth + 1),
+            )
+            passed = (
+                self.simulated(shape.depth)
+                if accepted is None
+                else [float((accepted > i).mean()) for i in levels]
+            )
+            candidates.append(
+                Candidate(
+                    {} if options == self.defaults else options, shape, passed, cost.step(shape)
+                )
+            )
         return candidates

@@ -1,7 +1,8 @@
-"""``tune``: finds the sizes with which a method is fastest on this machine; estimates first, then measures the best.
+"""``tune``: finds the sizes with which a method is fastest on this machine; estimates first, then
+measures the best.
 
-Each intermediate result is stored in a file or line of the search's folder as soon as it is computed (``Pieces``): an
-interrupted search resumes from them.
+Each intermediate result is stored in a file or line of the search's folder as soon as it is
+computed (``Pieces``): an interrupted search resumes from them.
 """
 
 import hashlib
@@ -77,10 +78,11 @@ class Measured(BaseModel):
 
 
 class Pieces:
-    """Results in files of a folder, locked for this process; a file is valid if its SHA-256 is that in ``DIGESTS``.
+    """Results in files of a folder, locked for this process; a file is valid if its SHA-256 is
+    that in ``DIGESTS``.
 
-    ``settings``: all that they depend on; its "weights" are digests of the target's files.  Raises UserError for a
-    folder that is in use, or that holds pieces of other settings or weights.
+    ``settings``: all that they depend on; its "weights" are digests of the target's files.  Raises
+    UserError for a folder that is in use, or that holds pieces of other settings or weights.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
@@ -92,9 +94,13 @@ class Pieces:
             if old and (weights := differences(old.pop("weights", {}), new["weights"])):
                 text = f"{folder} was begun with other weights ({'; '.join(weights[:5])})"
                 raise UserError(f"{text}: put the old files back, or {FRESH}")
-            if old and (changes := differences(old, {k: v for k, v in new.items() if k != "weights"})):
+            if old and (
+                changes := differences(old, {k: v for k, v in new.items() if k != "weights"})
+            ):
                 text = "; ".join(line[:200] for line in changes[:5])
-                raise UserError(f"{folder} has pieces of a search with other settings ({text}): {FRESH}")
+                raise UserError(
+                    f"{folder} has pieces of a search with other settings ({text}): {FRESH}"
+                )
             self._write(SETTINGS, _json(settings))
             self.digests = self._stored(DIGESTS)
             self.close = locks.pop_all().close
@@ -112,7 +118,9 @@ class Pieces:
             return dict(arrays)
 
     def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
-        """The complete lines, of ``expected`` (name, prompt); an incomplete last line is dropped.  Raises UserError."""
+        """The complete lines, of ``expected`` (name, prompt); an incomplete last line is dropped.
+        Raises UserError.
+        """
         content = self._read(LINES) or b""
         complete = content[: content.rfind(b"\n") + 1]
         if complete != content:
@@ -125,7 +133,9 @@ class Pieces:
                 lines.append(measured)
                 continue
             path = self.folder / LINES
-            raise UserError(f"{path} line {number} is damaged: delete it, and the same command measures it again")
+            raise UserError(
+                f"{path} line {number} is damaged: delete it, and the same command measures it again"
+            )
         return lines
 
     def append(self, line: Measured) -> None:
@@ -134,7 +144,9 @@ class Pieces:
             file.write(line.model_dump_json().encode() + b"\n")
 
     def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The content of a file, computed where it is missing.  Raises UserError for a changed file."""
+        """The content of a file, computed where it is missing.  Raises UserError for a changed
+        file.
+        """
         content = self._read(name)
         if content is None or name not in self.digests:
             content = make()
@@ -166,7 +178,9 @@ class Pieces:
             file.write(content)
 
     def _damaged(self, name: str) -> UserError:
-        return UserError(f"{self.folder / name} is damaged: delete it, and the same command makes it again")
+        return UserError(
+            f"{self.folder / name} is damaged: delete it, and the same command makes it again"
+        )
 
 
 def _json(value: Any) -> bytes:
@@ -174,17 +188,26 @@ def _json(value: Any) -> bytes:
 
 
 def tune(
-    config: Tune, out: Path, *, fresh: bool = False, device: str = "cpu", progress: Progress = lambda *_: None
+    config: Tune,
+    out: Path,
+    *,
+    fresh: bool = False,
+    device: str = "cpu",
+    progress: Progress = lambda *_: None,
 ) -> tuple[Path, Tuning]:
-    """Search, measure the best few, the method's default sizes and ``ar``, and write the preset; returns its path.
+    """Search, measure the best few, the method's default sizes and ``ar``, and write the preset;
+    returns its path.
 
-    Raises UserError for a method without a tree or window, or one that cannot be loaded or simulated.
+    Raises UserError for a method without a tree or window, or one that cannot be loaded or
+    simulated.
     """
     default = method(config.method, **config.options)
     kind = search_kind(default)
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
     c, used = config, {default.choices.proposal}
-    target = load_with_drafter(c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile)
+    target = load_with_drafter(
+        c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile
+    )
     search = kind(target, c)
     machine = environment() | mode(target)
     hardware = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
@@ -207,7 +230,9 @@ def tune(
         results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))
         machine |= {"load": load_average()}
         table = search.acceptance(records)
-        tuning = Tuning(config, search.about, cost, results, len(candidates), best(results), table, machine)
+        tuning = Tuning(
+            config, search.about, cost, results, len(candidates), best(results), table, machine
+        )
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
             file.write(tuning.preset_text().encode())
@@ -215,8 +240,13 @@ def tune(
 
 
 def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
-    """The times of every probe, in two passes over all of them: a disturbance of the machine affects them alike."""
-    probes = [(method("ar"), Shape(1, 0)), *((search.method(options), shape) for options, shape in search.probes())]
+    """The times of every probe, in two passes over all of them: a disturbance of the machine
+    affects them alike.
+    """
+    probes = [
+        (method("ar"), Shape(1, 0)),
+        *((search.method(options), shape) for options, shape in search.probes()),
+    ]
     lengths = lengths_of(search.target.length, LEVELS)
 
     def make() -> list[Timed]:
@@ -227,11 +257,16 @@ def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress)
         return times
 
     rows = pieces.json("costs.json", make)
-    return [Timed(**row | {"shape": Shape(**row["shape"] | {"levels": tuple(row["shape"]["levels"])})}) for row in rows]
+    return [
+        Timed(**row | {"shape": Shape(**row["shape"] | {"levels": tuple(row["shape"]["levels"])})})
+        for row in rows
+    ]
 
 
 def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
-    """The best of each depth and width of drafts, by expected tokens per second; the first has the default sizes."""
+    """The best of each depth and width of drafts, by expected tokens per second; the first has the
+    default sizes.
+    """
     default, kinds = candidates[0], dict[Any, Candidate]()
     for c in sorted(candidates[1:], key=lambda c: -c.tokens_per_s):
         if (c.shape, c.reach) != (default.shape, default.reach):
@@ -240,16 +275,25 @@ def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
 
 
 def _measure(
-    pieces: Pieces, search: TreeSearch, chosen: Mapping[str, Candidate], selected: PromptSet, progress: Progress
+    pieces: Pieces,
+    search: TreeSearch,
+    chosen: Mapping[str, Candidate],
+    selected: PromptSet,
+    progress: Progress,
 ) -> list[Measured]:
-    """Each prompt with ``ar`` and all ``chosen`` candidates, in a random order per prompt; by prompt."""
+    """Each prompt with ``ar`` and all ``chosen`` candidates, in a random order per prompt; by
+    prompt.
+    """
     options = {name: c.options for name, c in chosen.items()}
     if pieces.json("candidates.json", lambda: options) != plain(options):
         raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
     decoders = {BASELINE: search.decoder(method=method("ar"))}
     decoders |= {name: search.decoder(sizes) for name, sizes in options.items()}
     names, seed = list(decoders), search.config.seed
-    orders = [(prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names))) for prompt in selected]
+    orders = [
+        (prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names)))
+        for prompt in selected
+    ]
     jobs = [(name, prompt) for prompt, order in orders for name in order]
     lines = pieces.measured({(name, prompt.id) for name, prompt in jobs})
     done = {(line.name, line.prompt) for line in lines}
@@ -266,25 +310,39 @@ def _measure(
 
 def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
     image = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
-    loss = None if image.trace is None else float(decode_loss(decoder, image.trace, image.tokens[None]))
+    loss = (
+        None
+        if image.trace is None
+        else float(decode_loss(decoder, image.trace, image.tokens[None]))
+    )
     return Measured(
         name=name, prompt=prompt.id, tokens=sum(image.accept_lengths), steps=image.steps, decode_s=image.decode_s,
         robust_s=robust(image.step_s, image.cpu_s, cpu_threads(decoder.target.device))[0], fidelity_loss=loss,
     )  # fmt: skip
 
 
-def _results(search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Measured]) -> list[Result]:
+def _results(
+    search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Measured]
+) -> list[Result]:
     def values(name: str, field: str) -> list[Any]:
         return [getattr(line, field) for line in lines if line.name == name]
 
     results = []
     for name in (BASELINE, *chosen):
         candidate = chosen.get(name)
-        options, label = (candidate.options, search.method(candidate.options).label) if candidate else ({}, BASELINE)
-        tokens, steps, wall_s, robust_s = (sum(values(name, x)) for x in ("tokens", "steps", "decode_s", "robust_s"))
+        options, label = (
+            (candidate.options, search.method(candidate.options).label)
+            if candidate
+            else ({}, BASELINE)
+        )
+        tokens, steps, wall_s, robust_s = (
+            sum(values(name, x)) for x in ("tokens", "steps", "decode_s", "robust_s")
+        )
         losses = [loss for loss in values(name, "fidelity_loss") if loss is not None]
         rates = tokens / steps, tokens / wall_s, tokens / robust_s
-        ratio, robust_ratio = (bootstrap_ratio(values(DEFAULT, x), values(name, x)) for x in ("decode_s", "robust_s"))
+        ratio, robust_ratio = (
+            bootstrap_ratio(values(DEFAULT, x), values(name, x)) for x in ("decode_s", "robust_s")
+        )
         loss = fmean(losses) if losses else None
         results.append(Result(name, label, options, candidate, *rates, ratio, robust_ratio, loss))
     return results

@@ -1,4 +1,5 @@
-"""One file from the web: by one process at a time, continued where it stopped, under its name only when checked.
+"""One file from the web: by one process at a time, continued where it stopped, under its name only
+when checked.
 
 Its digest is taken after the download, stored beside the file, and compared ever after.
 """
@@ -27,7 +28,9 @@ Progress = Callable[[int, int | None], None]  # bytes so far, and in total if kn
 
 
 class Remote(NamedTuple):
-    """A file on the web.  ``sha256``: the digest, its first digits, or nothing; ``member``: of a zip archive."""
+    """A file on the web.  ``sha256``: the digest, its first digits, or nothing; ``member``: of a
+    zip archive.
+    """
 
     title: str
     url: str
@@ -48,7 +51,9 @@ def size_of(file: Remote) -> str:
 
 
 def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
-    """Fetch a file unless it is here, and store its digest.  Raises UserError if that fails; what arrived stays."""
+    """Fetch a file unless it is here, and store its digest.  Raises UserError if that fails; what
+    arrived stays.
+    """
     if file.path.is_file():
         return file.path
     part = file.path.with_name(file.path.name + ".part")
@@ -72,9 +77,13 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
 
 @contextmanager
 def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
-    """``part`` open for appending, and locked; None if another process has completed it as ``whole``."""
+    """``part`` open for appending, and locked; None if another process has completed it as
+    ``whole``.
+    """
     while True:
-        with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644), "r+b") as out:
+        with open(
+            os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644), "r+b"
+        ) as out:
             fcntl.flock(out, fcntl.LOCK_EX)
             if not part.exists() or not os.path.samestat(os.fstat(out.fileno()), part.stat()):
                 continue  # the process that had it has renamed or removed it
@@ -92,24 +101,37 @@ def file_errors(source: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise UserError(f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours") from None
+        raise UserError(
+            f"cannot write {error.filename}: set LANTERNBENCH_HOME to a folder of yours"
+        ) from None
     except urllib.error.HTTPError as error:
         why = str(error.reason).partition("\n")[0]
         raise UserError(f"{source} answers {error.code} ({why}): get the file by hand") from None
     except http.client.HTTPException:
-        raise UserError(f"the connection to {source} broke: run the same command again, it continues") from None
+        raise UserError(
+            f"the connection to {source} broke: run the same command again, it continues"
+        ) from None
     except OSError as error:  # URLError and timeouts are OSErrors too
         if error.errno == errno.ENOSPC:
-            raise UserError("the disk is full: make room and run the same command again, it continues") from None
-        if error.filename and not isinstance(error, urllib.error.URLError):  # an error of a local file
-            raise UserError(f"cannot write {error.filename} ({error.strerror}): {HOME} to another folder") from None
-        raise UserError(f"no connection to {source}: run the same command again, it continues") from None
+            raise UserError(
+                "the disk is full: make room and run the same command again, it continues"
+            ) from None
+        # an error of a local file
+        if error.filename and not isinstance(error, urllib.error.URLError):
+            raise UserError(
+                f"cannot write {error.filename} ({error.strerror}): {HOME} to another folder"
+            ) from None
+        raise UserError(
+            f"no connection to {source}: run the same command again, it continues"
+        ) from None
 
 
 def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
-    """Append to ``out`` what it lacks of the file; what could not be checked afterwards starts again from nothing.
+    """Append to ``out`` what it lacks of the file; what could not be checked afterwards starts
+    again from nothing.
 
-    Raises UserError for a web page in place of the file, and for a body that can be checked by nothing.
+    Raises UserError for a web page in place of the file, and for a body that can be checked by
+    nothing.
     """
     checked = bool(file.sha256 or file.member)  # an archive has checksums
     have = os.fstat(out.fileno()).st_size if checked else 0
@@ -121,16 +143,27 @@ def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
             return
         raise
     with answer:
-        if answer.headers.get_content_type() == "text/html" and file.path.suffix not in (".html", ".htm"):
-            raise UserError(f"{file.url} answers with a web page, perhaps a network's login: get the file by hand")
+        if answer.headers.get_content_type() == "text/html" and file.path.suffix not in (
+            ".html",
+            ".htm",
+        ):
+            raise UserError(
+                f"{file.url} answers with a web page, perhaps a network's login: get the file by hand"
+            )
         if answer.status != 206:
             have = 0
-        elif not answer.headers.get("Content-Range", f"bytes {have}-").startswith(f"bytes {have}-"):
-            raise UserError(f"{file.url} does not continue where it is asked to: get the file by hand")
+        elif not answer.headers.get("Content-Range", f"bytes {have}-").startswith(
+            f"bytes {have}-"
+        ):
+            raise UserError(
+                f"{file.url} does not continue where it is asked to: get the file by hand"
+            )
         length = answer.headers.get("Content-Length", "")
         total = have + int(length) if length.isdigit() else None
         if total is None and not checked:
-            raise UserError(f"{file.url} tells no length, so that nothing can be checked: get the file by hand")
+            raise UserError(
+                f"{file.url} tells no length, so that nothing can be checked: get the file by hand"
+            )
         out.truncate(have)
         while block := answer.read(BLOCK):
             out.write(block)
@@ -152,7 +185,9 @@ def _extracted(archive: Path, file: Remote) -> Path:
     except (zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError):
         archive.unlink()
         member.unlink(missing_ok=True)
-        raise UserError(f"{file.url} is not the archive with {file.member}: get the file by hand") from None
+        raise UserError(
+            f"{file.url} is not the archive with {file.member}: get the file by hand"
+        ) from None
     return member
 
 
@@ -171,9 +206,15 @@ def digest(path: Path) -> str:
 
 
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
-    """Check a file by its ``published`` digest (or its start), else by the first one taken.  Raises UserError."""
+    """Check a file by its ``published`` digest (or its start), else by the first one taken.
+    Raises UserError.
+    """
     known = remembered(path)
-    sha256 = known.sha256 if known and known == _entry(path, known.sha256) and not again else digest(path)
+    sha256 = (
+        known.sha256
+        if known and known == _entry(path, known.sha256) and not again
+        else digest(path)
+    )
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"

@@ -1,4 +1,6 @@
-"""CUDA graphs: work is recorded once per shape and then replayed by one launch, in place of hundreds."""
+"""CUDA graphs: work is recorded once per shape and then replayed by one launch, in place of
+hundreds.
+"""
 
 import gc
 from collections.abc import Callable, Container
@@ -18,12 +20,14 @@ Recorder = Callable[[Work, list[Tensor]], Callable[[], Any]]
 def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
     """Record ``work(*inputs)``, which must launch kernels alone and do no harm when it runs twice.
 
-    The replay reads ``inputs`` anew and returns the same tensors.  Raises UserError where recording fails.
+    The replay reads ``inputs`` anew and returns the same tensors.  Raises UserError where
+    recording fails.
     """
     try:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries choose kernels and allocate workspaces in the first calls
+        # libraries choose kernels and allocate workspaces in the first calls
+        with torch.cuda.stream(aside):
             for _ in range(2):
                 work(*inputs)
         torch.cuda.current_stream().wait_stream(aside)
@@ -34,7 +38,9 @@ def cuda_graph(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
             output = work(*inputs)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"a step cannot be recorded as a CUDA graph ({reason}); give --compile eager") from error
+        raise UserError(
+            f"a step cannot be recorded as a CUDA graph ({reason}); give --compile eager"
+        ) from error
     finally:
         gc.enable()
 
@@ -67,13 +73,17 @@ class _Reads(TorchDispatchMode):
 
 
 class Replay:
-    """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the returned tensors.
+    """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the
+    returned tensors.
 
-    Other tensors that it reads (masks, tables, weights) are kept alive, and must be the same in every decode.
-    ``static``: ids of tensors with a fixed address, such as those that another recording returns; read without a copy.
+    Other tensors that it reads (masks, tables, weights) are kept alive, and must be the same in
+    every decode. ``static``: ids of tensors with a fixed address, such as those that another
+    recording returns; read without a copy.
     """
 
-    def __init__(self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()):
+    def __init__(
+        self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()
+    ):
         self.inputs = [x if id(x) in static else x.clone() for x in inputs]
         work(*self.inputs)  # allocates everything that is allocated once
         with _Reads() as reads:
@@ -97,10 +107,14 @@ class Graphs:
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a GPU."""
+    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a
+    GPU.
+    """
     on_gpu = device.startswith("cuda")
     if mode not in (None, "eager", "graphs"):
         raise UserError(f"unknown compile mode '{mode}': use eager or graphs")
     if mode == "graphs" and not on_gpu:
-        raise UserError(f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager")
+        raise UserError(
+            f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager"
+        )
     return Graphs() if on_gpu and mode != "eager" else None

@@ -15,7 +15,9 @@ SCHEMA_VERSION = 1  # of every JSON object written; objects without a version ar
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON gives it back: dataclasses and named tuples as objects, tuples as lists, NaN as null."""
+    """The value as JSON gives it back: dataclasses and named tuples as objects, tuples as lists,
+    NaN as null.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -37,7 +39,9 @@ def versioned(value: Any) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file.  Raises OSError, ValueError where it has none, UserError for a later version."""
+    """The JSON object of a file.  Raises OSError, ValueError where it has none, UserError for a
+    later version.
+    """
     with open_file(path) as file:
         try:
             value = json.loads(file.read())
@@ -53,7 +57,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of the configuration as JSON with sorted keys: equal for equal settings, whatever their order."""
+    """SHA-256 (hex) of the configuration as JSON with sorted keys: equal for equal settings,
+    whatever their order.
+    """
     return hashlib.sha256(json.dumps(plain(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -61,8 +67,13 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """What differs between two JSON values, as "dotted.key: old -> new" lines."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = dict.fromkeys([*old, *new])
-        each = [differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key)) for key in keys]
+        each = [
+            differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+            for key in keys
+        ]
         return [line for lines in each for line in lines]
     if old == new and isinstance(old, bool) == isinstance(new, bool):
         return []
-    return [f"{prefix}: {json.dumps(old, ensure_ascii=False)} -> {json.dumps(new, ensure_ascii=False)}"]
+    return [
+        f"{prefix}: {json.dumps(old, ensure_ascii=False)} -> {json.dumps(new, ensure_ascii=False)}"
+    ]

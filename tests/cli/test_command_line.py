@@ -27,13 +27,20 @@ CLI = [sys.executable, "-m", "lanternbench"]
 
 
 def cli(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    options = {"capture_output": True, "text": True, "timeout": 300, "env": os.environ | environment}
+    options = {
+        "capture_output": True,
+        "text": True,
+        "timeout": 300,
+        "env": os.environ | environment,
+    }
     return subprocess.run([*CLI, *args], cwd=cwd, **options)
 
 
 @pytest.fixture
 def here(small_images, tmp_path, monkeypatch):
-    """Runs a command in this process, in a folder of its own, on small images: what it prints on stdout as JSON."""
+    """Runs a command in this process, in a folder of its own, on small images: what it prints on
+    stdout as JSON.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> Any:
@@ -49,10 +56,19 @@ def test_the_version_is_that_of_the_package(tmp_path):
 
 
 def test_the_shell_completes_commands_and_options(tmp_path):
-    for words, wanted in (("lanternbench sw", "sweep"), ("lanternbench sweep --time-b", "--time-budget")):
-        asked = {"_LANTERNBENCH_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    for words, wanted in (
+        ("lanternbench sw", "sweep"),
+        ("lanternbench sweep --time-b", "--time-budget"),
+    ):
+        asked = {
+            "_LANTERNBENCH_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
         code = "from lanternbench.cli.main import app; app(prog_name='lanternbench')"
-        done = subprocess.run([sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | asked, capture_output=True, text=True
+        )
         assert wanted in done.stdout.split()
 
 
@@ -71,14 +87,21 @@ def test_every_command_keeps_its_flags():
         for word in name.split():
             _, command, _ = command.resolve_command(typer.Context(command), [word])
         own = [p for p in command.params if not p.name.startswith("method_option_")]
-        assert {o for p in own for o in (*p.opts, *p.secondary_opts) if o[0] == "-"} == set(flags.split()), name
-        assert name == "import" or all(p.help for p in own if p.opts[0][0] == "-" and p.name not in NO_HELP), name
+        assert {o for p in own for o in (*p.opts, *p.secondary_opts) if o[0] == "-"} == set(
+            flags.split()
+        ), name
+        assert name == "import" or all(
+            p.help for p in own if p.opts[0][0] == "-" and p.name not in NO_HELP
+        ), name
 
 
 def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):
     path = tmp_path / "axes.yaml"
     path.write_text("methods: [ar]\nbatch: [1, 8]\n")
-    assert [(r.name, r.batch) for r in read_sweeps(path)] == [("axes+batch-1", 1), ("axes+batch-8", 8)]
+    assert [(r.name, r.batch) for r in read_sweeps(path)] == [
+        ("axes+batch-1", 1),
+        ("axes+batch-8", 8),
+    ]
     path.write_text("methods: [ar]\ntemperature: [0, 0.5]\nseed: [1, 2]\nguidance: 2\n")
     runs = read_sweeps(path)
     assert [(r.name, r.temperature, r.seed, r.guidance) for r in runs] == [
@@ -87,7 +110,10 @@ def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):
         ("axes+seed-2+temperature-0", 0, 2, 2),
         ("axes+seed-2+temperature-0.5", 0.5, 2, 2),
     ]
-    assert [r.name for r in read_sweeps(path, {"temperature": 1.0})] == ["axes+seed-1", "axes+seed-2"]
+    assert [r.name for r in read_sweeps(path, {"temperature": 1.0})] == [
+        "axes+seed-1",
+        "axes+seed-2",
+    ]
     for wrong, says in (
         ("seed: []", "empty list"),
         ("seed: [1, 1]", "two runs named"),
@@ -111,12 +137,25 @@ def test_every_combination_is_a_run_of_its_own(here, tmp_path):
 
 
 def test_run_takes_several_methods_and_each_reads_its_own_options(here, monkeypatch, capfd):
-    given = ["-m", "eagle-1", "-m", "cool-sd", "-m", "lantern", "--lambda", "1.5", "--delta", "0.2", "--no-baseline"]
+    given = [
+        "-m",
+        "eagle-1",
+        "-m",
+        "cool-sd",
+        "-m",
+        "lantern",
+        "--lambda",
+        "1.5",
+        "--delta",
+        "0.2",
+        "--no-baseline",
+    ]
     labels = [row["label"] for row in here("run", *given, "-n", "1", "--metrics", "")["rows"]]
     assert [label.split()[0] for label in labels] == ["eagle-1", "cool-sd", "lantern"]
     assert "λ=1.5" in labels[1]
     assert "δ=0.2" in labels[2]
-    for wrong in (["--window", "3"], ["--lambda", "0.5"]):  # read by none, out of range for all that read it
+    # read by none, out of range for all that read it
+    for wrong in (["--window", "3"], ["--lambda", "0.5"]):
         mistake(monkeypatch, capfd, "run", "-m", "eagle-1", "-m", "cool-sd", *wrong)
 
 
@@ -138,10 +177,16 @@ def test_a_plan_makes_nothing_and_its_estimate_is_near(here, tmp_path, monkeypat
 
 def test_verify_takes_the_options_of_methods(monkeypatch):
     asked: list[Method] = []
-    monkeypatch.setattr(lossless, "verify_all", lambda methods, *_, **__: asked.extend(methods) or [])
-    done = CliRunner().invoke(app, ["verify", "eagle-1", "gsd", "--acceptance", "block", "--tree", "chain"])
+    monkeypatch.setattr(
+        lossless, "verify_all", lambda methods, *_, **__: asked.extend(methods) or []
+    )
+    done = CliRunner().invoke(
+        app, ["verify", "eagle-1", "gsd", "--acceptance", "block", "--tree", "chain"]
+    )
     assert done.exit_code == 0, done.output
     assert [m.choices.acceptance for m in asked] == ["block", "block"]
     monkeypatch.undo()
-    with pytest.raises(UserError, match="'block' is an acceptance rule: name the method whose drafts it judges"):
+    with pytest.raises(
+        UserError, match="'block' is an acceptance rule: name the method whose drafts it judges"
+    ):
         CliRunner().invoke(app, ["verify", "block"], catch_exceptions=False)

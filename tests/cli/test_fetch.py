@@ -51,7 +51,9 @@ class Hub:
     def model_info(self, repo, files_metadata):
         lfs = SimpleNamespace(sha256=self.sha256) if self.sha256 else None
         names = ("README.md", "toy.pt", "part-1.bin")
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=len(CONTENT), lfs=lfs) for n in names])
+        return SimpleNamespace(
+            siblings=[SimpleNamespace(rfilename=n, size=len(CONTENT), lfs=lfs) for n in names]
+        )
 
     def download(self, repo, name, local_dir):
         self.calls.append(name)
@@ -92,7 +94,10 @@ def test_a_byte_that_changes_after_the_download_is_found(entry, monkeypatch, pub
     counted = lambda path, whole=downloads.digest: read.append(path) or whole(path)  # noqa: E731
     monkeypatch.setattr(downloads, "digest", counted)
     monkeypatch.setattr(fetch, "digest", counted)
-    fetched = lambda **options: fetch.fetch(entry, fetch.plan(entry), log=lambda line: None, **options)  # noqa: E731
+
+    def fetched(**options):
+        return fetch.fetch(entry, fetch.plan(entry), log=lambda line: None, **options)
+
     path = fetched() / "model" / "toy.pt"
     assert len(read) == 2
     fetched()
@@ -101,7 +106,9 @@ def test_a_byte_that_changes_after_the_download_is_found(entry, monkeypatch, pub
     assert len(read) == 4
     before = path.stat()
     path.write_bytes(b"W" + CONTENT[1:])
-    with pytest.raises(UserError, match=r"toy\.pt is not the .*: delete it, and `fetch` gets it again"):
+    with pytest.raises(
+        UserError, match=r"toy\.pt is not the .*: delete it, and `fetch` gets it again"
+    ):
         fetched()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a disk that errs
     fetched()
@@ -118,7 +125,10 @@ def test_a_changed_file_of_a_metric_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "plain_files", lambda name: [remote])
     remote.path.write_bytes(CONTENT)
     for given in ([], ["--verify"]):
-        assert "toy: here" in CliRunner().invoke(app, ["fetch", "toy", *given], catch_exceptions=False).stdout
+        assert (
+            "toy: here"
+            in CliRunner().invoke(app, ["fetch", "toy", *given], catch_exceptions=False).stdout
+        )
     remote.path.write_bytes(CONTENT + b"?")
     with pytest.raises(UserError, match=r"toy\.bin is not the file that was downloaded"):
         CliRunner().invoke(app, ["fetch", "toy"], catch_exceptions=False)
@@ -127,7 +137,10 @@ def test_a_changed_file_of_a_metric_is_found(tmp_path, monkeypatch):
 def test_a_second_fetch_of_one_target_is_refused(entry, monkeypatch):
     hub = Hub(monkeypatch)
     entry.folder.mkdir(parents=True)
-    with acquire(entry.folder, "wait"), pytest.raises(UserError, match="in use by another process"):
+    with (
+        acquire(entry.folder, "wait"),
+        pytest.raises(UserError, match="in use by another process"),
+    ):
         fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
     assert hub.calls == []
 
@@ -203,7 +216,9 @@ def test_a_disk_without_room_is_found_before_the_download(entry, monkeypatch):
 
 def test_a_repository_without_the_named_files_is_reported(entry, monkeypatch):
     Hub(monkeypatch)
-    other = entry.model_copy(update={"files": {"model": Source(repo="someone/toy", files=("gone.pt",))}})
+    other = entry.model_copy(
+        update={"files": {"model": Source(repo="someone/toy", files=("gone.pt",))}}
+    )
     with pytest.raises(UserError, match="no longer holds"):
         fetch.plan(other)
 
@@ -220,7 +235,9 @@ def test_a_dry_run_without_a_network_lists_what_the_catalogue_says(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(huggingface_hub, "HfApi", unreachable)
-    done = CliRunner().invoke(app, ["fetch", "llamagen-xl-stage1", "clip-tiny", "--dry-run"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["fetch", "llamagen-xl-stage1", "clip-tiny", "--dry-run"], catch_exceptions=False
+    )
     assert done.exit_code == 0
     assert "14.7 GB" in done.stdout
     assert "not looked up: no connection" in done.stdout
@@ -228,14 +245,22 @@ def test_a_dry_run_without_a_network_lists_what_the_catalogue_says(monkeypatch):
 
 
 def test_a_dry_run_lists_every_file_of_glm_image_with_its_size(monkeypatch, tmp_path):
-    sizes = {f"vision_language_encoder/model-0000{i}-of-00004.safetensors": 5 * 10**9 for i in range(1, 5)}
+    sizes = {
+        f"vision_language_encoder/model-0000{i}-of-00004.safetensors": 5 * 10**9
+        for i in range(1, 5)
+    }
     sizes |= {"processor/tokenizer.json": 20 * 10**6, "vision_language_encoder/config.json": 4096}
-    sizes |= {"transformer/diffusion_pytorch_model.safetensors": 14 * 10**9, "vae/config.json": 1000}
+    sizes |= {
+        "transformer/diffusion_pytorch_model.safetensors": 14 * 10**9,
+        "vae/config.json": 1000,
+    }
     sizes |= {"model_index.json": 500, "README.md": 9000}
 
     def info(repo, files_metadata):
         assert (repo, files_metadata) == ("zai-org/GLM-Image", True)
-        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=s, lfs=None) for n, s in sizes.items()])
+        return SimpleNamespace(
+            siblings=[SimpleNamespace(rfilename=n, size=s, lfs=None) for n, s in sizes.items()]
+        )
 
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: SimpleNamespace(model_info=info))
@@ -243,7 +268,9 @@ def test_a_dry_run_lists_every_file_of_glm_image_with_its_size(monkeypatch, tmp_
     assert done.exit_code == 0
     *lines, total = done.stdout.splitlines()
     of = "of zai-org/GLM-Image"
-    assert f"model: vision_language_encoder/model-00001-of-00004.safetensors {of}, 5.00 GB" in lines
+    assert (
+        f"model: vision_language_encoder/model-00001-of-00004.safetensors {of}, 5.00 GB" in lines
+    )
     assert f"model: processor/tokenizer.json {of}, 0.02 GB" in lines
     assert f"diffusion: transformer/diffusion_pytorch_model.safetensors {of}, 14.00 GB" in lines
     assert len(lines) == len(sizes) - 1
@@ -257,12 +284,20 @@ def test_targets_lists_every_size_grid_and_licence():
     done = CliRunner().invoke(app, ["targets", "--json"], catch_exceptions=False)
     rows = {row["target"]: row for row in json.loads(done.stdout)}
     assert rows.keys() == catalogue().keys()
-    assert all(row["licence"] and (row["size"].endswith(" GB") or name == "tiny") for name, row in rows.items())
-    new = [(rows[name]["size"], rows[name]["grid"], rows[name]["licence"]) for name in ("glm-image", "emu3.5-image")]
+    assert all(
+        row["licence"] and (row["size"].endswith(" GB") or name == "tiny")
+        for name, row in rows.items()
+    )
+    new = [
+        (rows[name]["size"], rows[name]["grid"], rows[name]["licence"])
+        for name in ("glm-image", "emu3.5-image")
+    ]
     assert new == [("36 GB", "16×16 + 32×32", "MIT"), ("68 GB", "64×64", "Apache-2.0")]
 
 
-@pytest.mark.parametrize(("length", "size"), [("353976522", "0.35 GB, https"), (None, "about 0.35 GB, https")])
+@pytest.mark.parametrize(
+    ("length", "size"), [("353976522", "0.35 GB, https"), (None, "about 0.35 GB, https")]
+)
 def test_a_dry_run_names_the_size_of_a_metric_s_file(length, size, monkeypatch, tmp_path):
     @contextlib.contextmanager
     def answer(request, timeout):
@@ -278,8 +313,13 @@ def test_a_dry_run_names_the_size_of_a_metric_s_file(length, size, monkeypatch, 
 
 
 def test_every_file_of_a_metric_has_a_size():
-    files = {w.name: w for metric in components("metric").values() for w in metric.weights if w.url}
-    assert [name for name, w in files.items() if not w.gigabytes] == ["geneval-prompts", "geneval-names"]
+    files = {
+        w.name: w for metric in components("metric").values() for w in metric.weights if w.url
+    }
+    assert [name for name, w in files.items() if not w.gigabytes] == [
+        "geneval-prompts",
+        "geneval-names",
+    ]
 
 
 def test_every_target_of_the_catalogue_is_complete():

@@ -1,6 +1,7 @@
 """Ctrl-C at any moment ends a command with one sentence and exit code 130.
 
-``python tests/cli/test_interrupt.py 200`` interrupts so often and prints what came of it, every 20 times so far.
+``python tests/cli/test_interrupt.py 200`` interrupts so often and prints what came of it, every 20
+times so far.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import pytest
 
 from lanternbench.cli import interrupts
 
-# Python's own start, before any code of ours, answers Ctrl-C with a traceback: so much of it is waited for
+# Python's own start, before any code of ours, answers Ctrl-C with a traceback: so much of it is
+# waited for
 START = "print('started', flush=True); from lanternbench.__main__ import main; main()"
 PROMPTS = 2
 RUN = ["run", "-m", "cool-sd", "-n", str(PROMPTS), "--batch", "2", "--no-baseline"]
@@ -34,13 +36,20 @@ class Ended(NamedTuple):
 
 
 def interrupt(after: float | None, folder: Path, *args: str) -> Ended:
-    """Run a command and press Ctrl-C ``after`` seconds: a terminal sends it to the whole process group."""
+    """Run a command and press Ctrl-C ``after`` seconds: a terminal sends it to the whole process
+    group.
+    """
 
     def hears_ctrl_c() -> None:  # a shell's background jobs, and what they start, ignore it
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     command = [sys.executable, "-c", START, *(args or (*RUN, "--out", str(folder)))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    pipes = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "start_new_session": True,
+    }
     process = subprocess.Popen(command, preexec_fn=hears_ctrl_c, cwd=folder, **pipes)
     try:
         assert process.stdout.readline() == "started\n"
@@ -82,7 +91,8 @@ def test_ctrl_c_at_a_random_moment_ends_with_one_sentence_and_130(share, tmp_pat
         if ended.seconds > after:
             assert fault(ended) is None
             return
-        seconds = 0.9 * min(seconds, ended.seconds)  # it was done before: the machine is faster than when first timed
+        # it was done before: the machine is faster than when first timed
+        seconds = 0.9 * min(seconds, ended.seconds)
     pytest.fail("the command always ended before it was interrupted")
 
 
@@ -96,7 +106,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_command_to_clean_up(tmp_path):
         "    finally:\n        os.kill(os.getpid(), signal.SIGINT); time.sleep(600)\n"
         "main.app = app\nmain.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode, done.stderr) == (130, interrupts.SENTENCE + "\n")
 
 
@@ -120,16 +132,28 @@ def test_ctrl_c_is_not_lost_in_other_people_s_code(swallowed, tmp_path):
         f"def app(standalone_mode):\n    {body}\n"
         "main.app = app\nmain.main()"
     )
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=env)
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=env
+    )
     assert (done.returncode, done.stderr) == (130, interrupts.SENTENCE + "\n")
 
 
 def resumed_fault(folder: Path) -> str | None:
     """What is wrong with the same command run again in ``folder``, where it was interrupted."""
     ended = interrupt(None, folder, *RUN, "--out", str(folder))
-    found = [path for path in folder.glob("*/samples.jsonl") if len(path.read_text().splitlines()) == PROMPTS]
-    return None if ended.code == 0 and len(found) == 1 else f"resumed: exit code {ended.code}, {ended.said}"
+    found = [
+        path
+        for path in folder.glob("*/samples.jsonl")
+        if len(path.read_text().splitlines()) == PROMPTS
+    ]
+    return (
+        None
+        if ended.code == 0 and len(found) == 1
+        else f"resumed: exit code {ended.code}, {ended.said}"
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def test_every_step_tells_how_many_tokens_are_done(shallow_8x8, captions):
 
 def test_without_a_terminal_every_image_is_a_line(small_images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["run", "-m", "eagle-1", "-n", "1", "--metrics", ""], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["run", "-m", "eagle-1", "-n", "1", "--metrics", ""], catch_exceptions=False
+    )
     assert done.exit_code == 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
     assert [line.split("]")[0] for line in lines] == ["[1/2", "[2/2"]
@@ -77,8 +79,12 @@ def test_without_a_terminal_the_first_line_comes_soon(monkeypatch, capfd):
     assert len(said.splitlines()) == 1
 
 
-def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path, monkeypatch, capfd):
-    """Every stage: no stretch of ten times the interval is silent, though each step sleeps for a fifth of it."""
+def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(
+    tmp_path, monkeypatch, capfd
+):
+    """Every stage: no stretch of ten times the interval is silent, though each step sleeps for a
+    fifth of it.
+    """
     monkeypatch.setattr(output, "FIRST", 0.05)
     monkeypatch.setattr(output, "SILENCE", 0.05)
     quick = engine.step
@@ -88,25 +94,37 @@ def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(tmp_path,
         return quick(*args)
 
     monkeypatch.setattr(engine, "step", slow)
-    monkeypatch.setattr(drafter, "load_unpacked", lambda *_, **__: two_layers(side=8, dtype=torch.float32))
+    monkeypatch.setattr(
+        drafter, "load_unpacked", lambda *_, **__: two_layers(side=8, dtype=torch.float32)
+    )
     plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=3, batch=1, lr=3e-3, seed=0)
     with output.display("loading the target", bars=False, each=False) as shown:
-        drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show)
+        drafter.train(
+            plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show
+        )
     said = capfd.readouterr().err
     rate = r"\d+(\.\d+)? an? (second|minute|hour), about [\d.]+ (s|min|h) left"
-    assert re.search(rf"^image tokens of samples: \d+ s so far, \d+/128, {rate}$", said, re.MULTILINE)
+    assert re.search(
+        rf"^image tokens of samples: \d+ s so far, \d+/128, {rate}$", said, re.MULTILINE
+    )
     assert "[" not in said  # no line per step
 
 
 def test_a_rate_and_a_wait_are_told_in_fitting_units():
-    assert [pace(x) for x in (12.34, 0.5, 0.001)] == ["12.3 a second", "30 a minute", "3.6 an hour"]
+    assert [pace(x) for x in (12.34, 0.5, 0.001)] == [
+        "12.3 a second",
+        "30 a minute",
+        "3.6 an hour",
+    ]
     assert [duration(x) for x in (59, 150, 3600, 9000)] == ["59 s", "2.5 min", "60 min", "2.5 h"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+    console = Console(
+        file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False
+    )
     what = "adt-tree λ=2 · a large noisy green ring on the left on a gradient black background beside a small fox"
     with output.progress_bar(console) as bar:
         shown = output.Bars(bar, "sweep")
@@ -116,7 +134,9 @@ def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
     assert re.search(r" 17/1280 \d:\d\d:\d\d -:--:--", line)
     head = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1]
     head = re.split(r"  +", head)[0]
-    assert head == what or (head.endswith("…") and set(head.rstrip("…").split()) <= set(what.split()))
+    assert head == what or (
+        head.endswith("…") and set(head.rstrip("…").split()) <= set(what.split())
+    )
 
 
 def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
@@ -139,7 +159,9 @@ def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):
 
     with output.display("sweep") as shown, pytest.raises(KeyboardInterrupt):
         sweeps.run(config, tmp_path, watch=sweeps.Callbacks(stop, shown.step))
-    assert re.search(r"^warming up ar, \d+ of 256 tokens: \d+ s so far$", capfd.readouterr().err, re.MULTILINE)
+    assert re.search(
+        r"^warming up ar, \d+ of 256 tokens: \d+ s so far$", capfd.readouterr().err, re.MULTILINE
+    )
 
 
 def test_in_a_terminal_an_image_that_takes_long_gets_a_bar_of_its_tokens(monkeypatch):
@@ -151,6 +173,10 @@ def test_in_a_terminal_an_image_that_takes_long_gets_a_bar_of_its_tokens(monkeyp
         assert not bar.tasks[1].visible  # quick images do not flicker
         monkeypatch.setattr(shown, "next", 0.0)
         shown.step(90, 256)
-        assert (bar.tasks[1].visible, bar.tasks[1].completed, bar.tasks[1].total) == (True, 90, 256)
+        assert (bar.tasks[1].visible, bar.tasks[1].completed, bar.tasks[1].total) == (
+            True,
+            90,
+            256,
+        )
         shown.show(1, 2, "eagle-1 · a red circle")
         assert not bar.tasks[1].visible

@@ -41,7 +41,8 @@ Imported = dict[tuple[str, ...], tuple[str, list[str]]]
 
 
 def imported(commands: list[tuple[str, ...]], folder: Path) -> Imported:
-    """What each command wrote to both streams, and which heavy packages it was the first to import.
+    """What each command wrote to both streams, and which heavy packages it was the first to
+    import.
 
     One process runs them one after the other, as half a second passes before it runs the first.
     """
@@ -97,7 +98,9 @@ def of_wrong(tmp_path_factory) -> Imported:
     return imported([args for args, _ in WRONG], tmp_path_factory.mktemp("wrong"))
 
 
-@pytest.mark.parametrize(("args", "said"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("args", "said"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
 def test_names_are_checked_before_torch_is_imported(args, said, of_wrong):
     text, heavy = of_wrong[args]
     assert said in text
@@ -147,10 +150,17 @@ def test_a_targets_page_says_which_methods_need_a_drafter(target):
     assert set(EMBEDDED) == set(target.drafters) < set(DRAFTERS)
     for name, preset in registry.components("preset").items():
         needed = registry.component("proposal", preset.choices.proposal).drafter_kind
-        assert needed == (preset.choices.proposal if preset.choices.proposal in DRAFTERS else None), name
+        assert needed == (
+            preset.choices.proposal if preset.choices.proposal in DRAFTERS else None
+        ), name
     assert (target.guidance, target.top_k) == (entry("tiny").guidance, entry("tiny").top_k)
     ready, given, never = _methods(["eagle"])
-    assert ("eagle-2" in ready, "sjd" in ready, given, never) == (True, True, "sd, eagle-3, dflash", "medusa")
+    assert ("eagle-2" in ready, "sjd" in ready, given, never) == (
+        True,
+        True,
+        "sd, eagle-3, dflash",
+        "medusa",
+    )
 
 
 @pytest.mark.parametrize("name", list(registry.components("metric")))
@@ -169,7 +179,11 @@ def test_a_metrics_page_is_whole_in_80_columns(name, capsys):
 @pytest.mark.parametrize("kind", ["proposal", "tree", "acceptance", "target"])
 def test_every_component_is_listed_with_its_module(kind):
     assert all(registry.components(kind)[name] for name in registry._modules(kind))
-    ours = {n for n, c in registry._components[kind].items() if c.__module__.startswith("lanternbench.")}
+    ours = {
+        n
+        for n, c in registry._components[kind].items()
+        if c.__module__.startswith("lanternbench.")
+    }
     assert ours == set(registry._modules(kind))
 
 

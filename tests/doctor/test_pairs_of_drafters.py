@@ -1,4 +1,6 @@
-"""A drafter that does not belong to its target is told from one that does, by the run and by `doctor`."""
+"""A drafter that does not belong to its target is told from one that does, by the run and by
+`doctor`.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +30,32 @@ ROW = Entry(
 
 
 def at_least(tokens_per_step: float, max_depth: int) -> float:
-    """The least first-token acceptance f that a mean of τ tokens a step allows: τ − 1 = Σ P(i accepted) ≤ D · f."""
+    """The least first-token acceptance f that a mean of τ tokens a step allows: τ − 1 = Σ P(i
+    accepted) ≤ D · f.
+    """
     return (tokens_per_step - 1) / max_depth
 
 
 def test_what_the_catalogue_expects_follows_from_the_papers_tables():
     one, anole = entry("llamagen-xl-stage1"), entry("anole-7b")
-    for row, temperature, tokens in ((one, 0, 1.60), (one, 1, 1.20), (anole, 0, 2.91), (anole, 1, 1.11)):
+    for row, temperature, tokens in (
+        (one, 0, 1.60),
+        (one, 1, 1.20),
+        (anole, 0, 2.91),
+        (anole, 1, 1.11),
+    ):
         known = expectation(row, "eagle", "dynamic", temperature)
         assert known is not None
         assert known.first_token_acceptance == pytest.approx(at_least(tokens, 5), abs=0.005)
-    assert expectation(entry("llamagen-xl-stage2"), "eagle", "dynamic", 0) is None  # another drafter
+    # another drafter
+    assert expectation(entry("llamagen-xl-stage2"), "eagle", "dynamic", 0) is None
     assert expectation(one, "eagle", "chain", 0) is None
 
 
 def test_a_mean_of_tau_tokens_needs_that_first_token_acceptance():
-    """τ − 1 is at most depth · f, with equality where every accepted first token brings the whole chain."""
+    """τ − 1 is at most depth · f, with equality where every accepted first token brings the whole
+    chain.
+    """
     for f in (0.04, 0.2, 0.9):
         whole = 1 + 5 * f  # accepted to the end, or not at all
         assert at_least(whole, 5) == pytest.approx(f)
@@ -54,13 +66,17 @@ def test_a_mean_of_tau_tokens_needs_that_first_token_acceptance():
 def test_wilson_s_limit_covers_the_truth_in_99_of_100():
     gen = torch.Generator().manual_seed(0)
     for f, steps in ((0.04, 230), (0.38, 80)):
-        draws = torch.binomial(torch.full((4000,), float(steps)), torch.full((4000,), f), generator=gen)
+        draws = torch.binomial(
+            torch.full((4000,), float(steps)), torch.full((4000,), f), generator=gen
+        )
         missed = sum(upper_limit(int(n), steps) < f for n in draws) / 4000
-        assert missed < 0.012  # 0.5 % lie above a two-sided 99 % interval's upper end; + 4 standard errors of 4,000
+        # 0.5 % lie above a two-sided 99 % interval's upper end; + 4 standard errors of 4,000
+        assert missed < 0.012
 
 
 @pytest.mark.parametrize(
-    ("accepted", "steps", "noted"), [(7, 230, True), (60, 230, False), (0, 3, False), (0, 0, False)]
+    ("accepted", "steps", "noted"),
+    [(7, 230, True), (60, 230, False), (0, 3, False), (0, 0, False)],
 )
 def test_a_shortfall_is_noted_only_where_chance_does_not_explain_it(accepted, steps, noted):
     note = shortfall(entry("llamagen-xl-stage1"), "eagle", "dynamic", 0, accepted, steps)
@@ -89,7 +105,9 @@ def test_the_method_that_judges_a_drafter_is_lossless_and_drafts_with_it():
 
 @pytest.fixture
 def few_steps(monkeypatch):
-    """Half as many steps tell a random drafter: with none of 32 accepted, f is below 0.18 by Wilson's limit."""
+    """Half as many steps tell a random drafter: with none of 32 accepted, f is below 0.18 by
+    Wilson's limit.
+    """
     monkeypatch.setitem(check_pair.__globals__, "STEPS", 32)
 
 
@@ -97,7 +115,9 @@ def by_item(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {row["item"]: row["ok"] for row in rows}
 
 
-def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(target_8x8, few_steps):
+def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(
+    target_8x8, few_steps
+):
     target = target_8x8
     good = by_item(check_pair(target, "eagle", CAPTIONS, ROW))
     assert good["fits the target"] is True
@@ -119,7 +139,9 @@ def test_doctor_ends_with_code_1_where_a_pair_fails(shallow_8x8, few_steps, monk
     done = CliRunner().invoke(app, ["doctor", "--target", "tiny", "--device", "cpu", "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)
-    assert next(row["ok"] for row in found if row["item"] == "first token accepted, T = 0") is False
+    assert (
+        next(row["ok"] for row in found if row["item"] == "first token accepted, T = 0") is False
+    )
 
 
 def test_doctor_asks_for_a_target():
@@ -135,7 +157,13 @@ def test_a_run_notes_a_drafter_that_starts_far_below_what_is_published(
     rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (known,)})}
     monkeypatch.setattr(runner, "catalogue", lambda: rows)
     config = sweep(
-        {"methods": ["eagle-2", "sjd"], "num_prompts": 1, "temperature": 0, "metrics": [], "baseline": False}
+        {
+            "methods": ["eagle-2", "sjd"],
+            "num_prompts": 1,
+            "temperature": 0,
+            "metrics": [],
+            "baseline": False,
+        }
     )
     _, summary = runner.run(config, tmp_path)
     warnings = [note.text for note in summary.notes if note.metric == "first_token_acceptance"]

@@ -69,7 +69,9 @@ def test_keeping_distributions_does_not_lengthen_a_step(shallow, name, time, mon
 
     monkeypatch.setattr(Trace, "record", slow)
     begun = time.wall
-    made = engine.generate(build(shallow, method(name)), ["a red star"], trace=True, max_steps=4)[0]
+    made = engine.generate(build(shallow, method(name)), ["a red star"], trace=True, max_steps=4)[
+        0
+    ]
     assert time.wall - begun == 40.0
     assert made.decode_s == sum(made.step_s) == made.cpu_s == sum(made.phases.values()) == 0.0
     assert len(made.step_s) == made.steps == 4

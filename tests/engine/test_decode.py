@@ -26,7 +26,8 @@ CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "eagle-3", "adt-tree", "sjd", "jacobi"]
 RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 GOING_ON = ["ar", "medusa", "adt-tree", "sjd"]  # whose batches are looked at as prompts finish
-QUICK = ["ar", "sd", "eagle-2", "eagle-3", "lantern", "cool-sd"]  # with the above every drafter and tree
+# with the above every drafter and tree
+QUICK = ["ar", "sd", "eagle-2", "eagle-3", "lantern", "cool-sd"]
 
 
 def tokens(target, name, captions=CAPTIONS, temperature=1.0, seed=0, trace=False, **options):
@@ -49,7 +50,11 @@ def test_greedy_output_of_lossless_methods_is_that_of_ar(shallow_8x8, greedy, na
     ("layers", "name"),
     slow_but(
         [("shallow_8x8", name) for name in QUICK],
-        [*(("shallow_8x8", name) for name in ["ar", *LOSSLESS, *RELAXED]), ("target", "ar"), ("target", "eagle-1")],
+        [
+            *(("shallow_8x8", name) for name in ["ar", *LOSSLESS, *RELAXED]),
+            ("target", "ar"),
+            ("target", "eagle-1"),
+        ],
     ),
 )
 def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(request, layers, name):
@@ -65,7 +70,8 @@ def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(request, layers, nam
 def test_a_step_synchronises_once_and_commits_what_it_says(shallow_8x8, name):
     made = tokens(shallow_8x8, name, CAPTIONS[:1])[0]
     assert made.syncs == made.steps
-    assert sum(made.accept_lengths) == shallow_8x8.length - 1  # the first token comes with the prefill
+    # the first token comes with the prefill
+    assert sum(made.accept_lengths) == shallow_8x8.length - 1
     assert len(made.tree_depths) == len(made.tree_nodes) == made.steps
     assert int(made.tokens.min()) >= 0
     assert int(made.tokens.max()) < shallow_8x8.vocab
@@ -97,17 +103,23 @@ def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow_8x8, name
         alone = tokens(target, name, [captions[i]], trace=True, **options)[0]
         assert torch.equal(together[i].tokens, alone.tokens)
         assert together[i].accept_lengths == alone.accept_lengths
-        for of_all, own in zip(vars(together[i].trace).values(), vars(alone.trace).values(), strict=True):
+        for of_all, own in zip(
+            vars(together[i].trace).values(), vars(alone.trace).values(), strict=True
+        ):
             torch.testing.assert_close(of_all[i], own[0])
     assert all(sum(g.accept_lengths) == target.length - 1 for g in together)
 
 
 def test_ar_takes_one_step_a_token(shallow_8x8):
-    assert tokens(shallow_8x8, "ar", CAPTIONS[:1])[0].accept_lengths == [1] * (shallow_8x8.length - 1)
+    assert tokens(shallow_8x8, "ar", CAPTIONS[:1])[0].accept_lengths == [1] * (
+        shallow_8x8.length - 1
+    )
 
 
 def test_the_same_seed_gives_the_same_image_and_another_seed_another(shallow_8x8):
-    first, again, other = (tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], seed=s)[0].tokens for s in (1, 1, 2))
+    first, again, other = (
+        tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], seed=s)[0].tokens for s in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -129,7 +141,9 @@ def test_without_guidance_there_is_one_row_and_it_still_agrees(shallow_8x8):
         assert torch.equal(a.tokens, b.tokens)
 
 
-@pytest.mark.parametrize("shape", ["chain-1", "chain-9", "twig-8", "mc_sim_7b_63", [[0], [1], [0, 0]]])
+@pytest.mark.parametrize(
+    "shape", ["chain-1", "chain-9", "twig-8", "mc_sim_7b_63", [[0], [1], [0, 0]]]
+)
 def test_any_static_tree_is_lossless_when_greedy(shallow_8x8, greedy, shape):
     made = tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], 0.0, shape=shape)
     assert torch.equal(made[0].tokens, greedy[0])
@@ -165,7 +179,10 @@ def test_bad_logits_are_reported_not_decoded(shallow_8x8, value):
 def test_a_drafter_that_does_not_fit_is_refused(shallow_8x8):
     from lanternbench.models.drafters.eagle import Eagle
 
-    wide = replace(shallow_8x8, drafters={"eagle": Eagle(replace(shallow_8x8.model.config.decoder, dim=64, n_head=2))})
+    wide = replace(
+        shallow_8x8,
+        drafters={"eagle": Eagle(replace(shallow_8x8.model.config.decoder, dim=64, n_head=2))},
+    )
     with pytest.raises(UserError, match="does not fit"):
         tokens(wide, "eagle-1", CAPTIONS[:1])
     with pytest.raises(UserError, match="no drafter of kind 'medusa'"):
@@ -187,7 +204,11 @@ def test_a_drafter_that_does_not_fit_is_refused(shallow_8x8):
         ("sjd", {"depth": 3}, "'depth' .it reads: init, window."),
         ("uniform-rsd", {"nu": 0.5}, "does not read the option 'nu'"),
         ("cool-sd", {"acceptance": "exact", "k": 7}, "does not read the option 'k'"),
-        ("eagle-1", {"shape": "chain-3", "total_nodes": 9}, "does not read the option 'total_nodes'"),
+        (
+            "eagle-1",
+            {"shape": "chain-3", "total_nodes": 9},
+            "does not read the option 'total_nodes'",
+        ),
         ("adt-tree", {"width_range": [3, 10**6]}, "'width_range'"),
     ],
 )
@@ -234,16 +255,25 @@ def teacher_forced(target, decoder, captions, tokens):
 
 
 @pytest.mark.parametrize("temperature", slow_but([1.0], [0.0, 1.0]))
-@pytest.mark.parametrize("name", slow_but(["ar", "eagle-2", "sjd", "cool-sd"], ["ar", *LOSSLESS, *RELAXED]))
-def test_in_bfloat16_every_method_verifies_by_float32_s_distributions_up_to_rounding(target, halved, name, temperature):
+@pytest.mark.parametrize(
+    "name", slow_but(["ar", "eagle-2", "sjd", "cool-sd"], ["ar", *LOSSLESS, *RELAXED])
+)
+def test_in_bfloat16_every_method_verifies_by_float32_s_distributions_up_to_rounding(
+    target, halved, name, temperature
+):
     decoder = build(halved, method(name), temperature)
     for captions in (CAPTIONS[:1], CAPTIONS[:2]):
         made = engine.generate(decoder, captions, trace=True, max_steps=12)
         counts = [1 + sum(g.accept_lengths) for g in made]
-        tokens, q = torch.stack([g.tokens for g in made])[:, : max(counts)], made[0].trace.q[:, : max(counts)]
+        tokens, q = (
+            torch.stack([g.tokens for g in made])[:, : max(counts)],
+            made[0].trace.q[:, : max(counts)],
+        )
         assert (q.dtype, made[0].trace.p.dtype) == (torch.float32, torch.float32)
         own = (q - teacher_forced(target, decoder, captions, tokens)).abs().sum(-1) / 2
-        others = (q - teacher_forced(target, decoder, CAPTIONS[1 : 1 + len(captions)], tokens)).abs().sum(-1) / 2
+        others = (
+            q - teacher_forced(target, decoder, CAPTIONS[1 : 1 + len(captions)], tokens)
+        ).abs().sum(-1) / 2
         for i, count in enumerate(counts):
             assert 0 < own[i, :count].mean() < 0.04
             assert others[i, :count].mean() > 0.5
@@ -253,48 +283,74 @@ def test_in_bfloat16_every_method_verifies_by_float32_s_distributions_up_to_roun
 def test_bfloat16_draws_other_tokens_and_accepts_about_as_many(target, halved):
     plain, other = (tokens(t, "eagle-1") for t in (target, halved))
     assert not any(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, other, strict=True))
-    tau = [sum(sum(g.accept_lengths) for g in made) / sum(g.steps for g in made) for made in (plain, other)]
+    tau = [
+        sum(sum(g.accept_lengths) for g in made) / sum(g.steps for g in made)
+        for made in (plain, other)
+    ]
     assert tau[1] == pytest.approx(tau[0], rel=0.15)
 
 
-def test_weights_are_float32_unless_bfloat16_is_asked_for_and_the_tokeniser_always_is(target, halved):
+def test_weights_are_float32_unless_bfloat16_is_asked_for_and_the_tokeniser_always_is(
+    target, halved
+):
     for made, dtype in ((target, torch.float32), (halved, torch.bfloat16)):
         assert made.dtype == dtype
-        found = {p.dtype for net in (made.model, *made.drafters.values()) for p in net.parameters()}
+        found = {
+            p.dtype for net in (made.model, *made.drafters.values()) for p in net.parameters()
+        }
         assert found - {torch.float16} == {dtype}  # float16: layers that lose nothing by it
         assert dtype == torch.float32 or torch.float16 not in found
         assert {p.dtype for p in made.vq.parameters()} == {torch.float32}
-    assert torch.equal(halved.model.tok_embeddings.weight, target.model.tok_embeddings.weight.bfloat16())
+    assert torch.equal(
+        halved.model.tok_embeddings.weight, target.model.tok_embeddings.weight.bfloat16()
+    )
     assert torch.equal(halved.model.rope, target.model.rope)  # positions are not rounded
 
 
 def test_the_python_interface_takes_a_drafter_and_a_dtype():
     model = lanternbench.load("tiny", drafter="tiny", dtype="bfloat16")
-    assert model.target.dtype == model.target.drafters["model"].output.weight.dtype == torch.bfloat16
-    assert len(model.target.drafters["model"].layers) == len(model.target.model.layers)  # the target itself
+    assert (
+        model.target.dtype == model.target.drafters["model"].output.weight.dtype == torch.bfloat16
+    )
+    # the target itself
+    assert len(model.target.drafters["model"].layers) == len(model.target.model.layers)
     with pytest.raises(UserError, match="unknown dtype 'float16': use float32 or bfloat16"):
         lanternbench.load("tiny", dtype="float16")
     with pytest.raises(UserError, match="unknown drafter 'nope'"):
         lanternbench.load("tiny", drafter="nope")
     with pytest.raises(UserError, match="unknown device 'gpu': use auto, cpu, cuda or cuda:N"):
         lanternbench.load("tiny", "gpu")
-    for wrong in ({"temperature": -1}, {"temperature": math.nan}, {"top_p": 0}, {"top_k": -1}, {"guidance": math.inf}):
+    for wrong in (
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"guidance": math.inf},
+    ):
         with pytest.raises(UserError, match=f"{next(iter(wrong))} is out of range"):
             model.generate("a ring", **wrong)
 
 
 def test_the_python_interface_gives_tokens_image_and_stats():
     model = lanternbench.load("tiny")
-    made = model.generate("a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42)
-    again = model.generate("a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42)
+    made = model.generate(
+        "a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42
+    )
+    again = model.generate(
+        "a large red ring on the left on a plain white background", "cool-sd", lam=2.0, seed=42
+    )
     assert torch.equal(made.tokens, again.tokens)
     assert made.image.size == (64, 64)
     assert made.stats.steps < len(made.tokens)
 
 
 def test_two_trees_of_one_size_in_a_decode_are_masked_by_their_own_ancestors(shallow):
-    """A mask that is kept by size alone would show the second tree's nodes the first one's ancestors."""
-    trees = [from_paths(paths) for paths in (((0,), (1,), (0, 0), (0, 1)), ((0,), (1,), (1, 0), (1, 1)))]
+    """A mask that is kept by size alone would show the second tree's nodes the first one's
+    ancestors.
+    """
+    trees = [
+        from_paths(paths) for paths in (((0,), (1,), (0, 0), (0, 1)), ((0,), (1,), (1, 0), (1, 1)))
+    ]
     tokens = torch.tensor([[5, 1, 2, 3, 4]])
 
     def q(*order):

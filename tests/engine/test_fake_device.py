@@ -1,4 +1,6 @@
-"""On a device of its own.  Without a GPU a stand-in keeps tensors apart: nothing meets the host's, one sync a step."""
+"""On a device of its own.  Without a GPU a stand-in keeps tensors apart: nothing meets the host's,
+one sync a step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from lanternbench.models.target import Target
 from lanternbench.registry import components
 from lanternbench.utils.graph_capture import Graphs
 
-EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]  # in test_dflash
+# in test_dflash
+EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]
 ALONE = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "sjd", "adt-tree", "cool-sd"]
 QUICK = ["ar", "medusa", "eagle-2", "sjd", "adt-tree"]
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
@@ -50,7 +53,11 @@ def test_what_would_fail_on_a_gpu_fails_here(apart):
     x = torch.arange(4, device=THERE)
     assert isinstance(x[1:] + 1, Elsewhere)
     assert str(x.device) == str(THERE)
-    for wrong in (lambda: x + torch.ones(4), lambda: torch.cat([x, torch.arange(4)]), lambda: x.clone().add_(x.cpu())):
+    for wrong in (
+        lambda: x + torch.ones(4),
+        lambda: torch.cat([x, torch.arange(4)]),
+        lambda: x.clone().add_(x.cpu()),
+    ):
         with pytest.raises(RuntimeError, match="same device"):
             wrong()
     with pytest.raises(TypeError):
@@ -72,7 +79,9 @@ def test_what_would_fail_on_a_gpu_fails_here(apart):
 @pytest.mark.parametrize("name", slow_but(QUICK, EMBEDDED))
 def test_every_method_decodes_there_and_gives_the_same_tokens(shallow, there, name, apart):
     for captions in (PROMPTS[:1], PROMPTS):
-        for want, made in zip(decode(shallow, name, captions), decode(there, name, captions), strict=True):
+        for want, made in zip(
+            decode(shallow, name, captions), decode(there, name, captions), strict=True
+        ):
             assert made.accept_lengths == want.accept_lengths
             assert torch.equal(made.tokens.cpu(), want.tokens)
     for options in ({"temperature": 0.0}, {"top_p": 0.5, "simulate_acceptance": 2.0}):
@@ -90,7 +99,8 @@ def test_a_step_waits_for_the_device_once_and_brings_it_nothing(there, name, apa
         engine.generate(decoder, PROMPTS[:1], max_steps=steps)
         waits.append((apart.asked - asked, apart.sent - sent))
     assert waits[1][0] - waits[0][0] == 5
-    adapts = name == "adt-tree"  # its trees' depths and widths are the host's to choose: one table, not waited for
+    # its trees' depths and widths are the host's to choose: one table, not waited for
+    adapts = name == "adt-tree"
     assert waits[1][1] - waits[0][1] == (5 if adapts else 0)
 
 
@@ -103,7 +113,8 @@ def test_recorded_phases_ask_nothing_and_bring_nothing(shallow, there, name, pro
     pairs = zip(*(decode(t, name, PROMPTS[:prompts]) for t in (recorded, shallow)), strict=True)
     for made, want in pairs:
         assert made.accept_lengths == want.accept_lengths
-        committed = 1 + sum(want.accept_lengths)  # what lies past it in a decode that ends early is void
+        # what lies past it in a decode that ends early is void
+        committed = 1 + sum(want.accept_lengths)
         assert torch.equal(made.tokens[:committed].cpu(), want.tokens[:committed])
 
 
@@ -124,9 +135,15 @@ def _measured(target: Target) -> tuple[list[list[int]], list[float], list[bytes]
 
 
 def test_images_are_decoded_and_scored_there(target, there, apart):
-    tokens = torch.randint(target.vocab, (2, target.length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        target.vocab, (2, target.length), generator=torch.Generator().manual_seed(0)
+    )
     images = there.images(tokens.to(THERE))
     assert [i.tobytes() for i in images] == [i.tobytes() for i in target.images(tokens)]
-    for made, want in zip(*(scorers_for(None, "tiny", Setup(device=d)) for d in (str(THERE), "cpu")), strict=True):
+    for made, want in zip(
+        *(scorers_for(None, "tiny", Setup(device=d)) for d in (str(THERE), "cpu")), strict=True
+    ):
         if isinstance(made, ImageMetric) and isinstance(want, ImageMetric):
-            assert made.score(images, PROMPTS[:2]) == pytest.approx(want.score(images, PROMPTS[:2]))
+            assert made.score(images, PROMPTS[:2]) == pytest.approx(
+                want.score(images, PROMPTS[:2])
+            )

@@ -1,4 +1,6 @@
-"""Recorded steps.  Without a GPU a stand-in records: every operation, with what Python decided frozen."""
+"""Recorded steps.  Without a GPU a stand-in records: every operation, with what Python decided
+frozen.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 from conftest import slow_but
 from fake_cuda_graph import frozen
-from torch.cuda._utils import _get_device_index as cuda_index  # as ``torch.cuda.set_device`` reads its argument
+
+# as ``torch.cuda.set_device`` reads its argument
+from torch.cuda._utils import _get_device_index as cuda_index
 
 import lanternbench
 from lanternbench.engine import decode as engine
@@ -22,7 +26,8 @@ from lanternbench.prompts import load
 from lanternbench.registry import components
 from lanternbench.utils.graph_capture import Graphs, of_mode
 
-EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]  # in test_dflash
+# in test_dflash
+EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]
 SOME = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "lantern", "sjd", "adt-tree", "cool-sd"]
 QUICK = ["ar", "medusa", "eagle-2", "sjd"]
 CAPTIONS = [p.text for p in load("demo", 2)]
@@ -39,10 +44,14 @@ def drawn(generation):
 
 
 @pytest.mark.parametrize(("name", "phases"), slow_but([("ar", 3)], [("ar", 3), ("eagle-1", 4)]))
-def test_recorded_steps_go_from_one_number_of_slots_to_the_next(shallow_8x8, name, phases, monkeypatch):
+def test_recorded_steps_go_from_one_number_of_slots_to_the_next(
+    shallow_8x8, name, phases, monkeypatch
+):
     monkeypatch.setattr(opening, "CAPACITY", 1)
     monkeypatch.setattr(recording, "SPAN", 48)
-    decoders = [build(t, method(name)) for t in (shallow_8x8, replace(shallow_8x8, graphs=Graphs(frozen)))]
+    decoders = [
+        build(t, method(name)) for t in (shallow_8x8, replace(shallow_8x8, graphs=Graphs(frozen)))
+    ]
     want, made = (engine.generate(d, CAPTIONS[:1], max_steps=30)[0] for d in decoders)
     assert torch.equal(drawn(made), drawn(want))
     assert len(decoders[1].recordings.replays) >= 2 * phases
@@ -66,7 +75,9 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(shallow_8x8, name, prom
 @pytest.mark.parametrize("name", slow_but(["lantern"], ["lantern", "lantern++"]))
 def test_simulated_steps_are_recorded_alike(shallow_8x8, name):
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
-    made, want = (decode(t, name, CAPTIONS[:1], 6, simulate_acceptance=2.0) for t in (recorded, shallow_8x8))
+    made, want = (
+        decode(t, name, CAPTIONS[:1], 6, simulate_acceptance=2.0) for t in (recorded, shallow_8x8)
+    )
     for a, b in zip(made, want, strict=True):
         assert torch.equal(drawn(a), drawn(b))
 
@@ -74,16 +85,20 @@ def test_simulated_steps_are_recorded_alike(shallow_8x8, name):
 @pytest.mark.parametrize("name", slow_but(["sjd"], ["eagle-2", "cool-sd", "sjd"]))
 def test_recorded_steps_keep_the_same_distributions(shallow_8x8, name):
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
-    want, made = (decode(t, name, CAPTIONS[:1], trace=True)[0].trace for t in (shallow_8x8, recorded))
+    want, made = (
+        decode(t, name, CAPTIONS[:1], trace=True)[0].trace for t in (shallow_8x8, recorded)
+    )
     for kept, wanted in zip(vars(made).values(), vars(want).values(), strict=True):
         torch.testing.assert_close(kept, wanted)
 
 
 @pytest.mark.parametrize(
-    ("name", "phases"), slow_but([("ar", 3), ("sjd", 4)], [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 4)])
+    ("name", "phases"),
+    slow_but([("ar", 3), ("sjd", 4)], [("ar", 3), ("eagle-1", 4), ("eagle-2", 4), ("sjd", 4)]),
 )
 def test_every_phase_is_one_recording(shallow_8x8, name, phases):
-    recorded = replace(shallow_8x8, graphs=Graphs(frozen))  # the first draft, after one token, has a shape of its own
+    # the first draft, after one token, has a shape of its own
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
     decoder = build(recorded, method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)
     assert len(decoder.recordings.replays) == phases
@@ -91,7 +106,9 @@ def test_every_phase_is_one_recording(shallow_8x8, name, phases):
 
 @pytest.mark.parametrize("name", slow_but(["ar", "eagle-2", "sjd"], SOME))
 def test_what_a_recording_reads_lives_as_long_as_it(shallow_8x8, name):
-    """A CUDA graph has addresses alone: it would read memory that went with the decode all the same."""
+    """A CUDA graph has addresses alone: it would read memory that went with the decode all the
+    same.
+    """
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
     decoder = build(recorded, method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=3)
@@ -153,13 +170,21 @@ def test_a_warm_up_records_all_that_later_images_need(shallow_8x8, name, monkeyp
 
 
 @pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "eagle-2"]))
-def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(shallow_8x8, name, monkeypatch):
+def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(
+    shallow_8x8, name, monkeypatch
+):
     monkeypatch.setattr(opening, "CAPACITY", 1)
 
     def condition(target, captions, guided):
-        prefix, cut = shallow_8x8.prefix(captions, 2.0 if guided else 1.0), 16 * (captions[0] == CAPTIONS[1])
+        prefix, cut = (
+            shallow_8x8.prefix(captions, 2.0 if guided else 1.0),
+            16 * (captions[0] == CAPTIONS[1]),
+        )
         return prefix._replace(
-            **{name: getattr(prefix, name)[:, cut:] for name in ("embeddings", "valid", "ahead_ids", "seen")}
+            **{
+                name: getattr(prefix, name)[:, cut:]
+                for name in ("embeddings", "valid", "ahead_ids", "seen")
+            }
         )
 
     usual = replace(shallow_8x8, condition=condition)
@@ -184,10 +209,15 @@ def test_graphs_are_the_default_on_a_gpu_alone_and_refused_without_one():
         of_mode("graphs", "cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO GPU: recorded forwards were checked with a stand-in only")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="NO GPU: recorded forwards were checked with a stand-in only",
+)
 @pytest.mark.parametrize("name", ["ar", "eagle-1", "eagle-2", "sjd", "cool-sd"])
 def test_cuda_graphs_give_the_tokens_of_eager_forwards(name):
-    eager, recorded = (lanternbench.load("tiny", "cuda", compile_mode=m).target for m in ("eager", "graphs"))
+    eager, recorded = (
+        lanternbench.load("tiny", "cuda", compile_mode=m).target for m in ("eager", "graphs")
+    )
     for target in (eager, recorded):  # ties of float32 rounding would not be a fault of the graphs
         target.model.double()
         for net in target.drafters.values():

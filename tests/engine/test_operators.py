@@ -1,4 +1,6 @@
-"""A step in raster order runs no operator more than it did before several rows, blocks and grids in sequence came."""
+"""A step in raster order runs no operator more than it did before several rows, blocks and grids
+in sequence came.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 
-MOST = {"ar": 948, "sjd": 1033, "scd": 1063, "gsd": 1062, "sd": 1277, "eagle-1": 1303, "cool-sd": 1309}  # counted then
+# counted then
+MOST = {
+    "ar": 948,
+    "sjd": 1033,
+    "scd": 1063,
+    "gsd": 1062,
+    "sd": 1277,
+    "eagle-1": 1303,
+    "cool-sd": 1309,
+}
 
 
 class Counted(TorchDispatchMode):

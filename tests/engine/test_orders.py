@@ -1,4 +1,6 @@
-"""Several rows at once: the limits are raster order, a row sees what it should, and nothing else differs."""
+"""Several rows at once: the limits are raster order, a row sees what it should, and nothing else
+differs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.utils.graph_capture import Graphs
 
-CAPTIONS = ["a large red star on the left on a noisy blue background", "a small green ring", "two dogs in the snow"]
+CAPTIONS = [
+    "a large red star on the left on a noisy blue background",
+    "a small green ring",
+    "two dogs in the snow",
+]
 FORMS = [
     ("zipar", {"window": 2}),
     ("zipar", {"window": "adaptive", "s_min": 1}),
@@ -31,18 +37,34 @@ FORMS = [
     ("pjd", {"c": 2, "window": 3}),
     ("pjd", {"c": 1, "window": 2, "reuse": 0.5}),
 ]
-EMU3 = {"dim": 32, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "hidden": 48, "prompt_ids": 8192, "grid": 4}
+EMU3 = {
+    "dim": 32,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_kv_head": 1,
+    "hidden": 48,
+    "prompt_ids": 8192,
+    "grid": 4,
+}
 EMU3 |= {"vocab_size": 48, "first_image_id": 100, "vq": VQ}
 
 
 @pytest.fixture(scope="module")
 def targets(shallow, shallow_8x8):
-    """Random weights with row ends of two families, the same without, and the embedded model, which writes none."""
+    """Random weights with row ends of two families, the same without, and the embedded model,
+    which writes none.
+    """
     lumina, emu3 = row_end_target(), Emu3Family().random_target(small_row(EMU3, 3.0), "cpu")
     for weight in emu3.model.parameters():  # so large that every token depends on all before it
         weight.data.mul_(8)
     plain = replace(lumina, row_end=None)
-    return {"lumina": lumina, "emu3": emu3, "no ends": plain, "tiny": shallow, "tiny 8×8": shallow_8x8}
+    return {
+        "lumina": lumina,
+        "emu3": emu3,
+        "no ends": plain,
+        "tiny": shallow,
+        "tiny 8×8": shallow_8x8,
+    }
 
 
 def decode(target, name, captions=CAPTIONS, trace=False, raster=False, temperature=1.0, **options):
@@ -57,32 +79,47 @@ def tokens(made):
     return torch.stack([g.tokens for g in made])
 
 
-@pytest.mark.parametrize("which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny"]))
+@pytest.mark.parametrize(
+    "which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny"])
+)
 @pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 99}), ("pjd", {"c": 99})])
 @pytest.mark.parametrize("temperature", slow_but([1.0], [1.0, 0.0]))
-def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(targets, which, name, options, temperature):
+def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(
+    targets, which, name, options, temperature
+):
     captions = CAPTIONS[:1] if which == "tiny" else CAPTIONS
-    plain = engine.generate(build(targets[which], method(name, order="raster"), temperature), captions, seed=5)
+    plain = engine.generate(
+        build(targets[which], method(name, order="raster"), temperature), captions, seed=5
+    )
     made = decode(targets[which], name, captions, raster=True, temperature=temperature, **options)
     assert torch.equal(tokens(made), tokens(plain))
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in plain]
 
 
-@pytest.mark.parametrize("which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"]))
+@pytest.mark.parametrize(
+    "which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"])
+)
 @pytest.mark.parametrize(("name", "options"), FORMS)
-def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(targets, which, name, options):
+def test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone(
+    targets, which, name, options
+):
     target = targets[which]
     together = decode(target, name, trace=True, **options)
     for i, caption in enumerate(CAPTIONS):
         (alone,) = decode(target, name, [caption], trace=True, **options)
         assert torch.equal(alone.tokens, together[i].tokens)
         assert alone.accept_lengths == together[i].accept_lengths
-        torch.testing.assert_close(alone.trace.seen[0], together[i].trace.seen[i], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            alone.trace.seen[0], together[i].trace.seen[i], atol=1e-5, rtol=0
+        )
     if name == "pjd":
-        assert len({g.steps for g in together}) > 1  # or none would have been finished before another
+        # or none would have been finished before another
+        assert len({g.steps for g in together}) > 1
 
 
-@pytest.mark.parametrize("which", slow_but(["lumina", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"]))
+@pytest.mark.parametrize(
+    "which", slow_but(["lumina", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"])
+)
 @pytest.mark.parametrize(("name", "options"), slow_but([FORMS[1], FORMS[4]], FORMS))
 def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, options):
     target = targets[which]
@@ -99,7 +136,8 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(targets, which, name, o
 def test_zipar_takes_two_rows_and_the_lead_of_every_other_row(s, ends):
     target = ChameleonFamily().random_target(
         small_row(
-            asdict(replace(ROW_END_CONFIG, grid=32, positions=2048)) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
+            asdict(replace(ROW_END_CONFIG, grid=32, positions=2048))
+            | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
         ),
         "cpu",
     )
@@ -120,7 +158,8 @@ def test_emu3_s_size_with_row_ends_takes_as_many_forwards_as_the_schedule_says(s
 
 
 def forwards_by_the_rule(rows, columns, s, first_alone):
-    """Every row adds a token a forward, once the one above has s of them, or all; ``first_alone``: or the whole first.
+    """Every row adds a token a forward, once the one above has s of them, or all; ``first_alone``:
+    or the whole first.
 
     The public code waits for the first row; the paper's rule does not.
     """
@@ -139,7 +178,9 @@ def forwards_by_the_rule(rows, columns, s, first_alone):
      (48, 11, True, 602), (48, 11, False, 565), (48, 12, False, 612)],
 )  # fmt: skip
 def test_published_step_counts_stand_beside_those_of_the_rule(grid, s, first_alone, forwards):
-    """The table of docs/orders.md: by the rule alone, and with the first row drawn before all others."""
+    """The table of docs/orders.md: by the rule alone, and with the first row drawn before all
+    others.
+    """
     assert forwards_by_the_rule(grid, grid, s, first_alone) == forwards
     page = (ROOT / "docs" / "orders.md").read_text(encoding="utf-8")
     (line,) = (row for row in page.splitlines() if f"| {grid} × {grid} |" in row)
@@ -147,18 +188,30 @@ def test_published_step_counts_stand_beside_those_of_the_rule(grid, s, first_alo
 
 
 def uncached(target, tokens, s, warp):
-    """ZipAR's distributions by one plain forward: the image's tokens and what begins each row, under a mask.
+    """ZipAR's distributions by one plain forward: the image's tokens and what begins each row,
+    under a mask.
 
-    The token (r, j) is drawn by forward t = j in the first row, W + (r − 1)·s + j in the others, and read by the next.
+    The token (r, j) is drawn by forward t = j in the first row, W + (r − 1)·s + j in the others,
+    and read by the next.
     """
-    (h, w), ends, prefix = target.grid, target.row_width > 0, target.prefix(CAPTIONS[:1], target.guidance)
+    (h, w), ends, prefix = (
+        target.grid,
+        target.row_width > 0,
+        target.prefix(CAPTIONS[:1], target.guidance),
+    )
     p, model, stride = prefix.valid.shape[1], target.model, target.grid[1] + (target.row_width > 0)
     inputs = [
-        (t, r, j, p + r * stride + j) for r in range(h) for j in range(w) for t in [j + (w + (r - 1) * s) * (r > 0)]
+        (t, r, j, p + r * stride + j)
+        for r in range(h)
+        for j in range(w)
+        for t in [j + (w + (r - 1) * s) * (r > 0)]
     ]
-    begins = [(w + (r - 1) * s - 1, r - 1, w if ends else w - 1, p + r * stride - 1) for r in range(1, h)]
+    begins = [
+        (w + (r - 1) * s - 1, r - 1, w if ends else w - 1, p + r * stride - 1) for r in range(1, h)
+    ]
     ids, starts = tokens.view(h, w), []
-    for t, r, *_ in begins:  # the last token of the row above where there is one, else the latest of the row before it
+    # the last token of the row above where there is one, else the latest of the row before it
+    for t, r, *_ in begins:
         whole = max(x[0] for x in inputs if x[1] == r) <= t
         latest = [x[2] for x in inputs if x[1] == r - 1 and x[0] <= t]
         starts.append(ids[r, -1] if whole else ids[r - 1, max(latest)])
@@ -183,7 +236,9 @@ def uncached(target, tokens, s, warp):
     first = {r: p + len(inputs) + r - 1 for r in range(1, h)} | {0: p - 1}
     if not ends:  # where the row above is whole, its last token is the input itself
         first |= {
-            r: p + r * w - 1 for r in range(1, h) if max(x[0] for x in inputs if x[1] == r - 1) <= begins[r - 1][0]
+            r: p + r * w - 1
+            for r in range(1, h)
+            if max(x[0] for x in inputs if x[1] == r - 1) <= begins[r - 1][0]
         }
     at = [first[r] if j == 0 else p + r * w + j - 1 for r in range(h) for j in range(w)]
     return warp(model.logits(hidden[:, at], target.guidance))[0]
@@ -191,7 +246,9 @@ def uncached(target, tokens, s, warp):
 
 @pytest.mark.parametrize("which", ["lumina", "no ends", "tiny 8×8"])
 @pytest.mark.parametrize("s", [1, 3])
-def test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says(targets, which, s):
+def test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says(
+    targets, which, s
+):
     target = targets[which]
     decoder = build(target, method("zipar", window=s))
     with torch.inference_mode():
@@ -210,7 +267,9 @@ def test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead(targets):
         prefix = decoder.target.prefix(CAPTIONS, decoder.guidance)
         q = teacher_forced(decoder.target, prefix, drawn, decoder.guidance, decoder.warp)
         by_hand = 0.5 * (trace.seen - q).abs().sum(-1)
-        torch.testing.assert_close(row_losses(trace, decoder.rule, decoder.residual), by_hand, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            row_losses(trace, decoder.rule, decoder.residual), by_hand, atol=1e-5, rtol=0
+        )
         losses.append(float(decode_loss(decoder, trace, drawn).mean()))
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > 0.1
@@ -240,7 +299,9 @@ def test_what_does_not_combine_is_refused_with_the_reason(monkeypatch, capfd, ar
     assert reason in mistake(monkeypatch, capfd, "run", "--method", *args)
 
 
-@pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 1}), ("zipar", {"window": "adaptive", "s_min": 1})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("zipar", {"window": 1}), ("zipar", {"window": "adaptive", "s_min": 1})]
+)
 def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options):
     one = on_tables(method(name, **options), (2, (3, 3), "dense", Sampling(1.5, 0.9)), 1)
     assert max(one.off, one.wrong, one.tv - one.enumerated.loss) < 1e-6
@@ -248,7 +309,8 @@ def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options
 
 
 @pytest.mark.parametrize(
-    "options", [{"c": 1, "window": 1}, {"c": 1, "window": 1, "reuse": 0.5, "acceptance": "lantern"}]
+    "options",
+    [{"c": 1, "window": 1}, {"c": 1, "window": 1, "reuse": 0.5, "acceptance": "lantern"}],
 )
 def test_windows_of_rows_too(options):
     one = on_tables(method("pjd", **options), (2, (2, 3), "dense"), 1)

@@ -86,14 +86,21 @@ def test_a_tree_of_parents_is_the_tree_of_its_paths(paths):
 def test_verification_is_the_scalar_procedure_for_the_same_uniforms(paths, seed, name):
     static = from_paths(paths)
     tree, vocab = static.tree, 5
-    p, q = distributions(seed, 2, len(static.inner_ids), vocab), distributions(seed + 1, 2, tree.nodes, vocab)
+    p, q = (
+        distributions(seed, 2, len(static.inner_ids), vocab),
+        distributions(seed + 1, 2, tree.nodes, vocab),
+    )
     draft = drafted(static, p, seed)
-    u = torch.rand(2, tree.nodes, generator=torch.Generator().manual_seed(seed + 2), dtype=torch.float64)
+    u = torch.rand(
+        2, tree.nodes, generator=torch.Generator().manual_seed(seed + 2), dtype=torch.float64
+    )
     omega = [1.4, 1.0, 0.6]
     rule, residual = (EXACT, standard) if name == "exact" else (annealed(omega), optimal)
     found = rule.verify(draft, q, Uniforms(u, u[:, :0]), residual, greedy=False)
     for b in range(2):
-        path, weights = scalar(static, draft, q[b], u[b].tolist(), b, omega if name == "annealed" else [1.0] * 3)
+        path, weights = scalar(
+            static, draft, q[b], u[b].tolist(), b, omega if name == "annealed" else [1.0] * 3
+        )
         assert found.path[b].tolist() == path + [path[-1]] * (tree.max_depth + 1 - len(path))
         assert int(found.accepted[b]) == len(path) - 1
         total, level, token = sum(weights), 0.0, vocab - 1
@@ -105,7 +112,9 @@ def test_verification_is_the_scalar_procedure_for_the_same_uniforms(paths, seed,
         assert int(found.token[b]) == token
 
 
-def scalar(static: StaticTree, draft: Draft, q_all: Tensor, u: list[float], b: int, omega: list[float]):
+def scalar(
+    static: StaticTree, draft: Draft, q_all: Tensor, u: list[float], b: int, omega: list[float]
+):
     """One prompt's path and the weights that its last token is drawn from, child by child."""
     assert draft.p is not None
     path, children, inner = [0], static.tree.children[0].tolist(), static.inner_ids.tolist()
@@ -122,7 +131,10 @@ def scalar(static: StaticTree, draft: Draft, q_all: Tensor, u: list[float], b: i
                 path.append(child)
                 break
             if p[x] > 0:
-                rest = [max(0.0, a - (c if f == 1.0 else min(c, f * a))) for a, c in zip(q, p, strict=True)]
+                rest = [
+                    max(0.0, a - (c if f == 1.0 else min(c, f * a)))
+                    for a, c in zip(q, p, strict=True)
+                ]
                 q = [r / sum(rest) for r in rest] if sum(rest) > 0 else q
             p[x] = 0.0
             left = sum(p)
@@ -144,10 +156,18 @@ def test_a_chain_of_one_prompt_is_verified_as_in_a_batch():
         together = verify(Draft(tokens, p, static), q, Uniforms(u, u[:, :0]))
         for b in range(rows):
             own = slice(b, b + 1)
-            alone = verify(Draft(tokens[own], p[own], static), q[own], Uniforms(u[own], u[own, :0]))
+            alone = verify(
+                Draft(tokens[own], p[own], static), q[own], Uniforms(u[own], u[own, :0])
+            )
             assert all(torch.equal(x, y[own]) for x, y in zip(alone, together, strict=True))
             n = int(alone.accepted)
-            stop = "all accepted" if n == 3 else "p is 0" if p[b, n, tokens[b, n + 1]] == 0 else "rejected"
+            stop = (
+                "all accepted"
+                if n == 3
+                else "p is 0"
+                if p[b, n, tokens[b, n + 1]] == 0
+                else "rejected"
+            )
             cases[stop + " with q = p" * (stop == "rejected" and b % 2 == 0)] += 1
     assert len(cases) == 4
     assert min(cases.values()) > 20, cases
@@ -165,7 +185,12 @@ class Carried(NamedTuple):
 def test_selected_state_is_that_of_the_prompts_chosen(batch, data):
     prompts = data.draw(st.lists(st.integers(0, batch - 1), max_size=8))
     number = torch.arange(batch)
-    state = Carried(number[:, None], torch.cat([number, number + 100]), PerPrompt(range(batch)), {"a": (number, 7)})
+    state = Carried(
+        number[:, None],
+        torch.cat([number, number + 100]),
+        PerPrompt(range(batch)),
+        {"a": (number, 7)},
+    )
     found = select(state, prompts, batch)
     assert found.of_prompts[:, 0].tolist() == prompts
     assert found.of_rows.tolist() == [*prompts, *(n + 100 for n in prompts)]

@@ -1,4 +1,6 @@
-"""Simulated acceptance: the lengths have the mean that was asked for, everything else runs as always."""
+"""Simulated acceptance: the lengths have the mean that was asked for, everything else runs as
+always.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,16 @@ def test_the_drawn_lengths_follow_the_rates():
 
 
 def test_the_drawn_lengths_follow_rates_by_position():
-    # 20,000 draws: the standard error of a joint rate is at most 0.0035, the window is more than four of them
+    # 20,000 draws: the standard error of a joint rate is at most 0.0035, the window is more than
+    # four of them
     count, asked = 20_000, [0.8, 0.7, 0.6]
     draft = Draft(torch.zeros(count, 6, dtype=torch.long), static=chain(5))
     zero = torch.zeros(count, 6, dtype=torch.long)
     u = torch.rand(count, generator=torch.Generator().manual_seed(2))
     made = simulate(draft, VerifyResult(zero, zero[:, 0], zero[:, 0], zero), reach(asked, 5), u)
     lengths = torch.bincount(made.accepted + 1, minlength=7).tolist()
-    joint = torch.tensor([0.8, 0.56, 0.336, 0.2016, 0.12096])  # the last rate holds for all deeper positions
+    # the last rate holds for all deeper positions
+    joint = torch.tensor([0.8, 0.56, 0.336, 0.2016, 0.12096])
     assert torch.tensor(joint_rates(lengths)).sub(joint).abs().max() < 0.015
     assert torch.tensor(conditional_rates(lengths)[:3]).sub(torch.tensor(asked)).abs().max() < 0.02
 
@@ -85,17 +89,29 @@ def test_every_kind_of_draft_can_be_simulated(shallow_8x8, name):
 
 
 def test_what_means_nothing_is_not_measured(small_images, tmp_path):
-    given = {"methods": ["eagle-1"], "num_prompts": 1, "simulate_acceptance": 2.0, "metrics": ["clip", "fid"]}
+    given = {
+        "methods": ["eagle-1"],
+        "num_prompts": 1,
+        "simulate_acceptance": 2.0,
+        "metrics": ["clip", "fid"],
+    }
     _, summary = sweeps.run(config.sweep(given, "test"), tmp_path)
     ar, eagle = summary.rows
     assert (ar.lossless, eagle.lossless, eagle.simulated) == (True, None, True)
     assert not any("clip" in key or "fid-" in key for key in eagle.figures)
     assert eagle.value("fidelity_loss") is None
     assert any("no metric is computed" in note.text for note in summary.notes)
-    by_position = config.sweep(given | {"simulate_acceptance": "0.9,0.5", "baseline": False}, "test")
+    by_position = config.sweep(
+        given | {"simulate_acceptance": "0.9,0.5", "baseline": False}, "test"
+    )
     _, summary = sweeps.run(by_position, tmp_path)
-    assert any("simulated to rates of [0.9, 0.5] by position" in note.text for note in summary.notes)
-    assert "acceptance (simulated)" in differences(ReportRow(**vars(eagle)), published_rows()[0]).values()
+    assert any(
+        "simulated to rates of [0.9, 0.5] by position" in note.text for note in summary.notes
+    )
+    assert (
+        "acceptance (simulated)"
+        in differences(ReportRow(**vars(eagle)), published_rows()[0]).values()
+    )
 
 
 def test_autoregressive_decoding_is_not_touched(target):

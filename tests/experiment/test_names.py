@@ -24,7 +24,10 @@ def test_the_name_of_a_run_tells_coco_from_parti_and_one_target_from_another(tmp
     assert _name(["sjd"], "anole-7b=/a/b", "parti:/c/PartiPrompts.tsv") == "run-sjd-anole-7b-parti"
     path = tmp_path / "plan.yaml"
     path.write_text("methods: [sjd]\nprompts: demo\n")
-    names = [read_sweeps(path, given)[0].name for given in ({}, {"prompts": "parti"}, {"prompts": "coco2017"})]
+    names = [
+        read_sweeps(path, given)[0].name
+        for given in ({}, {"prompts": "parti"}, {"prompts": "coco2017"})
+    ]
     assert names == ["plan", "plan+parti", "plan+coco2017"]
     assert read_sweeps(path, {"name": "mine", "prompts": "demo"})[0].name == "mine"
 
@@ -68,10 +71,15 @@ def test_two_drafters_meet_in_one_interleaved_sweep(small_images, tmp_path):
     spec = {"method": "eagle-1", "drafter": [str(place) for place in places]}
     config = Sweep(methods=[spec], baseline=False, num_prompts=1, metrics=[], name="two")
     folder, summary = run(config, tmp_path / "results")
-    assert [row.label for row in summary.rows] == ["eagle-1 drafter=first", "eagle-1 drafter=second"]
+    assert [row.label for row in summary.rows] == [
+        "eagle-1 drafter=first",
+        "eagle-1 drafter=second",
+    ]
     assert len({s.key for s in iter_samples(folder)}) == 2
     weights = json.loads((folder / "run.json").read_text())["target"]["weights"]
-    assert {part for part in weights if part.startswith("drafter")} == {f"drafter.{place}.eagle" for place in places}
+    assert {part for part in weights if part.startswith("drafter")} == {
+        f"drafter.{place}.eagle" for place in places
+    }
 
 
 def test_a_local_folder_does_not_shadow_a_target_of_its_name(tmp_path, monkeypatch):

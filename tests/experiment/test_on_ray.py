@@ -26,9 +26,15 @@ from lanternbench.experiment.config import read_sweeps
 from lanternbench.models.tiny import checkpoint as tiny
 
 ALONE = config.sweep(
-    {"methods": ["eagle-1", {"method": "cool-sd", "lambda": 2}], "num_prompts": 2, "metrics": ["clip"]}
+    {
+        "methods": ["eagle-1", {"method": "cool-sd", "lambda": 2}],
+        "num_prompts": 2,
+        "metrics": ["clip"],
+    }
 )
-BATCHED = config.sweep({"target": "shallow", "methods": ["sjd"], "num_prompts": 4, "batch": 2, "metrics": []})
+BATCHED = config.sweep(
+    {"target": "shallow", "methods": ["sjd"], "num_prompts": 4, "batch": 2, "metrics": []}
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +49,19 @@ def ray() -> Iterator[None]:
 
 @pytest.fixture
 def two_layers_here(tmp_path, monkeypatch) -> None:
-    """A folder ``shallow`` with the embedded target's first two layers, to be found by a path relative to this one."""
+    """A folder ``shallow`` with the embedded target's first two layers, to be found by a path
+    relative to this one.
+    """
     shutil.copytree(tiny.WEIGHTS, tmp_path / "shallow")
     state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
-    kept = {k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2}
-    tiny.write(tmp_path / "shallow" / "target.safetensors", kept, **meta | {"config": meta["config"] | {"n_layer": 2}})
+    kept = {
+        k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2
+    }
+    tiny.write(
+        tmp_path / "shallow" / "target.safetensors",
+        kept,
+        **meta | {"config": meta["config"] | {"n_layer": 2}},
+    )
     monkeypatch.chdir(tmp_path)
 
 
@@ -76,7 +90,11 @@ def killed(folder: Path) -> Callable[[], None]:
 
 
 def devices(folder: Path) -> list[dict]:
-    return [json.loads(line) for path in folder.glob("*/devices.jsonl") for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in folder.glob("*/devices.jsonl")
+        for line in path.read_text().splitlines()
+    ]
 
 
 def known(folder: Path) -> dict[str, tuple]:
@@ -95,14 +113,19 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     before = results.read_samples(results.latest(shared))
     assert len(before) == 1
     workers = worker.executor("ray", workers=2)
-    path, summary = sweeps.run(ALONE, shared, executor=workers, watch=sweeps.Callbacks(at(3, killed(shared))))
+    path, summary = sweeps.run(
+        ALONE, shared, executor=workers, watch=sweeps.Callbacks(at(3, killed(shared)))
+    )
     after = results.read_samples(path)
-    assert [s.model_dump() for s in after[:1]] == [s.model_dump() for s in before]  # times included
+    # times included
+    assert [s.model_dump() for s in after[:1]] == [s.model_dump() for s in before]
     assert known(shared) == known(undisturbed)
     assert len(devices(shared)) == 5
     assert len({d["process"] for d in devices(shared)}) in (2, 3)
     assert results.read_run(path)["resumed"][0]["environment"]["workers"] == 2
-    assert any("2 workers measured latencies beside each other" in note.text for note in summary.notes)
+    assert any(
+        "2 workers measured latencies beside each other" in note.text for note in summary.notes
+    )
     assert summary.costs["clip-tiny"]["images"] == 5
 
 
@@ -113,12 +136,18 @@ def test_workers_compute_at_the_priority_of_the_command(ray):
 
 
 @pytest.mark.slow
-def test_too_many_losses_are_one_sentence_and_another_executor_continues(ray, two_layers_here, tmp_path, monkeypatch):
+def test_too_many_losses_are_one_sentence_and_another_executor_continues(
+    ray, two_layers_here, tmp_path, monkeypatch
+):
     monkeypatch.setattr(on_ray, "ATTEMPTS", 1)
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
     workers = worker.executor("ray", workers=2)
-    with pytest.raises(UserError, match=r"lost 1 worker\(s\) in turn over (ar|sjd) · .*the same command continues"):
-        sweeps.run(BATCHED, shared, executor=workers, watch=sweeps.Callbacks(at(2, killed(shared))))
+    with pytest.raises(
+        UserError, match=r"lost 1 worker\(s\) in turn over (ar|sjd) · .*the same command continues"
+    ):
+        sweeps.run(
+            BATCHED, shared, executor=workers, watch=sweeps.Callbacks(at(2, killed(shared)))
+        )
     before = results.read_samples(results.latest(shared))
     assert 2 <= len(before) < 8
     sweeps.run(BATCHED, shared)
@@ -133,7 +162,9 @@ def test_a_worker_s_mistake_is_the_caller_s(ray, tmp_path):
     wrong = config.sweep({"methods": ["ar"], "target": "nope"})
     with pytest.raises(UserError, match="unknown target 'nope'"):
         sweeps.run(wrong, tmp_path, executor=worker.executor("ray", workers=1))
-    with pytest.raises(UserError, match=r"9 worker\(s\) with 1 CPU\(s\) each are more than the cluster has free"):
+    with pytest.raises(
+        UserError, match=r"9 worker\(s\) with 1 CPU\(s\) each are more than the cluster has free"
+    ):
         sweeps.run(wrong, tmp_path, executor=worker.executor("ray", workers=9))
     assert not list(tmp_path.iterdir())
 
@@ -142,18 +173,32 @@ def test_a_worker_s_mistake_is_the_caller_s(ray, tmp_path):
 def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
     pytest.importorskip("ray")
     (tmp_path / "ar.yaml").write_text("methods: [ar]\nmetrics: []\n")
-    command = [sys.executable, "-m", "lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    said = interrupted(command, tmp_path, lambda: bool(devices(tmp_path / "results")), env=environment)
-    assert [line for line in said.splitlines() if not (line.startswith("[") or line.endswith("so far"))] == [
-        "lanternbench: interrupted; the same command continues where it stopped"
+    command = [
+        sys.executable,
+        "-m",
+        "lanternbench",
+        "sweep",
+        "ar.yaml",
+        "--executor",
+        "ray",
+        "--workers",
+        "1",
     ]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    said = interrupted(
+        command, tmp_path, lambda: bool(devices(tmp_path / "results")), env=environment
+    )
+    assert [
+        line for line in said.splitlines() if not (line.startswith("[") or line.endswith("so far"))
+    ] == ["lanternbench: interrupted; the same command continues where it stopped"]
     worker = Path(f"/proc/{devices(tmp_path / 'results')[0]['process']}/cmdline")
     assert not worker.exists() or "lanternbench" not in worker.read_text()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{port}", "127.0.0.1:1", "127.0.0.1"])
-def test_an_address_where_no_cluster_answers_is_one_sentence(address, tmp_path, monkeypatch, capfd):
+def test_an_address_where_no_cluster_answers_is_one_sentence(
+    address, tmp_path, monkeypatch, capfd
+):
     """Not what Ray prints about it either, though something else may listen there."""
     pytest.importorskip("ray")
     monkeypatch.setattr(on_ray, "PATIENCE", 1.0)
@@ -177,7 +222,9 @@ def test_an_address_where_no_cluster_answers_is_one_sentence(address, tmp_path, 
 )
 def test_a_mistake_about_executors_is_one_sentence(args, says, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    assert says in mistake(monkeypatch, capfd, "sweep", "configs/demo.yaml", *args, "--out", str(tmp_path))
+    assert says in mistake(
+        monkeypatch, capfd, "sweep", "configs/demo.yaml", *args, "--out", str(tmp_path)
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -195,7 +242,8 @@ def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkey
     monkeypatch.setattr(on_ray, "RESTART", 1.0)
     workers = on_ray.RayExecutor()
     workers.connection = on_ray.Connection()
-    monkeypatch.setattr(on_ray, "PULSE", 0.05)  # it is waited for more than once, as on a slow machine
+    # it is waited for more than once, as on a slow machine
+    monkeypatch.setattr(on_ray, "PULSE", 0.05)
 
     def answer() -> bytes:
         time.sleep(1)
@@ -206,7 +254,9 @@ def test_a_large_answer_is_not_asked_for_where_ray_would_end_this_process(monkey
     os.kill(process_of_the_cluster("raylet"), signal.SIGKILL)
     while on_ray.is_listening(workers.connection.raylet):  # it takes a moment to die
         time.sleep(0.1)
-    with pytest.raises(UserError, match=r"the node process \(raylet\) of the Ray cluster at .* is gone"):
+    with pytest.raises(
+        UserError, match=r"the node process \(raylet\) of the Ray cluster at .* is gone"
+    ):
         workers._get(call)
     assert list(workers._finished({call: (None, [])})) == []
     on_ray.ray().shutdown()  # another test gets another cluster
@@ -225,7 +275,10 @@ def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path
         node = nodes.add_node(num_cpus=1, **here)
         workers = worker.executor("ray", workers=1, address=nodes.address)
         lost = sweeps.Callbacks(at(1, lambda: nodes.remove_node(node, allow_graceful=False)))
-        with pytest.raises(UserError, match=r"no node that is left in the Ray cluster has 1 CPU\(s\) for a worker: .*"):
+        with pytest.raises(
+            UserError,
+            match=r"no node that is left in the Ray cluster has 1 CPU\(s\) for a worker: .*",
+        ):
             sweeps.run(ALONE, tmp_path, executor=workers, watch=lost)
         assert 1 <= len(results.read_samples(results.latest(tmp_path))) < 6
     finally:
@@ -234,12 +287,15 @@ def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")])
+@pytest.mark.parametrize(
+    ("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")]
+)
 def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
     process, name, tmp_path, monkeypatch, capfd
 ):
     pytest.importorskip("ray")
-    on_ray.connect("local", cpus=2)  # where there is none: the sweep joins it, as it would another's
+    # where there is none: the sweep joins it, as it would another's
+    on_ray.connect("local", cpus=2)
     monkeypatch.setattr(on_ray, "RESTART", 1.0)
     monkeypatch.chdir(tmp_path)
     Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
@@ -257,9 +313,13 @@ def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_s
         main()
     on_ray.ray().shutdown()  # another test gets another cluster
     assert exit_.value.code == 2
-    *images, sentence = (line for line in capfd.readouterr().err.splitlines() if not line.endswith("so far"))
+    *images, sentence = (
+        line for line in capfd.readouterr().err.splitlines() if not line.endswith("so far")
+    )
     assert sentence.startswith(f"lanternbench: the {name} of the Ray cluster at ")
-    assert sentence.endswith("the same command continues on a running cluster, or with --executor local")
+    assert sentence.endswith(
+        "the same command continues on a running cluster, or with --executor local"
+    )
     before = results.read_samples(results.latest(Path("results")))
     assert 0 < len(images) == len(before) < 3
     sweeps.run(*read_sweeps(Path("ar.yaml"), {}), Path("results"))

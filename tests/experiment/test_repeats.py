@@ -1,4 +1,6 @@
-"""Repeats: every prompt with several seeds, each stored once, paired with the baseline of its seed."""
+"""Repeats: every prompt with several seeds, each stored once, paired with the baseline of its
+seed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(small_images
     assert "2 of 4" in " ".join(map(str, summary.notes))
     path, summary = runner.run(config, tmp_path)
     found = read_samples(path)
-    assert sorted((s.label, s.seed) for s in found) == [("ar", 5), ("ar", 6), ("sjd", 5), ("sjd", 6)]
+    assert sorted((s.label, s.seed) for s in found) == [
+        ("ar", 5),
+        ("ar", 6),
+        ("sjd", 5),
+        ("sjd", 6),
+    ]
     assert len({tuple(s.token_ids) for s in found if s.label == "ar"}) == 2
     assert [row.n for row in summary.rows] == [2, 2]
     assert summary.rows[1].figure("speedup").n == 2  # each with the baseline of its own seed

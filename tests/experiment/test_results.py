@@ -54,23 +54,40 @@ def image(colour: str = "red") -> Image.Image:
 
 
 def test_a_stored_run_reads_back_as_it_was(tmp_path):
-    with RunFolder.open(tmp_path, "r", CONFIG, environment={"torch": "2"}, target={"name": "tiny"}) as run:
+    with RunFolder.open(
+        tmp_path, "r", CONFIG, environment={"torch": "2"}, target={"name": "tiny"}
+    ) as run:
         stored = run.append(sample(metrics={"clip-tiny": 0.3, "fid": float("nan")}), image())
         run.append(sample("2"))
-        row = Row("ar", "ar", 2, {"fid": Estimate(float("inf"), n=2), "clip": Estimate(0.3, 0.2, 0.4, 2, 0.5)})
+        row = Row(
+            "ar",
+            "ar",
+            2,
+            {"fid": Estimate(float("inf"), n=2), "clip": Estimate(0.3, 0.2, 0.4, 2, 0.5)},
+        )
         run.finish(Summary([row], [Note("info", "fid", "few")], ["fid"], reference={"hash": "x"}))
     assert results.read_samples(run.path) == [stored, sample("2", setting=stored.setting)]
     assert stored.metrics == {"clip-tiny": 0.3, "fid": None}
     assert Image.open(run.path / str(stored.image)).getpixel((0, 0)) == (255, 0, 0)
     recorded = results.read_run(run.path)
-    assert (recorded["run_id"], recorded["config"], recorded["target"]) == ("r", CONFIG, {"name": "tiny"})
+    assert (recorded["run_id"], recorded["config"], recorded["target"]) == (
+        "r",
+        CONFIG,
+        {"name": "tiny"},
+    )
     assert recorded["config_hash"] == config_hash(CONFIG)
     tokens = load_file(run.path / "tokens.safetensors")
     assert set(tokens) == {"1|ar|0", "2|ar|0"}
     assert tokens["1|ar|0"].dtype == torch.int32
     assert tokens["1|ar|0"].tolist() == [1, 2, 3, 4, 5]
     written = json.loads((run.path / "summary.json").read_text())
-    assert written["rows"][0]["figures"]["clip"] == {"value": 0.3, "lo": 0.2, "hi": 0.4, "n": 2, "p": 0.5}
+    assert written["rows"][0]["figures"]["clip"] == {
+        "value": 0.3,
+        "lo": 0.2,
+        "hi": 0.4,
+        "n": 2,
+        "p": 0.5,
+    }
     assert written["notes"] == [{"kind": "info", "metric": "fid", "text": "few"}]
     read = read_summary(run.path)
     assert read.rows == [replace(row, figures=row.figures | {"fid": Estimate(None, n=2)})]
@@ -90,7 +107,20 @@ def test_a_finished_sample_is_on_disk_at_once_and_never_stored_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "prompt_id", ["../../etc/passwd", "/", "..", "", "a" * 500, "con", "日本語", "🦊", "a\nb", ".hidden", "a/b\\c:d*?"]
+    "prompt_id",
+    [
+        "../../etc/passwd",
+        "/",
+        "..",
+        "",
+        "a" * 500,
+        "con",
+        "日本語",
+        "🦊",
+        "a\nb",
+        ".hidden",
+        "a/b\\c:d*?",
+    ],
 )
 def test_any_prompt_id_gives_a_file_name_inside_the_folder(tmp_path, prompt_id):
     with RunFolder.open(tmp_path, "r", CONFIG) as run:
@@ -131,7 +161,8 @@ def test_what_another_version_stored_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spoilt", [{"environment": 3}, {"config": []}, {"methods": {}}, {"resumed": [1]}, {"prompts": "demo"}]
+    "spoilt",
+    [{"environment": 3}, {"config": []}, {"methods": {}}, {"resumed": [1]}, {"prompts": "demo"}],
 )
 def test_a_run_json_of_wrong_kinds_is_one_sentence(tmp_path, spoilt):
     RunFolder.open(tmp_path, "r", CONFIG).close()
@@ -166,7 +197,8 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
         (run.path / "samples.jsonl").write_bytes(lines[0] + bad + lines[2])
         with pytest.raises(UserError, match=r"samples\.jsonl line 2"):
             RunFolder.open(tmp_path, "r", CONFIG)
-    (run.path / "samples.jsonl").write_bytes(lines[0] + lines[2])  # the fix in the message works, the lock is free
+    # the fix in the message works, the lock is free
+    (run.path / "samples.jsonl").write_bytes(lines[0] + lines[2])
     with RunFolder.open(tmp_path, "r", CONFIG) as run:
         assert len(run.done) == 2
 
@@ -176,7 +208,9 @@ def test_a_killed_process_loses_no_finished_sample_and_leaves_no_lock(tmp_path):
         "import os, sys; sys.path.insert(0, sys.argv[2]); from test_results import *\n"
         "run = RunFolder.open(Path(sys.argv[1]), 'r', CONFIG); run.append(sample(), image()); os.kill(os.getpid(), 9)"
     )
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)], check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)], check=False
+    )
     assert killed.returncode == -9
     with RunFolder.open(tmp_path, "r", CONFIG) as run:
         (stored,) = run.samples()
@@ -223,7 +257,8 @@ def test_another_configuration_is_refused_and_named(tmp_path):
         RunFolder.open(tmp_path, "r", other)
     with pytest.raises(UserError, match=r"prompts\.hash: aa -> bb"):
         RunFolder.open(tmp_path, "r", CONFIG, prompts={"hash": "bb"})
-    RunFolder.open(tmp_path, "r", dict(reversed(CONFIG.items())), prompts={"hash": "aa"}).close()  # order is no change
+    # order is no change
+    RunFolder.open(tmp_path, "r", dict(reversed(CONFIG.items())), prompts={"hash": "aa"}).close()
 
 
 def test_fresh_starts_beside_and_never_deletes(tmp_path):
@@ -265,7 +300,8 @@ def test_a_run_name_cannot_leave_the_results_folder(tmp_path, run_id):
 def test_resuming_elsewhere_is_recorded(tmp_path):
     RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a"}).close()
     RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a"}).close()
-    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a", "gpus": []}).close()  # and made nothing
+    # and made nothing
+    RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "a", "gpus": []}).close()
     with RunFolder.open(tmp_path, "r", CONFIG, environment={"cpu": "b"}) as folder:
         folder.append(sample())
         folder.append(sample("2"))
@@ -275,7 +311,9 @@ def test_resuming_elsewhere_is_recorded(tmp_path):
 
 
 def test_a_sample_names_the_setting_in_which_it_was_timed(tmp_path):
-    for number, where in enumerate([{"threads": 1}, {"threads": 1, "commit": "x"}, {"threads": 2}, {}]):
+    for number, where in enumerate(
+        [{"threads": 1}, {"threads": 1, "commit": "x"}, {"threads": 2}, {}]
+    ):
         with RunFolder.open(tmp_path, "r", CONFIG, environment=where) as folder:
             folder.append(sample(str(number)))
     first, second, third, last = (s.setting for s in results.read_samples(tmp_path / "r"))
@@ -286,7 +324,9 @@ def test_a_sample_names_the_setting_in_which_it_was_timed(tmp_path):
 def test_a_clock_of_the_moment_is_no_other_environment(tmp_path):
     gpu = {"name": "A100", "sm_clock_mhz": "1200"}
     RunFolder.open(tmp_path, "r", CONFIG, environment={"gpus": [gpu]}).close()
-    with RunFolder.open(tmp_path, "r", CONFIG, environment={"gpus": [gpu | {"sm_clock_mhz": "900"}]}) as folder:
+    with RunFolder.open(
+        tmp_path, "r", CONFIG, environment={"gpus": [gpu | {"sm_clock_mhz": "900"}]}
+    ) as folder:
         folder.append(sample())
     assert "environment" not in results.read_run(folder.path)["resumed"][0]
 
@@ -310,11 +350,15 @@ def test_the_latest_run_is_the_one_last_started_or_resumed(tmp_path):
     RunFolder.open(tmp_path, "new", CONFIG).close()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
-    with pytest.raises(UserError, match=r"broken/run\.json is damaged"):  # not a run before it, without a word
+    # not a run before it, without a word
+    with pytest.raises(UserError, match=r"broken/run\.json is damaged"):
         results.latest(tmp_path)
     RunFolder.open(tmp_path, "old", CONFIG).close()
     assert results.find(tmp_path) == [tmp_path / "old"]
-    assert results.find(tmp_path, ["new", str(tmp_path / "old")]) == [tmp_path / "new", tmp_path / "old"]
+    assert results.find(tmp_path, ["new", str(tmp_path / "old")]) == [
+        tmp_path / "new",
+        tmp_path / "old",
+    ]
     with pytest.raises(UserError, match="did you mean new"):
         results.find(tmp_path, ["nwe"])
     with pytest.raises(UserError, match="is damaged"):

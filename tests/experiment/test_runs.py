@@ -15,11 +15,17 @@ from lanternbench.experiment import RunFolder, Sample, find
 from lanternbench.measure.summary import summarise
 
 
-def make(root: Path, name: str, prompts: int, of: int, load: float = 0.1, finish: bool = True) -> Path:
+def make(
+    root: Path, name: str, prompts: int, of: int, load: float = 0.1, finish: bool = True
+) -> Path:
     """A run of two methods, of which ``of`` prompts were asked for."""
     methods = [{"label": label, "method": label, "lossless": True} for label in ("ar", "eagle-1")]
-    facts = dict(environment={"cores": 2, "device": "cpu"}, target={"name": "tiny"}, methods=methods)
-    with RunFolder.open(root, name, {"of": of}, prompts={"dataset": "demo", "count": of}, **facts) as folder:
+    facts = dict(
+        environment={"cores": 2, "device": "cpu"}, target={"name": "tiny"}, methods=methods
+    )
+    with RunFolder.open(
+        root, name, {"of": of}, prompts={"dataset": "demo", "count": of}, **facts
+    ) as folder:
         for i in range(prompts):
             for label in ("ar", "eagle-1"):
                 folder.append(
@@ -56,7 +62,9 @@ def test_what_lies_in_results_is_listed_newest_first_without_torch(results):
 
     def listed(*args: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", code, *args]
-        return subprocess.run(command, cwd=results.parent, capture_output=True, text=True, check=True)
+        return subprocess.run(
+            command, cwd=results.parent, capture_output=True, text=True, check=True
+        )
 
     done = listed("--json")
     assert done.stderr.splitlines()[-1] == "False"
@@ -65,7 +73,9 @@ def test_what_lies_in_results_is_listed_newest_first_without_torch(results):
     assert [row["finished"] for row in rows] == [False, False, True]
     assert [(row["samples"], row["of"]) for row in rows] == [(4, 6), (2, 8), (4, 4)]
     assert [row["disturbed"] for row in rows] == [True, None, False]  # None: not summed up yet
-    assert {(row["target"], row["prompts"], row["methods"]) for row in rows[:1]} == {("tiny", "demo 3", 2)}
+    assert {(row["target"], row["prompts"], row["methods"]) for row in rows[:1]} == {
+        ("tiny", "demo 3", 2)
+    }
     text = listed().stdout
     assert "4 of 6" in text
     assert text.index("demo-ffffffff") < text.index("demo-0123abcd")

@@ -23,7 +23,13 @@ from tools.schemas import current
 def folder(tmp_path):
     with RunFolder.open(tmp_path, "r", CONFIG, methods=[{"label": "ar", "key": "ab"}]) as run:
         run.append(sample(metrics={"clip": 0.3}), image())
-        row = Row("ar", "ar", 1, {"clip": Estimate(0.3, 0.2, 0.4, 1, 0.5)}, accept_len_by_position=[1.0, None])
+        row = Row(
+            "ar",
+            "ar",
+            1,
+            {"clip": Estimate(0.3, 0.2, 0.4, 1, 0.5)},
+            accept_len_by_position=[1.0, None],
+        )
         run.finish(Summary([row], [Note("info", "clip", "few")], suite="v1/tiny ab"))
     return run.path
 
@@ -55,7 +61,9 @@ def test_a_file_of_before_versions_is_read_and_one_of_a_later_version_refused(fo
         path.write_text(json.dumps({k: v for k, v in found.items() if k != "schema_version"}))
         read(folder)
         path.write_text(json.dumps(found | {"schema_version": SCHEMA_VERSION + 1}))
-        with pytest.raises(UserError, match=rf"{name}\.json has schema_version {SCHEMA_VERSION + 1}.*: upgrade it"):
+        with pytest.raises(
+            UserError, match=rf"{name}\.json has schema_version {SCHEMA_VERSION + 1}.*: upgrade it"
+        ):
             read(folder)
 
 

@@ -1,4 +1,6 @@
-"""Scoring saved images: nothing is scored twice, nothing is lost, and what is missing is said and never 0."""
+"""Scoring saved images: nothing is scored twice, nothing is lost, and what is missing is said and
+never 0.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def run(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
     root = tmp_path / "results"
     target = {"name": "tiny", "evaluators": "tiny"}
-    with RunFolder.open(root, "r", {"seed": 0}, target=target, prompts={"source": "demo"}) as folder:
+    with RunFolder.open(
+        root, "r", {"seed": 0}, target=target, prompts={"source": "demo"}
+    ) as folder:
         for label, shade in SHADES.items():
             for i in range(3):
                 sample = Sample(
@@ -149,7 +153,11 @@ def test_an_interrupted_scoring_continues_where_it_stopped(run, brightness):
     scoring.score_run(run, ["brightness"])
     assert len(brightness.asked) == 6
     assert values(run) == ALL
-    assert all(json.loads(line)["value"] for line in journal.read_text().splitlines() if line.endswith("}"))
+    assert all(
+        json.loads(line)["value"]
+        for line in journal.read_text().splitlines()
+        if line.endswith("}")
+    )
 
 
 def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
@@ -166,11 +174,15 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["5", "[]", '{"key": 1}', "nonsense", '{"key":"a","metric":"m","stamp":"","value":"x"}']
+    "line",
+    ["5", "[]", '{"key": 1}', "nonsense", '{"key":"a","metric":"m","stamp":"","value":"x"}'],
 )
 def test_a_damaged_journal_line_counts_as_not_scored(tmp_path, line):
     (tmp_path / "j.jsonl").write_text(line + "\n")
-    assert scoring.Journal(tmp_path / "j.jsonl").scores("m", [scoring.Item("a", tmp_path, None)]) == {}
+    assert (
+        scoring.Journal(tmp_path / "j.jsonl").scores("m", [scoring.Item("a", tmp_path, None)])
+        == {}
+    )
 
 
 def test_missing_weights_are_told_once_and_never_score_0(run, brightness):
@@ -203,7 +215,11 @@ def test_an_image_that_cannot_be_read_is_told_and_left_out(run, brightness):
 
 def test_metrics_of_whole_sets_come_with_all_their_columns_and_are_kept(run, count, brightness):
     summary = scoring.score_run(run, ["count"])
-    assert (value(summary, "count"), value(summary, "twice"), row(summary).figure("count").n) == (3.0, 6.0, 3)
+    assert (value(summary, "count"), value(summary, "twice"), row(summary).figure("count").n) == (
+        3.0,
+        6.0,
+        3,
+    )
     assert "count: 3 are few" in texts(summary)
     later = scoring.score_run(run, ["brightness"])
     assert [value(later, name) for name in ("count", "twice", "brightness")] == [3.0, 6.0, 11.0]
@@ -285,7 +301,9 @@ def test_a_plain_folder_is_scored_once_and_not_written_into(photographs, brightn
 
 def test_captions_choose_the_images_of_a_folder(photographs, brightness):
     brightness.captions = True
-    summary = scoring.score_folder(photographs, str(photographs.parent / "captions.tsv"), ["brightness"])
+    summary = scoring.score_folder(
+        photographs, str(photographs.parent / "captions.tsv"), ["brightness"]
+    )
     assert brightness.asked == ["one", "three"]
     assert value(summary, "brightness", "photographs") == 2.0
     assert "1 of 3 images have no caption" in texts(summary)[0]
@@ -298,14 +316,18 @@ def test_without_captions_a_metric_that_reads_them_is_missing(photographs, brigh
     assert "--captions FILE" in texts(summary)[0]
 
 
-def test_photographs_of_coco_are_scored_with_their_captions(shared, tmp_path, monkeypatch, brightness):
+def test_photographs_of_coco_are_scored_with_their_captions(
+    shared, tmp_path, monkeypatch, brightness
+):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))
     coco = shared / "coco"
     few = tmp_path / "few"
     few.mkdir()
     for path in sorted((coco / "val2017").glob("*.jpg"))[:3]:
         (few / path.name).symlink_to(path)
-    summary = scoring.score_folder(few, f"coco2017:{coco}/captions_val2017.json", ["brightness", "clip-tiny"])
+    summary = scoring.score_folder(
+        few, f"coco2017:{coco}/captions_val2017.json", ["brightness", "clip-tiny"]
+    )
     assert row(summary, "few").n == 3
     assert -1 < value(summary, "clip-tiny", "few") < 1
 
@@ -319,7 +341,11 @@ ODD = {
         {},
         "<script>alert('x')</script> &amp; <b>a fox</b>",
     ),
-    "turned.jpg": (Image.new("RGB", (40, 30), "blue"), {"exif": EXIF}, "\u202eright to left\u202c"),
+    "turned.jpg": (
+        Image.new("RGB", (40, 30), "blue"),
+        {"exif": EXIF},
+        "\u202eright to left\u202c",
+    ),
     "pixel.png": (Image.new("RGB", (1, 1), "red"), {}, "a red pixel"),
 }
 
@@ -352,7 +378,9 @@ def test_odd_images_and_captions_are_scored_and_a_torn_one_costs_itself_alone(od
     assert len([note for note in notes if "torn.png" in note]) == len(names)
     assert len(brightness.asked) == len(ODD)
     Image.new("RGB", (4, 4)).save(odd / "torn.png")
-    assert row(scoring.score_folder(odd, captions, names), "odd").figure("fid-tiny").n == len(ODD) + 1
+    assert (
+        row(scoring.score_folder(odd, captions, names), "odd").figure("fid-tiny").n == len(ODD) + 1
+    )
     assert brightness.asked[len(ODD) :] == ["torn"]
 
 
@@ -368,9 +396,21 @@ def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
     assert texts(again).count(note) == 1
 
 
-def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(small_images, tmp_path, monkeypatch, capfd):
+def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(
+    small_images, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
-    options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu", "--metrics", "fid"]
+    options = [
+        "--method",
+        "sjd",
+        "-n",
+        "2",
+        "--no-baseline",
+        "--device",
+        "cpu",
+        "--metrics",
+        "fid",
+    ]
     command(monkeypatch, capfd, "run", *options)
     (folder,) = (tmp_path / "results").iterdir()
     before = read_summary(folder).rows[0].value("fid-tiny")
@@ -394,12 +434,17 @@ def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(small_im
         (["r", "--captions", "captions.tsv"], "knows its captions"),
         (["stripped"], "no images left"),
         (["r", "--device", "quantum"], "unknown device 'quantum'"),
-        (["photographs", "--captions", "captions.tsv", "--caption", "shortest"], "first, longest, random"),
+        (
+            ["photographs", "--captions", "captions.tsv", "--caption", "shortest"],
+            "first, longest, random",
+        ),
         (["r", "--random-weights", "--metrics", "clip-tiny"], "leave out --random-weights"),
         (["photographs", "--metrics", "clip:ViT-L-14/nobody"], "clip:MODEL/TAG"),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_exit_code_2(run, photographs, tmp_path, monkeypatch, capfd, args, says):
+def test_a_mistake_gets_one_sentence_and_exit_code_2(
+    run, photographs, tmp_path, monkeypatch, capfd, args, says
+):
     (tmp_path / "empty").mkdir()
     (tmp_path / "wrong.tsv").write_text("image\tcaption\nz.png\tfour\n")
     with RunFolder.open(tmp_path / "results", "stripped", {}) as folder:
@@ -413,9 +458,13 @@ def test_a_run_in_use_is_not_scored(run):
         scoring.score_run(run, ["clip"])
 
 
-def test_the_command_scores_the_latest_run_and_prints_json(run, tmp_path, monkeypatch, capsys, brightness):
+def test_the_command_scores_the_latest_run_and_prints_json(
+    run, tmp_path, monkeypatch, capsys, brightness
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["lanternbench", "score", "--metrics", "brightness", "--json"])
+    monkeypatch.setattr(
+        sys, "argv", ["lanternbench", "score", "--metrics", "brightness", "--json"]
+    )
     with pytest.raises(SystemExit) as exit_:
         main()
     assert not exit_.value.code
@@ -435,15 +484,25 @@ def command(monkeypatch, capfd, *args: str) -> str:
 
 def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    names = ["--metrics", "clip-tiny,fid-tiny,precision-recall-tiny", "--reference", "photographs", "--captions"]
+    names = [
+        "--metrics",
+        "clip-tiny,fid-tiny,precision-recall-tiny",
+        "--reference",
+        "photographs",
+        "--captions",
+    ]
     said = command(monkeypatch, capfd, "score", "photographs", *names, "captions.tsv")
-    lines = {line.split()[0]: line.split() for line in said.splitlines() if "↑" in line or "↓" in line}
+    lines = {
+        line.split()[0]: line.split() for line in said.splitlines() if "↑" in line or "↓" in line
+    }
     assert {"CLIP-tiny", "FID-tiny", "Precision-tiny", "Recall-tiny"} <= set(lines)
     assert lines["CLIP-tiny"][-1] == lines["FID-tiny"][-1] == "2"
     assert "per 1,000 images" in said
 
 
-def test_random_weights_score_a_run_and_no_reader_can_mistake_it(run, quick_pictures, tmp_path, monkeypatch, capfd):
+def test_random_weights_score_a_run_and_no_reader_can_mistake_it(
+    run, quick_pictures, tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]
     said = command(monkeypatch, capfd, "score", "r", *options)
@@ -462,8 +521,26 @@ def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_an
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "WEIGHTS", tmp_path)
-    names = ["clip", "fid", "image-reward", "hpsv2", "aesthetic", "inception-score", "clip:ViT-L-14/openai"]
-    options = ["--method", "sjd", "-n", "1", "--no-baseline", "--device", "cpu", "--metrics", ",".join(names)]
+    names = [
+        "clip",
+        "fid",
+        "image-reward",
+        "hpsv2",
+        "aesthetic",
+        "inception-score",
+        "clip:ViT-L-14/openai",
+    ]
+    options = [
+        "--method",
+        "sjd",
+        "-n",
+        "1",
+        "--no-baseline",
+        "--device",
+        "cpu",
+        "--metrics",
+        ",".join(names),
+    ]
     said = command(monkeypatch, capfd, "run", *options)
     (folder,) = (tmp_path / "results").iterdir()
     (sample,) = results.read_samples(folder)
@@ -488,10 +565,19 @@ def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(
 ):
     monkeypatch.chdir(tmp_path)
     options = ["--method", "sjd", "-n", "2", "--no-baseline", "--device", "cpu"]
-    options += ["--metrics", "clip,fid,precision-recall"]  # the last lacks its folder of real images
+    # the last lacks its folder of real images
+    options += ["--metrics", "clip,fid,precision-recall"]
     command(monkeypatch, capfd, "run", *options)
     (folder,) = (tmp_path / "results").iterdir()
-    command(monkeypatch, capfd, "score", "--metrics", "precision-recall", "--reference", str(folder / "images"))
+    command(
+        monkeypatch,
+        capfd,
+        "score",
+        "--metrics",
+        "precision-recall",
+        "--reference",
+        str(folder / "images"),
+    )
     scored = read_summary(folder)
     assert scored.rows[0].value("precision-tiny") == 1.0
     assert {"clip-tiny", "fid-tiny", "precision-tiny"} <= set(scored.costs)

@@ -50,7 +50,9 @@ def cli(*args: str, cwd: Path) -> Result:
 
 @pytest.fixture(scope="module")
 def swept(shallow_8x8, tmp_path_factory) -> Path:
-    """A folder in which one small sweep has been run, undisturbed, on small images of two layers of the target."""
+    """A folder in which one small sweep has been run, undisturbed, on small images of two layers
+    of the target.
+    """
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "small.yaml").write_text(SWEEP)
     with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +86,9 @@ def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice
     for folder in (whole, tmp_path):
         (folder / "small.yaml").write_text(SWEEP)
     cli("sweep", "small.yaml", cwd=whole)
-    process = subprocess.Popen([*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 300
     lines: list[str] = []
     while len(lines) < 3 and time.monotonic() < deadline and process.poll() is None:
@@ -97,7 +101,8 @@ def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice
     assert 3 <= len(before) < 8
     cli("sweep", "small.yaml", cwd=tmp_path)
     after = results.read_samples(results.latest(tmp_path / "results"))
-    assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]  # times included
+    # times included
+    assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]
     assert stored(tmp_path) == stored(whole)
 
 
@@ -116,7 +121,8 @@ def test_run_measures_ar_alongside_and_resumes(swept, small_images):
 
 
 @pytest.mark.parametrize(
-    "name", ["coco2017:{shared}/coco/captions_val2017.json", "parti:{shared}/prompts/PartiPrompts.tsv"]
+    "name",
+    ["coco2017:{shared}/coco/captions_val2017.json", "parti:{shared}/prompts/PartiPrompts.tsv"],
 )
 def test_official_prompts_run(shared, small_images, tmp_path, name):
     done = cli(
@@ -137,10 +143,22 @@ def test_official_prompts_run(shared, small_images, tmp_path, name):
         (["run", "--method", "ar", "--set", "depth"], "NAME=VALUE"),
         (["run", "--method", "ar", "--metrics", "beauty"], "beauty"),
         (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
-        (["run", "--method", "ar", "--dtype", "float16"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
-        (["sweep", "fine.yaml", "--dtype", "half"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
-        (["profile", "--dtype", "float16"], "'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
-        (["profile", "eagle-1", "--drafter", "tiny"], "of kind 'model', which no method of this run uses"),
+        (
+            ["run", "--method", "ar", "--dtype", "float16"],
+            "'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+        ),
+        (
+            ["sweep", "fine.yaml", "--dtype", "half"],
+            "'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+        ),
+        (
+            ["profile", "--dtype", "float16"],
+            "'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+        ),
+        (
+            ["profile", "eagle-1", "--drafter", "tiny"],
+            "of kind 'model', which no method of this run uses",
+        ),
         (["sweep", "broken.yaml"], "began on line 3"),
         (["sweep", "missing.yaml"], "no sweep file"),
         (["sweep", "typo.yaml"], "no setting 'metods'"),
@@ -155,7 +173,9 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capf
     (tmp_path / "broken.yaml").write_text("target: tiny\nmethods:\n  - [ar\n")
     (tmp_path / "fine.yaml").write_text("methods: [ar]\n")
     (tmp_path / "typo.yaml").write_text("metods: [ar]\nmethods: [ar]\n")
-    (tmp_path / "evil.yaml").write_text("methods: !!python/object/apply:os.system ['touch owned']\n")
+    (tmp_path / "evil.yaml").write_text(
+        "methods: !!python/object/apply:os.system ['touch owned']\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lanternbench", *args])
     with pytest.raises(SystemExit) as exit_:
@@ -184,14 +204,31 @@ def test_methods_that_say_nothing_sensible_are_refused(methods, says):
 
 @pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path):
-    run = [sys.executable, "-m", "lanternbench", "run", "-m", "ar", "-n", "0", "--out", str(tmp_path)]
+    run = [
+        sys.executable,
+        "-m",
+        "lanternbench",
+        "run",
+        "-m",
+        "ar",
+        "-n",
+        "0",
+        "--out",
+        str(tmp_path),
+    ]
     said = interrupted(run, tmp_path, lambda: any(tmp_path.glob("*/run.json")))
     assert "the same command continues where it stopped" in said
     assert "Traceback" not in said
 
 
 def test_a_mistake_leaves_no_traceback(tmp_path):
-    done = subprocess.run([*CLI, "run", "--method", "nope"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [*CLI, "run", "--method", "nope"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -199,7 +236,9 @@ def test_a_mistake_leaves_no_traceback(tmp_path):
 def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
     run = results.latest(swept / "results")
     with pytest.raises(UserError, match=r"other settings.*temperature.*--fresh"):
-        results.RunFolder.open(run.parent, run.name, results.read_run(run)["config"] | {"temperature": 0.3})
+        results.RunFolder.open(
+            run.parent, run.name, results.read_run(run)["config"] | {"temperature": 0.3}
+        )
 
 
 def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path, monkeypatch):
@@ -211,16 +250,23 @@ def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path, monkeypatc
     plain = read_sweeps(tmp_path / "ar.yaml")[0]
     assert "dtype" not in plain.record()  # so folders of old stay valid
     first = sweeps.run(plain, tmp_path)[0]
-    (tmp_path / "ar.yaml").write_text("methods: [ar]\nnum_prompts: 1\nmetrics: []\ndtype: bfloat16\n")
+    (tmp_path / "ar.yaml").write_text(
+        "methods: [ar]\nnum_prompts: 1\nmetrics: []\ndtype: bfloat16\n"
+    )
     halved = read_sweeps(tmp_path / "ar.yaml")[0]
     assert halved.record() == plain.record() | {"dtype": "bfloat16"}
     second = sweeps.run(halved, tmp_path)[0]
     assert first != second
-    assert [results.read_run(p)["environment"]["dtype"] for p in (first, second)] == ["float32", "bfloat16"]
+    assert [results.read_run(p)["environment"]["dtype"] for p in (first, second)] == [
+        "float32",
+        "bfloat16",
+    ]
     assert results.read_samples(first)[0].token_ids != results.read_samples(second)[0].token_ids
     run = results.read_run(first)
     with pytest.raises(UserError, match=r'other settings \(dtype: null -> "bfloat16"\)'):
-        results.RunFolder.open(tmp_path, first.name, run["config"] | {"dtype": "bfloat16"}, prompts=run["prompts"])
+        results.RunFolder.open(
+            tmp_path, first.name, run["config"] | {"dtype": "bfloat16"}, prompts=run["prompts"]
+        )
 
 
 @pytest.mark.parametrize("given", [["run", "-m", "ar"], ["sweep", "fine.yaml"]])
@@ -241,7 +287,12 @@ def test_the_command_line_s_dtype_reaches_the_run(given, tmp_path, monkeypatch):
 
 def test_no_prompts_are_all_prompts_and_odd_settings_are_refused(monkeypatch, capfd):
     assert config.sweep({"methods": ["ar"], "num_prompts": 0}, "t").num_prompts is None
-    for wrong in ({"num_prompts": -1}, {"num_prompts": False}, {"guidance": float("inf")}, {"guidance": float("nan")}):
+    for wrong in (
+        {"num_prompts": -1},
+        {"num_prompts": False},
+        {"guidance": float("inf")},
+        {"guidance": float("nan")},
+    ):
         with pytest.raises(UserError, match=next(iter(wrong))):
             config.sweep({"methods": ["ar"]} | wrong, "t")
     said = mistake(monkeypatch, capfd, "run", "-m", "sd", "--set", "method=ar")
@@ -249,7 +300,10 @@ def test_no_prompts_are_all_prompts_and_odd_settings_are_refused(monkeypatch, ca
 
 
 def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
-    made = config.sweep({"methods": ["eagle-1", {"method": "lantern", "delta": [0.1, 0.2], "k": [5, 9]}, "ar"]}, "t")
+    made = config.sweep(
+        {"methods": ["eagle-1", {"method": "lantern", "delta": [0.1, 0.2], "k": [5, 9]}, "ar"]},
+        "t",
+    )
     labels = [m.label for m in made.methods()]
     assert len(labels) == len(set(labels)) == 2 + 4
     assert labels[0] == "ar"
@@ -270,13 +324,16 @@ def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch)
     for path in (ROOT / "configs").glob("*.yaml"):
         assert read_sweeps(path)[0].methods()
         assert read_sweeps(Path("configs") / path.name) == read_sweeps(path)
-    with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):  # another file of that name is not taken
+    # another file of that name is not taken
+    with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):
         read_sweeps(Path("mine/demo.yaml"))
 
 
 def test_the_plan_of_a_sweep_by_batches_counts_the_time_of_a_batch_once(monkeypatch):
     def generated(decoder, captions, seed, max_steps):
-        one = engine.Generation(torch.zeros(256, dtype=torch.long), [5], [0], [1], decode_s=2.0, encode_s=0.4)
+        one = engine.Generation(
+            torch.zeros(256, dtype=torch.long), [5], [0], [1], decode_s=2.0, encode_s=0.4
+        )
         return [one] * len(captions)
 
     monkeypatch.setattr(worker, "generate", generated)
@@ -292,5 +349,9 @@ def test_the_batch_of_a_sweep_can_be_given_in_place_of_the_file_s(tmp_path, monk
     monkeypatch.setattr(run_cmd, "show_plan", lambda runs, *_: asked.extend(runs))
     (tmp_path / "mine.yaml").write_text("methods: [ar]\nbatch: 2\n")
     for given, want in (([], 2), (["--batch", "16"], 16)):
-        CliRunner().invoke(app, ["sweep", str(tmp_path / "mine.yaml"), "--dry-run", *given], catch_exceptions=False)
+        CliRunner().invoke(
+            app,
+            ["sweep", str(tmp_path / "mine.yaml"), "--dry-run", *given],
+            catch_exceptions=False,
+        )
         assert asked.pop().batch == want

@@ -1,4 +1,6 @@
-"""Caches that several processes share: a damaged file is made again, and no writer meets another's half."""
+"""Caches that several processes share: a damaged file is made again, and no writer meets another's
+half.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings that make no sense cost one sentence: never a traceback, never minutes, never another meaning."""
+"""Settings that make no sense cost one sentence: never a traceback, never minutes, never another
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,29 @@ from conftest import mistake
 pytestmark = pytest.mark.usefixtures("in_time")
 
 BILLION = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
-GRID = "{method: lantern, k: [" + ", ".join(map(str, range(1, 3001))) + "], delta: [" + "0.1, " * 3000 + "0.2]}"
+GRID = (
+    "{method: lantern, k: ["
+    + ", ".join(map(str, range(1, 3001)))
+    + "], delta: ["
+    + "0.1, " * 3000
+    + "0.2]}"
+)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("methods: [ar]\nseed: 1\nmethods: [sjd]\n", "line 3, column 1 is no valid YAML (the key 'methods' is given"),
-        ("methods:\n  - {method: cool-sd, lambda: 2, lambda: 3}\n", "the key 'lambda' is given twice"),
+        (
+            "methods: [ar]\nseed: 1\nmethods: [sjd]\n",
+            "line 3, column 1 is no valid YAML (the key 'methods' is given",
+        ),
+        (
+            "methods:\n  - {method: cool-sd, lambda: 2, lambda: 3}\n",
+            "the key 'lambda' is given twice",
+        ),
         ("methods: [ar]\nbatch: true\n", "'batch' is wrong"),
         ("methods: [ar]\nseed: false\n", "'seed' is wrong"),
         ("methods: [ar]\ntemperature: yes\n", "'temperature' is wrong"),
@@ -109,6 +124,10 @@ def test_a_pipe_a_folder_and_what_cannot_be_read_are_no_sweep_files(tmp_path, mo
 )
 def test_a_senseless_option_is_one_sentence(args, says, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    method = [] if "-m" in args else ["-m", "eagle-1" if "--depth" in args or "--shape" in args else "cool-sd"]
+    method = (
+        []
+        if "-m" in args
+        else ["-m", "eagle-1" if "--depth" in args or "--shape" in args else "cool-sd"]
+    )
     assert says in mistake(monkeypatch, capfd, "run", *method, "-n", "1", *args)
     assert not list(tmp_path.glob("results/*/samples.jsonl"))

@@ -58,19 +58,41 @@ def chunked(request, body: bytes) -> None:
 
 
 FAULTS = {
-    "a login page": (lambda r: send(r, b"<html>log in", Content_Type="text/html", Content_Length="12"), "", "web page"),
+    "a login page": (
+        lambda r: send(r, b"<html>log in", Content_Type="text/html", Content_Length="12"),
+        "",
+        "web page",
+    ),
     "a login page in place of a known file": (
-        lambda r: send(r, b"<html>log in", Content_Type="text/html; charset=utf-8", Content_Length="12"),
+        lambda r: send(
+            r, b"<html>log in", Content_Type="text/html; charset=utf-8", Content_Length="12"
+        ),
         SHA,
         "web page",
     ),
-    "half a body": (lambda r: send(r, CONTENT[:100], Content_Length=str(len(CONTENT))), "", "no connection"),
+    "half a body": (
+        lambda r: send(r, CONTENT[:100], Content_Length=str(len(CONTENT))),
+        "",
+        "no connection",
+    ),
     "half a body of no stated length": (lambda r: send(r, CONTENT[:100]), "", "tells no length"),
-    "half a body of a known file": (lambda r: send(r, CONTENT[:100]), SHA, "not the published file"),
+    "half a body of a known file": (
+        lambda r: send(r, CONTENT[:100]),
+        SHA,
+        "not the published file",
+    ),
     "half a chunk": (lambda r: chunked(r, b"ff\r\nabc"), SHA, "broke"),
-    "a length that is none": (lambda r: send(r, CONTENT, Content_Length="many"), "", "tells no length"),
+    "a length that is none": (
+        lambda r: send(r, CONTENT, Content_Length="many"),
+        "",
+        "tells no length",
+    ),
     "an answer that is no HTTP": (lambda r: r.wfile.write(b"220 smtp ready\r\n"), SHA, "broke"),
-    "a redirection without end": (lambda r: send(r, b"", 302, Location="/file"), SHA, "answers 302"),
+    "a redirection without end": (
+        lambda r: send(r, b"", 302, Location="/file"),
+        SHA,
+        "answers 302",
+    ),
 }
 
 
@@ -97,7 +119,9 @@ def test_a_file_that_nothing_checks_starts_again_from_nothing(serve, tmp_path):
 
 def test_a_server_that_continues_elsewhere_is_not_believed(serve, tmp_path):
     (tmp_path / "it.bin.part").write_bytes(CONTENT[:500])
-    url = serve(lambda r: send(r, CONTENT, 206, Content_Range=f"bytes 0-{len(CONTENT)}/{len(CONTENT)}"))
+    url = serve(
+        lambda r: send(r, CONTENT, 206, Content_Range=f"bytes 0-{len(CONTENT)}/{len(CONTENT)}")
+    )
     with pytest.raises(UserError, match="does not continue where it is asked to"):
         download(Remote("it", url, tmp_path / "it.bin", SHA))
 
@@ -127,7 +151,9 @@ def test_two_processes_that_fetch_one_file_transfer_it_once(serve, tmp_path):
         "import sys; from pathlib import Path; from lanternbench.utils.download import *\n"
         "download(Remote('it', sys.argv[1], Path(sys.argv[2]), sys.argv[3]))"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", code, url, str(path), SHA]) for _ in range(3)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, url, str(path), SHA]) for _ in range(3)
+    ]
     assert [p.wait() for p in processes] == [0, 0, 0]
     assert path.read_bytes() == CONTENT
     assert asked == ["/file"]

@@ -24,10 +24,26 @@ SCALARS = st.one_of(
     st.sampled_from(["ar", "tiny", "chain", "exact", "l2", "1e39", "0x10", "~", "2020-01-01", "\x00", "é" * 300]),
 )  # fmt: skip
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
 )
 OPTIONS = [
-    *("lambda", "delta", "k", "tree", "acceptance", "residual", "shape", "depth", "window", "init", "schedule", "nu"),
+    *(
+        "lambda",
+        "delta",
+        "k",
+        "tree",
+        "acceptance",
+        "residual",
+        "shape",
+        "depth",
+        "window",
+        "init",
+        "schedule",
+        "nu",
+    ),
     *("proximity", "divergence", "variant", "total_nodes"),
 ]
 METHODS = [
@@ -45,7 +61,11 @@ METHODS = [
     "cool-sd",
     "nope",
 ]
-SENSIBLE = st.one_of(st.integers(0, 80), st.floats(0, 4), st.sampled_from(["chain", "l2", "chain-3", "exp", "paper"]))
+SENSIBLE = st.one_of(
+    st.integers(0, 80),
+    st.floats(0, 4),
+    st.sampled_from(["chain", "l2", "chain-3", "exp", "paper"]),
+)
 ENTRIES = st.one_of(
     st.sampled_from(METHODS),
     st.builds(
@@ -54,7 +74,11 @@ ENTRIES = st.one_of(
         st.dictionaries(st.sampled_from(OPTIONS), SENSIBLE | VALUES, max_size=2),
     ),
 )
-FIELDS = [name for name in Sweep.model_fields if name not in ("method_specs", "prompts", "target", "drafter")]
+FIELDS = [
+    name
+    for name in Sweep.model_fields
+    if name not in ("method_specs", "prompts", "target", "drafter")
+]
 CONFIGS = st.builds(
     lambda methods, fields: {"methods": methods, **fields},
     st.lists(ENTRIES, min_size=1, max_size=2) | VALUES,
@@ -82,7 +106,9 @@ def test_any_text_as_a_sweep_file_is_one_sentence_or_runs(text, tmp_path):
 @given(config=CONFIGS)
 def test_any_settings_are_one_sentence_or_decode(config, small_images, tmp_path):
     path: Path = tmp_path / "any.yaml"
-    path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8", errors="surrogatepass")
+    path.write_text(
+        yaml.safe_dump(config, allow_unicode=True), encoding="utf-8", errors="surrogatepass"
+    )
     try:
         runs = read_sweeps(path)
         for run in runs[:2]:

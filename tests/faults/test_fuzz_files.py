@@ -1,6 +1,7 @@
 """Any run folder and any weight file is one sentence or read: never a traceback, never long.
 
-``pytest -s`` prints how many inputs there were, and how many of them ended in anything but the two.
+``pytest -s`` prints how many inputs there were, and how many of them ended in anything but the
+two.
 """
 
 from __future__ import annotations
@@ -67,16 +68,44 @@ SAMPLE = {
     "phases": {"draft_s": 0.1, "verify_s": 0.2},
 }  # fmt: skip
 NUMBERS = st.one_of(
-    st.integers(-(2**70), 2**70), st.floats(), st.sampled_from([1e308, -1e308, 1e15, 2**63, -1, 0, 1e-320])
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.sampled_from([1e308, -1e308, 1e15, 2**63, -1, 0, 1e-320]),
 )
-ODD = NUMBERS | VALUES | st.lists(NUMBERS, max_size=3) | st.dictionaries(st.text(max_size=4), NUMBERS, max_size=2)
-RUN_KEYS = ["run_id", "created", "config", "environment", "prompts", "target", "methods", "resumed"]
-ROW_KEYS = ["label", "method", "n", "figures", "options", "target", "temperature", "lossless", "accept_histogram"]
+ODD = (
+    NUMBERS
+    | VALUES
+    | st.lists(NUMBERS, max_size=3)
+    | st.dictionaries(st.text(max_size=4), NUMBERS, max_size=2)
+)
+RUN_KEYS = [
+    "run_id",
+    "created",
+    "config",
+    "environment",
+    "prompts",
+    "target",
+    "methods",
+    "resumed",
+]
+ROW_KEYS = [
+    "label",
+    "method",
+    "n",
+    "figures",
+    "options",
+    "target",
+    "temperature",
+    "lossless",
+    "accept_histogram",
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    with RunFolder.open(tmp_path_factory.mktemp("fuzz"), "r", {"seed": 0}, target={"name": "tiny"}) as run:
+    with RunFolder.open(
+        tmp_path_factory.mktemp("fuzz"), "r", {"seed": 0}, target={"name": "tiny"}
+    ) as run:
         run.append(Sample(**SAMPLE))
         run.finish(summarise(Figures(run.samples()), run.run))
     return run.path
@@ -112,14 +141,18 @@ def test_any_lines_are_one_sentence_or_samples(lines, folder):
 
 @FUZZ
 @given(
-    run=st.dictionaries(st.sampled_from(RUN_KEYS), ODD | st.lists(ODD, max_size=2), min_size=1, max_size=3),
+    run=st.dictionaries(
+        st.sampled_from(RUN_KEYS), ODD | st.lists(ODD, max_size=2), min_size=1, max_size=3
+    ),
     row=st.dictionaries(st.sampled_from(ROW_KEYS), ODD, max_size=3),
     figure=ODD,
 )
 def test_any_run_and_summary_are_one_sentence_or_reported(run, row, figure, folder):
     kept = {name: (folder / name).read_bytes() for name in ("run.json", "summary.json")}
     summary = json.loads(kept["summary.json"])
-    summary["rows"] = [summary["rows"][0] | {"figures": {"accept_len": {"value": figure, "lo": figure}}} | row]
+    summary["rows"] = [
+        summary["rows"][0] | {"figures": {"accept_len": {"value": figure, "lo": figure}}} | row
+    ]
     (folder / "run.json").write_bytes(written(json.loads(kept["run.json"]) | run))
     (folder / "summary.json").write_bytes(written(summary))
 
@@ -151,7 +184,11 @@ HEADER = st.dictionaries(
 
 
 @FUZZ
-@given(header=HEADER | st.binary(max_size=80), size=st.none() | st.integers(0, 2**64 - 1), body=st.binary(max_size=32))
+@given(
+    header=HEADER | st.binary(max_size=80),
+    size=st.none() | st.integers(0, 2**64 - 1),
+    body=st.binary(max_size=32),
+)
 def test_any_weight_header_is_one_sentence_or_read(header, size, body, tmp_path):
     text = header if isinstance(header, bytes) else written(header)
     path = tmp_path / "w.safetensors"

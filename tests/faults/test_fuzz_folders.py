@@ -1,7 +1,8 @@
-"""``tune``, ``predict``, ``compare`` and ``score`` with any folder: one sentence and exit code 2, or a right end.
+"""``tune``, ``predict``, ``compare`` and ``score`` with any folder: one sentence and exit code 2,
+or a right end.
 
-FUZZ_INPUTS is the number of inputs of each test, by default a fast few: ``FUZZ_INPUTS=250 pytest -s`` tries 1,750 and
-prints how they ended.
+FUZZ_INPUTS is the number of inputs of each test, by default a fast few: ``FUZZ_INPUTS=250 pytest
+-s`` tries 1,750 and prints how they ended.
 """
 
 from __future__ import annotations
@@ -41,7 +42,18 @@ FUZZ = settings(
 )  # fmt: skip
 COUNTS: Counter[str] = Counter()
 RUN = {"run_id", "created", "config", "environment", "prompts", "target", "methods", "resumed"}
-CONFIG = ["batch", "seed", "target", "drafter", "guidance", "prompts", "temperature", "top_k", "methods", "dtype"]
+CONFIG = [
+    "batch",
+    "seed",
+    "target",
+    "drafter",
+    "guidance",
+    "prompts",
+    "temperature",
+    "top_k",
+    "methods",
+    "dtype",
+]
 BYTES = st.binary(max_size=80) | st.sampled_from(list(CONTENTS.values()))
 
 
@@ -50,7 +62,10 @@ def counted() -> Iterator[None]:
     """States how many inputs there were."""
     COUNTS.clear()
     yield
-    print(f"\n{sum(COUNTS.values())} inputs: " + ", ".join(f"{n} {how}" for how, n in COUNTS.most_common()))
+    print(
+        f"\n{sum(COUNTS.values())} inputs: "
+        + ", ".join(f"{n} {how}" for how, n in COUNTS.most_common())
+    )
     assert set(COUNTS) <= {"one sentence", "right"}
 
 
@@ -81,11 +96,21 @@ def folder(tmp_path_factory) -> Path:
     """A run of two methods and two prompts with images."""
     root, config = tmp_path_factory.mktemp("fuzz"), {"seed": 0, "target": "tiny", "batch": 1}
     methods = [{"label": label, "method": label, "lossless": True} for label in ("ar", "eagle-1")]
-    with RunFolder.open(root, "r", config, target={"name": "tiny", "evaluators": "tiny"}, methods=methods) as run:
+    with RunFolder.open(
+        root, "r", config, target={"name": "tiny", "evaluators": "tiny"}, methods=methods
+    ) as run:
         for prompt in "12":
             for label in ("ar", "eagle-1"):
-                made = {"key": sample_key(prompt, label, 0), "prompt_id": prompt, "label": label, "method": label}
-                run.append(Sample(**SAMPLE | made | {"tree_nodes": [6, 6]}), Image.new("RGB", (8, 8), "red"))
+                made = {
+                    "key": sample_key(prompt, label, 0),
+                    "prompt_id": prompt,
+                    "label": label,
+                    "method": label,
+                }
+                run.append(
+                    Sample(**SAMPLE | made | {"tree_nodes": [6, 6]}),
+                    Image.new("RGB", (8, 8), "red"),
+                )
         run.finish(summarise(Figures(run.samples()), run.run))
     return run.path
 
@@ -96,8 +121,17 @@ def copy(folder, tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("copy") / "r"
 
 
-def spoiled(source: Path, to: Path, run: dict, config: dict, sample: dict, content: tuple[str, bytes] | None) -> Path:
-    """A copy of a run with these changes in run.json and the last sample, and other content of one file."""
+def spoiled(
+    source: Path,
+    to: Path,
+    run: dict,
+    config: dict,
+    sample: dict,
+    content: tuple[str, bytes] | None,
+) -> Path:
+    """A copy of a run with these changes in run.json and the last sample, and other content of one
+    file.
+    """
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(source, to)
     facts = json.loads((to / "run.json").read_text())
@@ -117,24 +151,43 @@ CHANGES = {
     "config": st.dictionaries(st.sampled_from(CONFIG), ODD, max_size=2),
     "sample": st.dictionaries(st.sampled_from([*SAMPLE, "tree_nodes", "later"]), ODD, max_size=2),
     "content": st.none()
-    | st.tuples(st.sampled_from(["scores.jsonl", "summary.json", "samples.jsonl", "run.json", "an image"]), BYTES),
+    | st.tuples(
+        st.sampled_from(["scores.jsonl", "summary.json", "samples.jsonl", "run.json", "an image"]),
+        BYTES,
+    ),
 }
 
 
 @pytest.mark.slow
 @FUZZ
-@given(**CHANGES, device=st.sampled_from(["h100", "a100", "", "this\n", "x"]), batch=st.text("0189,-", max_size=4))
-def test_any_folder_is_predicted_or_one_sentence(run, config, sample, content, device, batch, folder, copy):
+@given(
+    **CHANGES,
+    device=st.sampled_from(["h100", "a100", "", "this\n", "x"]),
+    batch=st.text("0189,-", max_size=4),
+)
+def test_any_folder_is_predicted_or_one_sentence(
+    run, config, sample, content, device, batch, folder, copy
+):
     place = spoiled(folder, copy, run, config, sample, content)
-    options = ["--device", device if device in ("", "x") else "h100", "--batch", batch if len(batch) > 2 else "1,8"]
+    options = [
+        "--device",
+        device if device in ("", "x") else "h100",
+        "--batch",
+        batch if len(batch) > 2 else "1,8",
+    ]
     found = judged(lambda: command("predict", str(place), *options))
     assert found is None or found["predicted"] is True
 
 
 @pytest.mark.slow
 @FUZZ
-@given(**CHANGES, condition=st.sampled_from(["speedup<-5%", "tokens>1", "x", "clip-tiny<0", "accept_len>1e9"]))
-def test_any_folder_is_compared_or_one_sentence(run, config, sample, content, condition, folder, copy):
+@given(
+    **CHANGES,
+    condition=st.sampled_from(["speedup<-5%", "tokens>1", "x", "clip-tiny<0", "accept_len>1e9"]),
+)
+def test_any_folder_is_compared_or_one_sentence(
+    run, config, sample, content, condition, folder, copy
+):
     place = spoiled(folder, copy, run, config, sample, content)
     for pair in ([str(folder), str(place)], [str(place), str(folder), "--fail-if", condition]):
         judged(lambda pair=pair: command("compare", *pair))
@@ -142,16 +195,24 @@ def test_any_folder_is_compared_or_one_sentence(run, config, sample, content, co
 
 @pytest.mark.slow
 @FUZZ
-@given(**CHANGES, metric=st.sampled_from(["clip", "fid", "clip-tiny", "x", ""]), again=st.booleans())
-def test_any_folder_is_scored_or_one_sentence(run, config, sample, content, metric, again, folder, copy):
+@given(
+    **CHANGES, metric=st.sampled_from(["clip", "fid", "clip-tiny", "x", ""]), again=st.booleans()
+)
+def test_any_folder_is_scored_or_one_sentence(
+    run, config, sample, content, metric, again, folder, copy
+):
     place = spoiled(folder, copy, run, config, sample, content)
-    judged(lambda: command("score", str(place), "--metrics", metric, *(["--again"] if again else [])))
+    judged(
+        lambda: command("score", str(place), "--metrics", metric, *(["--again"] if again else []))
+    )
 
 
 @pytest.mark.slow
 @FUZZ
 @given(
-    image=BYTES, captions=BYTES | st.just(b"image\tprompt\na.png\ta fox\n"), name=st.sampled_from(["c.tsv", "c.json"])
+    image=BYTES,
+    captions=BYTES | st.just(b"image\tprompt\na.png\ta fox\n"),
+    name=st.sampled_from(["c.tsv", "c.json"]),
 )
 def test_any_plain_folder_is_scored_or_one_sentence(image, captions, name, tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
@@ -166,7 +227,9 @@ def test_any_plain_folder_is_scored_or_one_sentence(image, captions, name, tmp_p
 @pytest.mark.slow
 @FUZZ
 @given(
-    name=st.sampled_from(["tune.json", "digests.json", "costs.json", "chain-0.npz", "measured.jsonl"]),
+    name=st.sampled_from(
+        ["tune.json", "digests.json", "costs.json", "chain-0.npz", "measured.jsonl"]
+    ),
     content=BYTES | ODD.map(written),
 )
 def test_any_folder_of_a_search_goes_on_or_is_one_sentence(name, content, tmp_path):
@@ -181,8 +244,12 @@ def test_any_folder_of_a_search_goes_on_or_is_one_sentence(name, content, tmp_pa
 @FUZZ
 @given(
     name=st.sampled_from(METHODS),
-    options=st.dictionaries(st.sampled_from([*OPTIONS, "name", "method"]), SENSIBLE | VALUES, max_size=2),
-    fields=st.dictionaries(st.sampled_from([f for f in Tune.model_fields if f not in ("method", "options")]), ODD),
+    options=st.dictionaries(
+        st.sampled_from([*OPTIONS, "name", "method"]), SENSIBLE | VALUES, max_size=2
+    ),
+    fields=st.dictionaries(
+        st.sampled_from([f for f in Tune.model_fields if f not in ("method", "options")]), ODD
+    ),
 )
 def test_any_settings_of_a_search_are_one_sentence_or_valid(name, options, fields):
     def work() -> None:

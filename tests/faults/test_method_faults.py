@@ -1,4 +1,6 @@
-"""Methods and targets whose settings contradict each other, or ask for too much, say so in a sentence and in time."""
+"""Methods and targets whose settings contradict each other, or ask for too much, say so in a
+sentence and in time.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_a_shape_and_another_depth_contradict_each_other(name, shallow):
     assert build(shallow, method(name, shape="chain-5", depth=5)).proposer.max_depth == 5
 
 
-@pytest.mark.parametrize("where", ["tiny=/nonexistent", "anole-7b=/nonexistent", "llamagen-xl-stage1=/dev/null"])
+@pytest.mark.parametrize(
+    "where", ["tiny=/nonexistent", "anole-7b=/nonexistent", "llamagen-xl-stage1=/dev/null"]
+)
 def test_a_folder_that_is_not_there_is_not_replaced_by_another(where):
     with pytest.raises(UserError, match=r"/nonexistent|/dev/null"):
         load_target(where)
@@ -61,7 +65,9 @@ def test_the_largest_trees_decode_or_are_refused_in_time(name, options, shallow)
     ],
 )
 def test_a_tree_chosen_from_tens_of_millions_of_nodes_is_refused(name, options, says, shallow):
-    with pytest.raises(UserError, match=r"levels with 1,02\d children per expanded node are 6\d,.*" + says):
+    with pytest.raises(
+        UserError, match=r"levels with 1,02\d children per expanded node are 6\d,.*" + says
+    ):
         build(shallow, method(name, total_nodes=1024, **options))
 
 

@@ -71,7 +71,9 @@ def test_a_method_s_option_may_not_be_called_name():
         method("eagle-1", name="x")
 
 
-@pytest.mark.parametrize("options", [{"temperature": 1e300}, {"temperature": 1e-9}, {"guidance": 1e30}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1e300}, {"temperature": 1e-9}, {"guidance": 1e30}]
+)
 def test_python_has_the_limits_of_the_command_line(options):
     with pytest.raises(UserError, match="is out of range"):
         load_api("tiny").generate("a red circle", **options)
@@ -82,7 +84,11 @@ def test_python_has_the_limits_of_the_command_line(options):
     [
         ("a.json", '[{"prompt": "a", "prompt": "b"}]', "'prompt' is given twice"),
         ("a.json", '{"prompts": ["a"], "prompts": ["b"]}', "'prompts' is given twice"),
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "id": 1, "id": 2}\n', "line 2 .*'id' is given twice"),
+        (
+            "a.jsonl",
+            '{"prompt": "a"}\n{"prompt": "b", "id": 1, "id": 2}\n',
+            "line 2 .*'id' is given twice",
+        ),
         ("a.json", "[" + "9" * 5000 + "]", "not valid JSON"),
     ],
 )
@@ -93,10 +99,14 @@ def test_a_prompt_file_that_contradicts_itself_is_named(name, text, says, tmp_pa
     assert len(str(error.value)) < 500
 
 
-@pytest.mark.parametrize("config", [{"seed": [1]}, {"drafter": 3}, {"target": {}}, {"batch": "1"}, {"seed": -6e16}])
+@pytest.mark.parametrize(
+    "config", [{"seed": [1]}, {"drafter": 3}, {"target": {}}, {"batch": "1"}, {"seed": -6e16}]
+)
 def test_a_run_whose_configuration_has_other_kinds_of_values_is_damaged(config, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": config}))
-    with pytest.raises(UserError, match=rf"damaged \(config\.{next(iter(config))}: Input should be"):
+    with pytest.raises(
+        UserError, match=rf"damaged \(config\.{next(iter(config))}: Input should be"
+    ):
         read_run(tmp_path)
 
 
@@ -137,7 +147,10 @@ def test_a_target_says_whether_its_prompts_are_classes():
         row = catalogue.entry(name)
         own = catalogue.family(row.family)
         row = row.model_copy(update={"name": "mine"})
-        assert own.fields(row, SimpleNamespace(config=own.config(row)), None, None)["labels"] is labels
+        assert (
+            own.fields(row, SimpleNamespace(config=own.config(row)), None, None)["labels"]
+            is labels
+        )
     assert prompts.captions_for(True, 2) == [p.text for p in prompts.load("imagenet", 2)]
 
 
@@ -151,7 +164,8 @@ def test_a_disk_that_is_full_during_a_checkpoint_is_one_sentence(written, tmp_pa
 
     monkeypatch.setattr("builtins.open", lambda *args, **kwargs: Full())
     with pytest.raises(
-        UserError, match=r"cannot write .*net\.pt \(No space left on device\): free some space or choose"
+        UserError,
+        match=r"cannot write .*net\.pt \(No space left on device\): free some space or choose",
     ):
         loop.save_atomically({"model": torch.zeros(50_000)}, tmp_path / "net.pt")
     monkeypatch.undo()
@@ -162,7 +176,8 @@ PRINTING = (["prompts", "demo", "-n", "2"], ["prompts", "demo", "--json"], ["--v
 
 
 @pytest.mark.parametrize(
-    ("command", "unbuffered"), slow_but([*zip(PRINTING, ["", "1", ""], strict=True)], product(PRINTING, ["", "1"]))
+    ("command", "unbuffered"),
+    slow_but([*zip(PRINTING, ["", "1", ""], strict=True)], product(PRINTING, ["", "1"])),
 )
 def test_an_output_that_is_lost_is_an_error(command, unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)

@@ -68,7 +68,9 @@ def rule():
 def test_a_rule_that_fails_is_named(fault, rule, shallow):
     rule["relax"] = FAULTS[fault]
     with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed") as said:
-        generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
+        generate(
+            build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3
+        )
     assert "\n" not in str(said.value)
     with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
         list(verify_method(method("eagle-1", acceptance="theirs"), None, 0, 1))
@@ -78,7 +80,9 @@ def test_a_rule_that_fails_is_named(fault, rule, shallow):
 def test_a_rule_that_cannot_be_built_is_named(fault, rule, shallow):
     rule["prepare"] = FAULTS[fault]
     with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
-        generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
+        generate(
+            build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3
+        )
 
 
 def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow):
@@ -88,7 +92,9 @@ def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, sha
         generate(decoder, ["a red circle"], max_steps=3)
     rule["relax"] = lambda: fail(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        generate(build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3)
+        generate(
+            build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3
+        )
 
 
 @pytest.mark.parametrize("name", ["ar", "eagle-2", "cool-sd"])
@@ -135,7 +141,9 @@ class Odd:
     ],
     ids=lambda args: " ".join(args[:3]),
 )  # fmt: skip
-def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(args, monkeypatch, capfd, tmp_path):
+def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(
+    args, monkeypatch, capfd, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
     entries.catalogue.cache_clear()

@@ -1,4 +1,6 @@
-"""Run folders that were edited, planted or deleted under a run: one sentence, no hang, no file elsewhere touched."""
+"""Run folders that were edited, planted or deleted under a run: one sentence, no hang, no file
+elsewhere touched.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_samples_deleted_under_a_run_end_it_with_a_sentence(how, tmp_path):
                 act()
 
 
-@pytest.mark.parametrize("name", ["run.json.part", "samples.jsonl", "devices.jsonl", "summary.json.part", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["run.json.part", "samples.jsonl", "devices.jsonl", "summary.json.part", ".lock"]
+)
 def test_a_planted_link_is_not_followed(name, tmp_path):
     (tmp_path / "victim").write_text("precious")
     path = made(tmp_path)
@@ -102,7 +106,9 @@ def test_a_planted_link_is_not_followed(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["run.json", "samples.jsonl", "summary.json"])
-@pytest.mark.parametrize("args", [("report",), ("report", "r"), ("compare", "r", "r"), ("score", "r"), ("score",)])
+@pytest.mark.parametrize(
+    "args", [("report",), ("report", "r"), ("compare", "r", "r"), ("score", "r"), ("score",)]
+)
 def test_a_pipe_in_a_run_folder_keeps_nobody_waiting(name, args, tmp_path, monkeypatch, capfd):
     path = made(tmp_path / "results")
     (path / name).unlink()
@@ -189,13 +195,19 @@ RUNS: dict[str, Any] = {
     "a config of 1e308": {"config": {"guidance": 1e308, "temperature": 10**400}},
     "labels that are numbers": {"methods": [{"label": 3}, {"label": None}, {}]},
     "labels that are lists": {"methods": [{"label": [1]}, {"label": {"a": 1}}]},
-    "an environment of words": {"environment": {"cores": "many", "workers": "two", "gpus": 3, "device": 4}},
+    "an environment of words": {
+        "environment": {"cores": "many", "workers": "two", "gpus": 3, "device": 4}
+    },
     "resumed in nothing": {"resumed": [{"at": None, "environment": 5}]},
-    "a target of lists": {"target": {"name": [1], "grid": [[1], -5], "weights": [1], "evaluators": 3}},
+    "a target of lists": {
+        "target": {"name": [1], "grid": [[1], -5], "weights": [1], "evaluators": 3}
+    },
     "an absurd grid": {"target": {"name": "tiny", "grid": [10**9, 10**9]}},
     "prompts of words": {"prompts": {"count": "many", "notes": 5, "hash": 3, "source": 4}},
     "times that are objects": {"created": {"a": 1}},
-    "nested deep": {"config": json.loads("[" * 500 + "]" * 500) and {"a": json.loads("[" * 500 + "]" * 500)}},
+    "nested deep": {
+        "config": json.loads("[" * 500 + "]" * 500) and {"a": json.loads("[" * 500 + "]" * 500)}
+    },
 }
 
 
@@ -219,7 +231,9 @@ def test_an_edited_run_is_a_sentence_or_a_report(fault, tmp_path, monkeypatch, c
 
 SUMMARIES: dict[str, Any] = {
     "a figure of 1e308": {"figures": {"speedup": {"value": 1e308, "lo": -1e308, "hi": 1e308}}},
-    "an accepted length of 1e308": {"figures": {"accept_len": {"value": 1e308}, "fidelity_loss": {"value": 1e308}}},
+    "an accepted length of 1e308": {
+        "figures": {"accept_len": {"value": 1e308}, "fidelity_loss": {"value": 1e308}}
+    },
     "a number of 400 digits": {"figures": {"accept_len": {"value": 10**400, "n": 10**400}}},
     "images without number": {"n": 1e308},
     "an absurd histogram": {"accept_histogram": [1e308, -1, None, "x"] * 10},
@@ -233,12 +247,16 @@ SUMMARIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("fault", SUMMARIES)
-def test_an_edited_summary_is_a_sentence_or_a_report(fault, quick_pictures, tmp_path, monkeypatch, capfd):
+def test_an_edited_summary_is_a_sentence_or_a_report(
+    fault, quick_pictures, tmp_path, monkeypatch, capfd
+):
     path = made(tmp_path / "results")
     summary = json.loads((path / "summary.json").read_text())
     for row in summary["rows"]:
         row |= SUMMARIES[fault]
-    summary["notes"].append({"kind": "info", "metric": None, "text": "[x](javascript:alert(1)) <img src=x> \x1b[2J"})
+    summary["notes"].append(
+        {"kind": "info", "metric": None, "text": "[x](javascript:alert(1)) <img src=x> \x1b[2J"}
+    )
     summary["notes"].append({"kind": ["info"], "metric": None, "text": "a kind that is none"})
     (path / "summary.json").write_text(json.dumps(summary))
     monkeypatch.chdir(tmp_path)

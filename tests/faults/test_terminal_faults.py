@@ -1,4 +1,6 @@
-"""What files say is printed as text: no terminal, spreadsheet or browser obeys it; odd seeds are a sentence."""
+"""What files say is printed as text: no terminal, spreadsheet or browser obeys it; odd seeds are a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def quiet(text: str) -> bool:
 @pytest.mark.parametrize("args", [(), ("--json",)])
 def test_captions_reach_the_terminal_as_text(args, tmp_path, monkeypatch, capfd):
     (tmp_path / "p.txt").write_text(EVIL * 2 + "\na fox\n")
-    monkeypatch.setattr(sys, "argv", ["lanternbench", "prompts", str(tmp_path / "p.txt"), "-n", "0", *args])
+    monkeypatch.setattr(
+        sys, "argv", ["lanternbench", "prompts", str(tmp_path / "p.txt"), "-n", "0", *args]
+    )
     with pytest.raises(SystemExit) as exit_:
         main()
     out, err = capfd.readouterr()
@@ -49,8 +53,14 @@ def test_progress_and_tables_print_text_alone(capfd):
 def test_no_cell_runs_in_a_spreadsheet_and_no_link_in_markdown():
     cells = ["=1+1", "+1", "-1", "@x", " =HYPERLINK(1)", "\t=1", "\r=1"]
     text = csv_text([{"a": cell} for cell in cells])
-    assert all(cell.startswith("'") for (cell,) in list(csv.reader(io.StringIO(text, newline="")))[1:])
-    table = markdown(["a"], [["[x](javascript:alert(1))"], ["<img src=x onerror=alert(1)>"], ["![a](b)"]], [False])
+    assert all(
+        cell.startswith("'") for (cell,) in list(csv.reader(io.StringIO(text, newline="")))[1:]
+    )
+    table = markdown(
+        ["a"],
+        [["[x](javascript:alert(1))"], ["<img src=x onerror=alert(1)>"], ["![a](b)"]],
+        [False],
+    )
     assert "[x](" not in table.replace("\\[", "").replace("\\]", "")
     assert "<img" not in table
 

@@ -1,4 +1,6 @@
-"""Files of an interrupted training that are damaged: a sentence that names the file, and deleting it is the fix."""
+"""Files of an interrupted training that are damaged: a sentence that names the file, and deleting
+it is the fix.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,16 @@ def fitted(folder, steps: int) -> nn.Module:
     def step(i: int) -> dict[str, torch.Tensor]:
         return {"loss": net(torch.full((1, 2), float(i))).square().sum()}
 
-    loop.fit("net", net, loop.optimizers(net, 0.1), step, steps, folder, plan=loop.Plan(1, save_every=1), log=str)
+    loop.fit(
+        "net",
+        net,
+        loop.optimizers(net, 0.1),
+        step,
+        steps,
+        folder,
+        plan=loop.Plan(1, save_every=1),
+        log=str,
+    )
     return net
 
 
@@ -47,7 +58,13 @@ def test_a_damaged_checkpoint_is_named_and_without_it_training_begins_anew(conte
 
 
 @pytest.mark.parametrize(
-    "value", [[], {"model": {}}, {"model": nn.Linear(3, 1).state_dict(), "optims": [], "step": 1}, torch.zeros(3)]
+    "value",
+    [
+        [],
+        {"model": {}},
+        {"model": nn.Linear(3, 1).state_dict(), "optims": [], "step": 1},
+        torch.zeros(3),
+    ],
 )
 def test_another_checkpoint_is_named(value, tmp_path):
     torch.save(value, tmp_path / "net.pt")
@@ -57,7 +74,13 @@ def test_another_checkpoint_is_named(value, tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [torch.zeros(2, 3), torch.zeros(1, 4).short(), torch.full((2, 4), 99).short(), -torch.ones(2, 4).short(), []],
+    [
+        torch.zeros(2, 3),
+        torch.zeros(1, 4).short(),
+        torch.full((2, 4), 99).short(),
+        -torch.ones(2, 4).short(),
+        [],
+    ],
 )
 def test_samples_that_are_none_are_named(value, tmp_path):
     torch.save(torch.zeros(2, 4).short(), tmp_path / "samples.pt")
@@ -68,11 +91,15 @@ def test_samples_that_are_none_are_named(value, tmp_path):
 
 
 def test_a_second_training_on_a_work_folder_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(drafter, "load_unpacked", lambda *_, **__: two_layers(side=8, dtype=torch.float32))
+    monkeypatch.setattr(
+        drafter, "load_unpacked", lambda *_, **__: two_layers(side=8, dtype=torch.float32)
+    )
     plan = drafter.Plan("tiny", prompts.load("demo", 2), steps=1, batch=1, lr=3e-3, seed=0)
     (tmp_path / "work").mkdir()
     held = acquire(tmp_path / "work", WORK)
-    with pytest.raises(UserError, match="work is in use by another process: wait for it to end, or choose another"):
+    with pytest.raises(
+        UserError, match="work is in use by another process: wait for it to end, or choose another"
+    ):
         drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str)
     held.close()
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=str)
@@ -81,6 +108,8 @@ def test_a_second_training_on_a_work_folder_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", "of another size"])
 def test_scenes_that_are_none_are_named(content, tmp_path):
     path = tmp_path / f"scenes-{data.SEED}-3.npy"
-    np.save(path, np.zeros((2, 64, 64, 3), np.uint8)) if isinstance(content, str) else path.write_bytes(content)
+    np.save(path, np.zeros((2, 64, 64, 3), np.uint8)) if isinstance(
+        content, str
+    ) else path.write_bytes(content)
     with pytest.raises(UserError, match="is damaged"):
         data.images(tmp_path, 3)

@@ -1,4 +1,6 @@
-"""Folders of an interrupted ``tune`` that are damaged or planted: one sentence, no hang, no file elsewhere touched."""
+"""Folders of an interrupted ``tune`` that are damaged or planted: one sentence, no hang, no file
+elsewhere touched.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from lanternbench.tune.tuning import Measured, Pieces
 
 pytestmark = pytest.mark.usefixtures("in_time")
 SETTINGS = {"method": "eagle-1", "few": 3, "weights": {"target": "1"}}
-COSTS = [{"shape": {"nodes": 1, "depth": 0}, "cached": 32, "draft_s": 0.0, "forward_s": 0.01, "rest_s": 0.001}]
+COSTS = [
+    {
+        "shape": {"nodes": 1, "depth": 0},
+        "cached": 32,
+        "draft_s": 0.0,
+        "forward_s": 0.01,
+        "rest_s": 0.001,
+    }
+]
 LINE = Measured(name="ar", prompt="1", tokens=256, steps=256, decode_s=1.0, robust_s=0.9)
 CONTENTS = {
     "nothing": b"",
@@ -52,7 +62,9 @@ def search(folder: Path) -> tuple[object, object, list[Measured]]:
 WHOLE = COSTS, {"reached": [1.0, 1.0, 1.0]}, [LINE]
 
 
-@pytest.mark.parametrize("name", ["tune.json", "digests.json", "costs.json", "chain-0.npz", "measured.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["tune.json", "digests.json", "costs.json", "chain-0.npz", "measured.jsonl"]
+)
 @pytest.mark.parametrize("content", [*CONTENTS, "a folder", "a pipe"])
 def test_a_damaged_piece_is_named_and_made_again_without_it(name, content, tmp_path):
     assert search(tmp_path) == WHOLE == search(tmp_path)
@@ -72,8 +84,11 @@ def test_a_damaged_piece_is_named_and_made_again_without_it(name, content, tmp_p
         path.rmdir() if path.is_dir() else path.unlink()
         found = search(tmp_path)
     assert found == WHOLE
-    settings = name == "tune.json" and ("search with other settings" in said or "begun with other weights" in said)
-    dispensable = not said and name in ("tune.json", "digests.json", "measured.jsonl")  # as if it were not there
+    settings = name == "tune.json" and (
+        "search with other settings" in said or "begun with other weights" in said
+    )
+    # as if it were not there
+    dispensable = not said and name in ("tune.json", "digests.json", "measured.jsonl")
     assert name in said or settings or dispensable
 
 

@@ -1,4 +1,6 @@
-"""Weights that are not what they should be: one sentence before anything is decoded, never a traceback, never τ = 1."""
+"""Weights that are not what they should be: one sentence before anything is decoded, never a
+traceback, never τ = 1.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,11 @@ def test_weights_that_are_not_finite_are_refused(name, folder):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.int8) for name in NAMES), ("target", torch.float8_e4m3fn), ("target", torch.complex64)],
+    [
+        *((name, torch.int8) for name in NAMES),
+        ("target", torch.float8_e4m3fn),
+        ("target", torch.complex64),
+    ],
 )
 def test_weights_that_are_no_plain_floats_are_refused(name, dtype, folder):
     changed(name, partial(cast, dtype), folder)
@@ -142,9 +148,15 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
     "norm groups that do not divide": partial(shaped, "vq", norm_groups=7),
     "a drafter of absurd depth": partial(shaped, "model", n_layer=10**7),
     "no file": lambda folder: (folder / "vq.safetensors").unlink(),
-    "an empty file": lambda folder: [p.unlink() or p.write_bytes(b"") for p in [folder / "eagle.safetensors"]],
-    "a folder in place of a file": lambda folder: [p.unlink() or p.mkdir() for p in [folder / "medusa.safetensors"]],
-    "a web page": lambda folder: [p.unlink() or p.write_text("<html>") for p in [folder / "target.safetensors"]],
+    "an empty file": lambda folder: [
+        p.unlink() or p.write_bytes(b"") for p in [folder / "eagle.safetensors"]
+    ],
+    "a folder in place of a file": lambda folder: [
+        p.unlink() or p.mkdir() for p in [folder / "medusa.safetensors"]
+    ],
+    "a web page": lambda folder: [
+        p.unlink() or p.write_text("<html>") for p in [folder / "target.safetensors"]
+    ],
 }
 
 
@@ -175,13 +187,19 @@ def vq_says(folder: Path, **fields: object) -> None:
 
 PUBLISHED_FOLDERS: dict[str, Callable[[Path], object]] = {
     "a down_proj of one dimension": down,
-    "a drafter of another depth": lambda folder: eagle_says('{"num_attention_heads": "two"}', folder),
+    "a drafter of another depth": lambda folder: eagle_says(
+        '{"num_attention_heads": "two"}', folder
+    ),
     "a drafter's epsilon in words": lambda folder: eagle_says('{"rms_norm_eps": "small"}', folder),
     "a drafter's config that is a list": lambda folder: eagle_says("[]", folder),
     "no config": lambda folder: (folder / "model" / "config.json").unlink(),
     "a config that is no JSON": lambda folder: (folder / "model" / "config.json").write_text("{"),
-    "a config that is nested too deep": lambda folder: (folder / "model" / "config.json").write_text("[" * 100_000),
-    "a config in bytes": lambda folder: (folder / "model" / "config.json").write_bytes(b"\xff\xfe\x00"),
+    "a config that is nested too deep": lambda folder: (
+        folder / "model" / "config.json"
+    ).write_text("[" * 100_000),
+    "a config in bytes": lambda folder: (folder / "model" / "config.json").write_bytes(
+        b"\xff\xfe\x00"
+    ),
     "sizes left out": partial(anole_says, hidden_size="leave out"),
     "sizes in words": partial(anole_says, hidden_size="wide"),
     "negative sizes": partial(anole_says, hidden_size=-32),
@@ -238,10 +256,12 @@ def test_a_pickle_in_place_of_t5_is_one_sentence(name, content, tmp_path):
     from transformers import PreTrainedTokenizerFast, T5Config
 
     folder = tmp_path / "text"
-    T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=16).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))).save_pretrained(
+    T5Config(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, vocab_size=16).save_pretrained(
         folder
     )
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    ).save_pretrained(folder)
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match="text encoder") as said:
         T5Features(folder, 4, "cpu", torch.float32, 8)(["a"])

@@ -82,12 +82,16 @@ def as_report(path: Path) -> Run:
 
 def test_two_folders_of_one_name_are_told_apart(tmp_path, monkeypatch, capfd):
     for name, weights in (("r", "1"), ("s", "2"), ("t", "1")):
-        RunFolder.open(tmp_path, name, {}, target={"name": "tiny", "weights": {"eagle": weights}}).close()
+        RunFolder.open(
+            tmp_path, name, {}, target={"name": "tiny", "weights": {"eagle": weights}}
+        ).close()
     runs = [as_report(tmp_path / name) for name in "rst"]
     assert "the weights of eagle" in str(differing(runs))
     assert [row.setup for row in joined_rows(runs)] == [1, 2, 1]
     assert differing([runs[0], runs[2]]) is None
-    monkeypatch.setattr(sys, "argv", ["lanternbench", "compare", str(runs[0].folder), str(runs[1].folder)])
+    monkeypatch.setattr(
+        sys, "argv", ["lanternbench", "compare", str(runs[0].folder), str(runs[1].folder)]
+    )
     with pytest.raises(SystemExit):
         main()
     assert "the weights of eagle" in capfd.readouterr().err
@@ -134,7 +138,9 @@ def lighter(folder: Path) -> Path:
         shutil.copy(path, folder)
     state, meta = tiny.read(WEIGHTS / "target.safetensors")
     meta["config"]["n_layer"] = 2
-    kept = {k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2}
+    kept = {
+        k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2
+    }
     tiny.write(folder / "target.safetensors", kept, **meta)
     return folder
 
@@ -153,7 +159,9 @@ def test_a_training_begun_on_other_weights_is_not_resumed(tmp_path):
     change(folder, 1.5)  # the drafter that comes with the target plays no part
     drafter.train(plan, *where, log=str)
     scale_target(folder)
-    with pytest.raises(UserError, match=r"out belongs to a training with other settings \(weights\)"):
+    with pytest.raises(
+        UserError, match=r"out belongs to a training with other settings \(weights\)"
+    ):
         drafter.train(plan, *where, log=str)
     recipe = tmp_path / "out" / "recipe.json"
     assert set(json.loads(recipe.read_text())["settings"]["weights"]) >= {"target", "vq", "text"}

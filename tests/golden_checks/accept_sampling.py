@@ -1,4 +1,6 @@
-"""Acceptance and residuals with recorded uniforms: how far a walk gets, what it uses, what is sampled at its end."""
+"""Acceptance and residuals with recorded uniforms: how far a walk gets, what it uses, what is
+sampled at its end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def check(folder: Path) -> list[Found]:
     by_group: dict[str, list[Found]] = {}
     for case in vectors.meta["cases"]:
         for f in compare(vectors, case):
-            by_group.setdefault(f"{case['kind']}: {f.group}", []).append(f._replace(group=case["name"]))
+            by_group.setdefault(f"{case['kind']}: {f.group}", []).append(
+                f._replace(group=case["name"])
+            )
     found = []
     for group, all_of in by_group.items():
         failed = [f.group for f in all_of if not f.passed]
@@ -78,8 +82,9 @@ def walk(
 ) -> tuple[VerifyResult, Tensor]:
     """Verify with the uniforms in the order in which a sequential walk consumes them.
 
-    Verification takes a uniform per node, so they are dealt to the children of the node that the walk has reached,
-    once per depth.  Returns the result and the distribution [V] that its last token is drawn from.
+    Verification takes a uniform per node, so they are dealt to the children of the node that the
+    walk has reached, once per depth.  Returns the result and the distribution [V] that its last
+    token is drawn from.
     """
     u = torch.zeros(1, draft.tree.nodes, dtype=torch.float64)
     drawn: list[Tensor] = []

@@ -1,4 +1,6 @@
-"""Chameleon's decoder: both norm placements, q/k norms per head or per shard, the cache, a padded guided batch."""
+"""Chameleon's decoder: both norm placements, q/k norms per head or per shard, the cache, a padded
+guided batch.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,26 @@ from lanternbench.models.loading import from_published
 
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "chameleon_lm.safetensors")
-    return [f._replace(group=f"{kind}: {f.group}") for kind in ("noswin", "swin") for f in one(vectors, kind)]
+    return [
+        f._replace(group=f"{kind}: {f.group}")
+        for kind in ("noswin", "swin")
+        for f in one(vectors, kind)
+    ]
 
 
 def check_shards(folder: Path) -> list[Found]:
     """Lumina-mGPT's older layout: a row of q/k norm for several heads."""
     vectors = read(folder / "chameleon_lm_mp.safetensors")
     b = vectors.meta["build_config"]
-    cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"], swin_norm=b["swin"])
+    cfg = ChameleonConfig(
+        b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"], swin_norm=b["swin"]
+    )
     model = loaded(Chameleon(cfg), from_published(vectors.under("sd."), ("model.",), cfg.decoder))
     ids = vectors["input_ids"]
     everything = torch.ones(len(ids), 1, dtype=torch.bool)
-    hidden = model.teacher_forced(model.tok_embeddings(ids[:, :1]), everything, torch.roll(ids, -1, 1))
+    hidden = model.teacher_forced(
+        model.tok_embeddings(ids[:, :1]), everything, torch.roll(ids, -1, 1)
+    )
     return [
         close("last hidden", hidden, vectors["last_hidden"]),
         close("logits", model.output(hidden), vectors["logits"]),
@@ -41,7 +51,9 @@ def check_shards(folder: Path) -> list[Found]:
 def one(vectors: Vectors, kind: str) -> list[Found]:
     config: dict[str, Any] = vectors.meta[f"config_{kind}"]
     cfg = ChameleonFamily().described({"model_type": "chameleon", **config}, entry("anole-7b"))
-    model = loaded(Chameleon(cfg), from_published(vectors.under(f"{kind}.sd."), ("model.",), cfg.decoder))
+    model = loaded(
+        Chameleon(cfg), from_published(vectors.under(f"{kind}.sd."), ("model.",), cfg.decoder)
+    )
     want, ids = vectors.under(f"{kind}."), vectors["input_ids"]
     hidden = by_layer(model, ids)
     logits = model.output(hidden[-1])
@@ -49,7 +61,10 @@ def one(vectors: Vectors, kind: str) -> list[Found]:
     masked = logits.index_fill(-1, torch.tensor(images), torch.finfo(logits.dtype).min)
     stepwise, stack = incremental(model, ids, vectors.meta["prefill_len"])
     return [
-        worst("hidden states", [close("", h, want[f"hidden_states.{i}"]) for i, h in enumerate(hidden)]),
+        worst(
+            "hidden states",
+            [close("", h, want[f"hidden_states.{i}"]) for i, h in enumerate(hidden)],
+        ),
         close("logits", logits, want["logits"]),
         close("logits as transformers returns them", masked, want["hf_logits"]),
         close("logits with the cache", stepwise, want["incremental_logits"]),
@@ -73,7 +88,9 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, De
     """Logits [B, L, V] with a cache, in pieces of recorded lengths, and the cache."""
     x = model.tok_embeddings(ids)
     rows, length, _ = x.shape
-    cache = DecoderCache(model, model.config.decoder, raster(length, 0, 0, 0, length, x.device), rows, model.rope, x)
+    cache = DecoderCache(
+        model, model.config.decoder, raster(length, 0, 0, 0, length, x.device), rows, model.rope, x
+    )
     out, base = [], 0
     for n in (prefill, 1, 1, 3, length - prefill - 5):
         out.append(cache.forward(x[:, base : base + n], run_address(base, n, causal(n, x.device))))
@@ -101,15 +118,23 @@ def halves(keys: Tensor) -> Tensor:
 
 
 def guided(model: Chameleon, vectors: Vectors, want: dict[str, Tensor]) -> list[Found]:
-    """Row 0 conditional, row 1 unconditional and left-padded; its positions start at its pads here."""
+    """Row 0 conditional, row 1 unconditional and left-padded; its positions start at its pads
+    here.
+    """
     ids, valid = vectors["cfg_batch.input_ids"], vectors["cfg_batch.attention_mask"]
     n = ids.shape[1]
     x = model.tok_embeddings(ids)
     hidden = model(x, model.rope[None, :n, None], additive(prefix_mask(valid, n)))
     prefix = int((valid == 0).sum()) + 2  # the unconditional row's pads, <s> and the image's start
-    forced = model.teacher_forced(x[:, :prefix], valid[:, :prefix], torch.roll(ids[:, prefix - 1 :], -1, 1))
+    forced = model.teacher_forced(
+        x[:, :prefix], valid[:, :prefix], torch.roll(ids[:, prefix - 1 :], -1, 1)
+    )
     last = guide(model.output(forced[:, -1]), vectors.meta["cfg_scale"])
     return [
-        close("guided batch: logits", model.output(hidden) * valid[..., None], want["cfg_batch.logits"]),
+        close(
+            "guided batch: logits",
+            model.output(hidden) * valid[..., None],
+            want["cfg_batch.logits"],
+        ),
         close("guided batch: last logits, guided", last, want["cfg_batch.last_cfg_logits"]),
     ]

@@ -1,4 +1,6 @@
-"""Chameleon's image tokeniser: indices to image, image to indices, pixels, and the ids of image tokens."""
+"""Chameleon's image tokeniser: indices to image, image to indices, pixels, and the ids of image
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def from_pixels(pixels: np.ndarray) -> Tensor:
 
 
 def on_white(image: Image.Image) -> Image.Image:
-    """Any image -> RGB; transparency shows white.  Blended in float and truncated, as the official code does."""
+    """Any image -> RGB; transparency shows white.  Blended in float and truncated, as the official
+    code does.
+    """
     if image.mode == "RGB":
         return image
     rgba = np.array(image.convert("RGBA"))
@@ -59,7 +63,11 @@ def decoded(vq: VQModel, vectors: Vectors) -> list[Found]:
         close("latent", vq.quantize.codes()[grids].permute(0, 3, 1, 2), vectors["dec.latent"]),
         close("image", vq.decode(grids), vectors["dec.image"], IMAGE),
         close("image, not square", wide, vectors["dec_nonsquare.image"], IMAGE),
-        same("image as pixels", truncated(vectors["dec_nonsquare.image"])[0], vectors["dec_nonsquare.uint8"]),
+        same(
+            "image as pixels",
+            truncated(vectors["dec_nonsquare.image"])[0],
+            vectors["dec_nonsquare.uint8"],
+        ),
     ]
 
 
@@ -70,19 +78,37 @@ def encoded(vq: VQModel, vectors: Vectors) -> list[Found]:
     quantised = vq.quantize.codes()[vectors["enc.indices"].view_as(indices)].permute(0, 3, 1, 2)
     white = on_white(Image.fromarray(vectors["rgba.image_uint8"].numpy()))
     square = centre_square(
-        Image.fromarray(vectors["anole_pre.image_uint8"].numpy()), vectors.meta["anole_target_image_size"]
+        Image.fromarray(vectors["anole_pre.image_uint8"].numpy()),
+        vectors.meta["anole_target_image_size"],
     )
     return [
         close("input", x, vectors["enc.input"]),
         close("latent before quantisation", vq.latents(x), vectors["enc.prequant"]),
-        same("indices where one code is clearly nearest", indices.flatten()[clear], vectors["enc.indices"][clear]),
+        same(
+            "indices where one code is clearly nearest",
+            indices.flatten()[clear],
+            vectors["enc.indices"][clear],
+        ),
         same("indices that are near ties", int((~clear).sum()), 0),
         close("quantised", quantised, vectors["enc.quantized"]),
-        close("reconstruction", vq.decode_latents(vectors["enc.quantized"]), vectors["enc.reconstruction"], IMAGE),
+        close(
+            "reconstruction",
+            vq.decode_latents(vectors["enc.quantized"]),
+            vectors["enc.reconstruction"],
+            IMAGE,
+        ),
         same("transparency on white", pixels(white), vectors["rgba.whitened_uint8"]),
-        same("transparency on white: indices", vq.encode(from_pixels(pixels(white).numpy())), grid(vectors, "rgba")),
+        same(
+            "transparency on white: indices",
+            vq.encode(from_pixels(pixels(white).numpy())),
+            grid(vectors, "rgba"),
+        ),
         close("Anole's crop", from_pixels(pixels(square).numpy()), vectors["anole_pre.tensor"]),
-        same("Anole's crop: indices", vq.encode(vectors["anole_pre.tensor"]), grid(vectors, "anole_pre")),
+        same(
+            "Anole's crop: indices",
+            vq.encode(vectors["anole_pre.tensor"]),
+            grid(vectors, "anole_pre"),
+        ),
     ]
 
 
@@ -101,21 +127,41 @@ def vocabulary(vectors: Vectors, name: str) -> list[Found]:
     names = vectors.meta[f"{name}_json"]["model"]["vocab"]
     vocab, want = of_names(names), vectors.under(f"{name}.")
     ids = want["image_token_ids"]
-    framing = (chameleon.BOS, "</s>", chameleon.IMAGE_START, "<eoss>", chameleon.PAD, chameleon.TURN_END)
+    framing = (
+        chameleon.BOS,
+        "</s>",
+        chameleon.IMAGE_START,
+        "<eoss>",
+        chameleon.PAD,
+        chameleon.TURN_END,
+    )
     named = [vocab.ids[name] for name in framing]
     special = {name for name in names if chameleon.is_special(name)}
-    # the reference's batch conversion pairs sorted ids with sorted indices, which is right for monotone maps only
+    # the reference's batch conversion pairs sorted ids with sorted indices, which is right for
+    # monotone maps only
     paired = torch.searchsorted(ids, want["convert_bpe2img.in"])
     found = [
         same("image ids", vocab.to_id.sort().values, ids),
         same("id to index", codes_of(ids, vocab), want["bpe2img_of_image_token_ids"]),
         same("index to id", vocab.to_id, want["img2bpe_table"]),
-        same("index to id, any shape", vocab.to_id[want["convert_img2bp2.in"]], want["convert_img2bp2.out"]),
-        same("the reference's id to index, which pairs ranks", paired, want["convert_bpe2img.out"]),
-        same("framing ids", named, want["named_ids"]),
-        same("special tokens", sorted(names[n] for n in special), want["special_tokens"].sort().values),
         same(
-            "text tokens", sorted(i for n, i in names.items() if is_text(n, special)), want["text_tokens"].sort().values
+            "index to id, any shape",
+            vocab.to_id[want["convert_img2bp2.in"]],
+            want["convert_img2bp2.out"],
+        ),
+        same(
+            "the reference's id to index, which pairs ranks", paired, want["convert_bpe2img.out"]
+        ),
+        same("framing ids", named, want["named_ids"]),
+        same(
+            "special tokens",
+            sorted(names[n] for n in special),
+            want["special_tokens"].sort().values,
+        ),
+        same(
+            "text tokens",
+            sorted(i for n, i in names.items() if is_text(n, special)),
+            want["text_tokens"].sort().values,
         ),
     ]
     return [f._replace(group=f"{name}: {f.group}") for f in found]

@@ -1,4 +1,6 @@
-"""What the checks share: reading a vector file, measuring errors, and targets built from recorded weights."""
+"""What the checks share: reading a vector file, measuring errors, and targets built from recorded
+weights.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,9 @@ def close(group: str, got: Tensor, want: Tensor, limit: float = FLOAT) -> Found:
 def logits_in_float64(model: LlamaGen, prefix: Prefix, tokens: Tensor) -> Tensor:
     """Teacher-forced logits of ``model``, whose weights become float64.
 
-    Guidance multiplies the rounding of two logits by 2s − 1 = 14: guided logits of float32 models agree to 5e-5 on one
-    CPU and to 1.1e-4 on another.  In float64 what differs is the recorded side's rounding alone, on any.
+    Guidance multiplies the rounding of two logits by 2s − 1 = 14: guided logits of float32 models
+    agree to 5e-5 on one CPU and to 1.1e-4 on another.  In float64 what differs is the recorded
+    side's rounding alone, on any.
     """
     for weights in model.parameters():
         weights.data = weights.data.double()
@@ -97,7 +100,9 @@ def same(group: str, got: Any, want: Any) -> Found:
 
 def worst(group: str, found: list[Found]) -> Found:
     """Several comparisons of one kind as one line."""
-    return max(found, key=lambda f: (not f.passed, f.error))._replace(group=f"{group} ({len(found)})")
+    return max(found, key=lambda f: (not f.passed, f.error))._replace(
+        group=f"{group} ({len(found)})"
+    )
 
 
 def official_config(config: dict[str, Any]) -> LlamaGenConfig:
@@ -108,7 +113,9 @@ def official_config(config: dict[str, Any]) -> LlamaGenConfig:
 
 
 def official_model(vectors: Vectors) -> LlamaGen:
-    return loaded(LlamaGen(official_config(vectors.meta["config"])), from_published(vectors.under("state.")))
+    return loaded(
+        LlamaGen(official_config(vectors.meta["config"])), from_published(vectors.under("state."))
+    )
 
 
 def loaded(net: Any, state: dict[str, Tensor]) -> Any:
@@ -116,13 +123,17 @@ def loaded(net: Any, state: dict[str, Tensor]) -> Any:
     return net.eval().requires_grad_(False)
 
 
-def captioned(model: LlamaGen, features: Tensor, mask: Tensor, codebook: Tensor | None = None, **more: Any) -> Target:
+def captioned(
+    model: LlamaGen, features: Tensor, mask: Tensor, codebook: Tensor | None = None, **more: Any
+) -> Target:
     """A target whose every batch of captions has the recorded features; it cannot make images."""
     vq: Any = SimpleNamespace(quantize=SimpleNamespace(codes=lambda: codebook))
     return Target("golden", model, vq, lambda captions: (features, mask), **more)
 
 
-def greedy(target: Target, scale: float, images: int = 1, name: str = "ar", **options: Any) -> list[Generation]:
+def greedy(
+    target: Target, scale: float, images: int = 1, name: str = "ar", **options: Any
+) -> list[Generation]:
     """Temperature 0 through the engine itself."""
     decoder = build(target, method(name, **options), temperature=0.0, guidance=scale)
     return generate(decoder, [f"caption {i}" for i in range(images)])

@@ -1,4 +1,6 @@
-"""Whole greedy decodes by the engine, every token and step: AR, EAGLE-1, EAGLE-2, LANTERN, LANTERN++."""
+"""Whole greedy decodes by the engine, every token and step: AR, EAGLE-1, EAGLE-2, LANTERN,
+LANTERN++.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def check(folder: Path, only: Collection[str] | None = None) -> list[Found]:
     target, scale = recorded_target(vectors), vectors.meta["cfg_scale"]
     prefix, model = target.prefix([""], scale), target.model
     n = prefix.valid.shape[1]
-    hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n, "uniform")))
+    hidden = model(
+        prefix.embeddings,
+        model.rope[None, :n, None],
+        additive(prefix_mask(prefix.valid, n, "uniform")),
+    )
     code = vectors["in.codebook"].double()
     distance = torch.cdist(code, code, compute_mode="donot_use_mm_for_euclid_dist")
     ar = vectors["out.ar_tokens"]
@@ -46,7 +52,8 @@ def check(folder: Path, only: Collection[str] | None = None) -> list[Found]:
 
 def recorded_target(vectors: Vectors) -> Target:
     model = loaded(
-        LlamaGen(config_from_hf(vectors.meta["target_config"])), from_published(vectors.under("target."), ("model.",))
+        LlamaGen(config_from_hf(vectors.meta["target_config"])),
+        from_published(vectors.under("target."), ("model.",)),
     )
     return captioned(
         model,
@@ -59,7 +66,9 @@ def recorded_target(vectors: Vectors) -> Target:
     )
 
 
-def method_of(run: dict[str, Any], trees: dict[str, list[list[int]]]) -> tuple[str, dict[str, Any]]:
+def method_of(
+    run: dict[str, Any], trees: dict[str, list[list[int]]]
+) -> tuple[str, dict[str, Any]]:
     """The reference's arguments -> a preset and its options.  Its δ above 1 is LANTERN++'s λ."""
     options: dict[str, Any] = {"variant": "reference"}
     if run["static_tree"]:
@@ -78,10 +87,14 @@ def method_of(run: dict[str, Any], trees: dict[str, list[list[int]]]) -> tuple[s
 def compare(name: str, made: Generation, want: dict[str, Tensor]) -> list[Found]:
     """The recorded tokens, and the steps that made them: the last one as far as it goes.
 
-    Ours stops with the image's last token; the reference goes on until it has emitted more than it keeps.
+    Ours stops with the image's last token; the reference goes on until it has emitted more than it
+    keeps.
     """
     length = want["tokens"].shape[-1]
-    steps, recorded = (_within(length - 1, n) for n in (made.accept_lengths, (want["accept_lengths"] + 1).tolist()))
+    steps, recorded = (
+        _within(length - 1, n)
+        for n in (made.accept_lengths, (want["accept_lengths"] + 1).tolist())
+    )
     return [
         same(f"{name}: tokens", made.tokens[None, :length], want["tokens"]),
         same(f"{name}: tokens of each step", steps, recorded),

@@ -23,7 +23,8 @@ from lanternbench.models.loading import from_published
 from lanternbench.models.target import Prefix
 from lanternbench.models.transformer import rope_2d
 
-GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}  # the reference derives the drafter's grid from its input type
+# the reference derives the drafter's grid from its input type
+GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}
 GREEDY = Warp(0.0)
 
 
@@ -31,7 +32,11 @@ def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:
     """The published layout -> our drafter."""
     width = config["intermediate_size"]
     shape = LlamaGenConfig(
-        config["hidden_size"], 1, config["num_attention_heads"], config["vocab_size"], multiple_of=width
+        config["hidden_size"],
+        1,
+        config["num_attention_heads"],
+        config["vocab_size"],
+        multiple_of=width,
     )
     words = len(state.get("embed_tokens.weight", ()))
     net = Eagle(replace(shape.decoder, first_norm=False), config["bias"], token_ids=words)
@@ -44,7 +49,9 @@ def grid_of(vectors: Vectors) -> int:
 
 
 def heads(vectors: Vectors, prefix: int) -> Any:
-    """The drafter with its own embedding table, and what it borrows of its target: output head, rotary table."""
+    """The drafter with its own embedding table, and what it borrows of its target: output head,
+    rotary table.
+    """
     net = eagle(vectors.under("state."), vectors.meta["drafter_config"])
     vocab, dim = vectors["in.lm_head"].shape
     output = nn.Linear(dim, vocab, bias=False)
@@ -52,7 +59,10 @@ def heads(vectors: Vectors, prefix: int) -> Any:
 
     rope = rope_2d(grid_of(vectors), grid_of(vectors), net.config.head_dim, prefix)
     model = SimpleNamespace(
-        output=output, rotary_table=lambda prompt: rope, config=net.config, dtype=output.weight.dtype
+        output=output,
+        rotary_table=lambda prompt: rope,
+        config=net.config,
+        dtype=output.weight.dtype,
     )
     model.logits = partial(ImageDecoder.logits, model)
     return net, model
@@ -74,7 +84,9 @@ class Recorded:
     ``hidden`` [R, P, dim]: the target's prefix states; the token after them is ``first`` [].
     """
 
-    def __init__(self, vectors: Vectors, hidden: Tensor, first: Tensor, max_nodes: int, warp: Warp = GREEDY):
+    def __init__(
+        self, vectors: Vectors, hidden: Tensor, first: Tensor, max_nodes: int, warp: Warp = GREEDY
+    ):
         net, model = heads(vectors, hidden.shape[1])
         rows, positions, _ = hidden.shape
         ahead = torch.zeros(rows, positions - 1, dtype=torch.long)
@@ -115,7 +127,9 @@ class Recorded:
         logits, self.draft_on = self.drafter.root(self.state, self.own)
         return logits
 
-    def expand(self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         """See ``Expand``."""
         return self.draft_on(tokens, parent, visible, depth)
 

@@ -1,4 +1,6 @@
-"""The EAGLE drafter for Anole: padded guided rows, its cache, tree steps, EAGLE-2 trees and a static tree."""
+"""The EAGLE drafter for Anole: padded guided rows, its cache, tree steps, EAGLE-2 trees and a
+static tree.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ def check(folder: Path) -> list[Found]:
 
 
 class Anole:
-    """The drafter as a decode drives it: committed positions, then drafted nodes.  Row 0 is conditional, 1 is not."""
+    """The drafter as a decode drives it: committed positions, then drafted nodes.  Row 0 is
+    conditional, 1 is not.
+    """
 
     def __init__(self, vectors: Vectors):
         b = vectors.meta["build_config"]
-        cfg = ChameleonConfig(b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"]).decoder
+        cfg = ChameleonConfig(
+            b["hidden"], b["layers"], b["heads"], b["inter"], b["vocab"], b["kv"]
+        ).decoder
         state = from_published(rotary_pairs(vectors.under("sd."), cfg))
         self.net = loaded(Eagle(cfg, b["bias"], cfg.norm_eps, b["layers"], b["vocab"]), state)
         self.embed = self.net.tok_embeddings
@@ -48,15 +54,19 @@ class Anole:
         self.banned[FIRST_IMAGE : FIRST_IMAGE + b["n_img"]] = False
         valid, hidden = vectors["attention_mask"].bool(), vectors["hidden_states"]
         self.valid, self.hidden, self.ids = valid, hidden, vectors["shifted_input_ids"]
-        self.shift = torch.tensor([0, b["prompt"] - 2])  # the unconditional row's positions start later
-        tree = len(vectors.meta["static_tree_choices"]) + b["top_k"] * (b["depth"] + 2)  # nodes that are expanded
+        # the unconditional row's positions start later
+        self.shift = torch.tensor([0, b["prompt"] - 2])
+        # nodes that are expanded
+        tree = len(vectors.meta["static_tree_choices"]) + b["top_k"] * (b["depth"] + 2)
         slots = hidden.shape[1] + tree
         layout, rope = raster(slots, 0, 0, 0, slots, hidden.device), rope_1d(slots, cfg.head_dim)
         self.cache = DecoderCache(self.net, self.net.config, layout, 2, rope, hidden)
         self.length = self.drafted = 0
 
     def run(self, x: Tensor, at: Tensor, visible: Tensor) -> Tensor:
-        """x [2, n, dim] at distance ``at`` [n] from the first slot; visible bool [b, n, drafted + n]."""
+        """x [2, n, dim] at distance ``at`` [n] from the first slot; visible bool [b, n, drafted +
+        n].
+        """
         position = (at - self.shift[:, None]).clamp(min=0)
         slots = slice(self.length + self.drafted, self.length + self.drafted + x.shape[1])
         mask = F.pad(additive(visible)[:, None], (self.length, 0))
@@ -67,7 +77,9 @@ class Anole:
         start, stop = self.length, self.length + n
         x = self.net.fuse(self.embed(self.ids[:, start:stop]), self.hidden[:, start:stop])
         self.drafted = 0
-        hidden = self.run(x, torch.arange(start, stop), prefix_mask(self.valid[:, start:stop], n)[:, 0])
+        hidden = self.run(
+            x, torch.arange(start, stop), prefix_mask(self.valid[:, start:stop], n)[:, 0]
+        )
         if start == 0:  # a prefix brings its own mask
             self.cache.hide_pads(self.valid)
         self.length = stop
@@ -81,13 +93,19 @@ class Anole:
         """[1, V] after the last committed token."""
         return self.logits(self.features[:, -1])
 
-    def expand(self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+    def expand(
+        self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+    ) -> Tensor:
         m = tokens.shape[1]
         if depth == 1 or parent is None:
             above = self.features[:, :1].expand(-1, m, -1)
         else:
             above = self.features[:, parent.flatten()]
-        seen = torch.ones(1, m, self.drafted + m, dtype=torch.bool) if visible is None else visible.isfinite()
+        seen = (
+            torch.ones(1, m, self.drafted + m, dtype=torch.bool)
+            if visible is None
+            else visible.isfinite()
+        )
         x = self.net.fuse(self.embed(tokens).expand(2, -1, -1), above)
         self.features = self.run(x, torch.full((m,), self.length + depth - 1), seen)
         self.drafted += m
@@ -113,18 +131,27 @@ def features(vectors: Vectors) -> list[Found]:
     pieces = torch.cat([at.commit(length - 3), at.commit(3)], 1) * valid
     step = vectors.under("tree_step.")
     x = at.net.fuse(at.embed(step["input_ids"]), step["hidden_states"])
-    seen = step["tree_mask"][0].bool() & torch.ones_like(step["tree_mask"][0], dtype=torch.bool).tril()
+    seen = (
+        step["tree_mask"][0].bool()
+        & torch.ones_like(step["tree_mask"][0], dtype=torch.bool).tril()
+    )
     tree = at.run(x, step["position_ids"][0], seen)
     return [
         *found,
         close("hidden, in two steps", pieces, vectors["incremental.out_hidden"]),
-        same("tree step: positions", step["position_ids"][0] - at.shift[:, None], step["position_ids"]),
+        same(
+            "tree step: positions",
+            step["position_ids"][0] - at.shift[:, None],
+            step["position_ids"],
+        ),
         close("tree step: hidden", tree, step["out_hidden"]),
     ]
 
 
 def dynamic(vectors: Vectors) -> list[Found]:
-    """Trees after the prompt, after more committed positions, and after the prompt with a processor."""
+    """Trees after the prompt, after more committed positions, and after the prompt with a
+    processor.
+    """
     build, ids = vectors.meta["build_config"], vectors["gen.input_ids"][0]
     bounds = Bounds(
         build["depth"] + 1, build["top_k"], build["total"]
@@ -141,7 +168,10 @@ def dynamic(vectors: Vectors) -> list[Found]:
         draft = grow_by_confidence(state, drafter.root(), drafter.expand, bounds)
         compared = tree_dynamic.compare(draft, vectors.under(f"{name}."))
         found += [f._replace(group=f"{name}: {f.group}") for f in compared]
-    return [*found, same("dynamic2: committed positions", at.length, vectors["dynamic2.stable_kv_len"])]
+    return [
+        *found,
+        same("dynamic2: committed positions", at.length, vectors["dynamic2.stable_kv_len"]),
+    ]
 
 
 def static(vectors: Vectors) -> list[Found]:

@@ -21,21 +21,31 @@ def check(folder: Path) -> list[Found]:
     logits = at.root()
     rows = at.state.target.model.output(at.drafter.states)
     grid = grid_of(vectors)
-    table = torch.view_as_real(rope_2d(grid, grid, drafter.net.config.head_dim, hidden.shape[1] - 1))
+    table = torch.view_as_real(
+        rope_2d(grid, grid, drafter.net.config.head_dim, hidden.shape[1] - 1)
+    )
     found = [
         close("rotary table", table, vectors["out.freqs_cis_used"][: len(table)]),
-        close("prefix: hidden at the last position", at.drafter.states, vectors["out.hidden1"][:, -1]),
+        close(
+            "prefix: hidden at the last position", at.drafter.states, vectors["out.hidden1"][:, -1]
+        ),
         close("prefix: cached keys", at.cache()[0], vectors["out.kv1.key"]),
         close("prefix: cached values", at.cache()[1], vectors["out.kv1.value"]),
         close("prefix: logits", rows, vectors["out.logits1_rows"]),
         close("prefix: logits, guided", logits, vectors["out.logits1_cfg"]),
-        close("prefix: hidden everywhere", everywhere(at, vectors["in.hidden1"], ids, grid), vectors["out.hidden1"]),
+        close(
+            "prefix: hidden everywhere",
+            everywhere(at, vectors["in.hidden1"], ids, grid),
+            vectors["out.hidden1"],
+        ),
     ]
     new = vectors["in.input_ids2"][:1, ids.shape[1] :]
     at.commit(vectors["in.hidden2"], new)
     logits = at.root()
     found += [
-        close("step: hidden at the last position", at.drafter.states, vectors["out.hidden2"][:, -1]),
+        close(
+            "step: hidden at the last position", at.drafter.states, vectors["out.hidden2"][:, -1]
+        ),
         close("step: cached keys", at.cache()[0], vectors["out.kv2.key"]),
         close("step: cached values", at.cache()[1], vectors["out.kv2.value"]),
         close("step: logits, guided", logits, vectors["out.logits2_cfg"]),

@@ -1,7 +1,9 @@
-"""The recorded Jacobi decodes through the engine itself: its steps, state, caches, verification and proposals.
+"""The recorded Jacobi decodes through the engine itself: its steps, state, caches, verification
+and proposals.
 
-The engine draws the first token in its prefill and then takes window steps of one size.  So a run is entered at its
-first full window step, in the recorded state, and followed until the public loop narrows its window.
+The engine draws the first token in its prefill and then takes window steps of one size.  So a run
+is entered at its first full window step, in the recorded state, and followed until the public loop
+narrows its window.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from lanternbench.lossless.tables import TableModel, read
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 
-Image = tuple[list[int], int]  # all tokens of a run after its prompt, and how many are committed when the engine starts
+# all tokens of a run after its prompt, and how many are committed when the engine starts
+Image = tuple[list[int], int]
 
 
 class StandInNet:
@@ -37,16 +40,21 @@ class StandInNet:
     def __init__(self, model: StandIn):
         self.model = model
 
-    def __call__(self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Any, last: bool = False) -> Tensor:
+    def __call__(
+        self, x: Tensor, rope: Tensor, mask: Tensor | None, put: Any, last: bool = False
+    ) -> Tensor:
         tokens, position, seen = read(x, rope, mask, put)
         slots = [one.nonzero()[:, 0] for one in seen[0]]
         images = [tokens[0, s[position[0, s].argsort()]].tolist() for s in slots]
-        return torch.stack([self.model.logits(self.model.run.prompt + image) for image in images])[None]
+        return torch.stack([self.model.logits(self.model.run.prompt + image) for image in images])[
+            None
+        ]
 
 
 def target(model: StandIn, length: int) -> Any:
     embedded = SimpleNamespace(
-        tok_embeddings=lambda tokens: tokens[..., None].float(), logits=lambda states, guidance: states
+        tok_embeddings=lambda tokens: tokens[..., None].float(),
+        logits=lambda states, guidance: states,
     )
     return SimpleNamespace(
         name="stand-in", vocab=model.vocab, length=length, grid=(1, length), grids=((1, length),),
@@ -57,15 +65,29 @@ def target(model: StandIn, length: int) -> Any:
 
 def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor) -> DecodeState:
     tokens, length = torch.tensor([image[0] + [0] * (nodes + 1)]), torch.tensor([image[1]])
-    layout, config = raster(made.length, 0, 0, 0, made.length + nodes + 1, made.device), TableModel.config.decoder
-    cache = DecoderCache(StandInNet(model), config, layout, 1, torch.arange(256.0)[:, None], torch.zeros(()))
+    layout, config = (
+        raster(made.length, 0, 0, 0, made.length + nodes + 1, made.device),
+        TableModel.config.decoder,
+    )
+    cache = DecoderCache(
+        StandInNet(model), config, layout, 1, torch.arange(256.0)[:, None], torch.zeros(())
+    )
     stored, one = torch.arange(image[1] - 1), (1,)
-    cache.store[0, 0, 0, stored, 0], cache.store[0, 0, 1, stored, 0] = stored + 1.0, tokens[0, stored].float()
+    cache.store[0, 0, 0, stored, 0], cache.store[0, 0, 1, stored, 0] = (
+        stored + 1.0,
+        tokens[0, stored].float(),
+    )
     prefix: Any = None
-    state = DecodeState(made, Warp(), 1.0, [0], prefix, cache, uniforms, nodes, nodes, Clock(made.device))
+    state = DecodeState(
+        made, Warp(), 1.0, [0], prefix, cache, uniforms, nodes, nodes, Clock(made.device)
+    )
     root = tokens[:, image[1] - 1]
     tokens[0, image[1] :] = 0
-    last = LastCommit(torch.zeros(1, 1, model.vocab), root[:, None], Lengths.of(torch.ones(1).long(), PerPrompt(one)))
+    last = LastCommit(
+        torch.zeros(1, 1, model.vocab),
+        root[:, None],
+        Lengths.of(torch.ones(1).long(), PerPrompt(one)),
+    )
     state.now = Progress(Lengths.of(length, PerPrompt((image[1],))), root, tokens, last)
     state.first = torch.zeros(1, model.vocab)
     return state
@@ -81,8 +103,8 @@ def window_run(
     vectors: Vectors, name: str, run: dict[str, Any], redraw: Callable[[dict[str, Tensor], int], Tensor],
     proposer: Callable[[Any, int, int], Jacobi], rule: AcceptanceRule,
 ) -> list[Found]:  # fmt: skip
-    """SCD and GSD.  ``redraw``: (a step's uniforms, L) -> those of the proposal's update; ``proposer``: (target, drafts
-    in a window, tokens before the first window step)."""
+    """SCD and GSD.  ``redraw``: (a step's uniforms, L) -> those of the proposal's update;
+    ``proposer``: (target, drafts in a window, tokens before the first window step)."""
     given, want = vectors.under(f"in.run.{name}."), vectors.under(f"out.run.{name}.")
     model, size = StandIn(vectors, Window.of(run)), run["window"]
     sizes = (want["window"] >= 0).sum(1).tolist()
@@ -97,7 +119,8 @@ def window_run(
     for t in range(first, last):
         u = {key: row[t, :size] for key, row in given.items() if key != "gumbel_u"}
         final = u["residual_u"][counts[t] - 1] if counts[t] < size else u["sample_u"][-1]
-        if counts[t] == size and "gumbel_u" in given:  # the public bonus token is a Gumbel redraw, ours an inverse CDF
+        # the public bonus token is a Gumbel redraw, ours an inverse CDF
+        if counts[t] == size and "gumbel_u" in given:
             final = uniform_of(model, image[: sum(counts[: t + 1])])
         fresh = (settings.fresh(u["fresh_u"][1:]) + 0.5) / model.vocab
         steps.append(torch.cat([final[None], u["accept_u"][1:], fresh, redraw(u, size)]))
@@ -116,7 +139,9 @@ def window_run(
     return [
         same(f"{name}: engine, tokens", state.now.tokens[0, :length], image[: sum(counts[:last])]),
         same(
-            f"{name}: engine, committed in each of {last - first} of {len(sizes)} steps", accepted, counts[first:last]
+            f"{name}: engine, committed in each of {last - first} of {len(sizes)} steps",
+            accepted,
+            counts[first:last],
         ),
         worst(f"{name}: engine, next drafts", drafts),
         worst(f"{name}: engine, recorded laws", laws),

@@ -33,8 +33,11 @@ def check(folder: Path) -> list[Found]:
     for name, run in vectors.meta["runs"].items():
         sampler = PublicStep(vectors["in.model.emb"])
         given = vectors.under(f"in.run.{name}.")
-        found += compare_decode(vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, sampler))
-        if run["window"] == run["window_after_first_window_step"]:  # the engine's window has one size
+        found += compare_decode(
+            vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, sampler)
+        )
+        # the engine's window has one size
+        if run["window"] == run["window_after_first_window_step"]:
             found += window_run(
                 vectors, name, run, lambda u, size: u["sample_u"],
                 lambda made, size, _: Jacobi(window=size, variant="reference").prepare(made, TreePolicy(), EXACT),
@@ -44,10 +47,14 @@ def check(folder: Path) -> list[Found]:
 
 
 def public_rule(embeddings: Tensor) -> Gsd:
-    """What ``--variant reference`` builds for a target with these input embeddings, whose codebook has equal rows."""
+    """What ``--variant reference`` builds for a target with these input embeddings, whose codebook
+    has equal rows.
+    """
     model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
     codebook = torch.zeros(len(embeddings), 1)
-    target: Any = SimpleNamespace(model=model, vocab=len(codebook), device=codebook.device, codebook=codebook)
+    target: Any = SimpleNamespace(
+        model=model, vocab=len(codebook), device=codebook.device, codebook=codebook
+    )
     return Gsd(variant="reference").prepare(target, 1)
 
 
@@ -70,7 +77,9 @@ class PublicStep:
         kept = u["accept_u"][1:] < self.accept_prob(drafts, p_prev, p_cur)
         n, at = accepted(kept) + 1, torch.arange(len(drafts))
         redrawn = draw(p_cur, u["sample_u"])
-        rest = maximal(drafts[1:], p_prev[1:], p_cur[:-1], u["accept_u"][1:], u["residual_u"][:-1]).residual
+        rest = maximal(
+            drafts[1:], p_prev[1:], p_cur[:-1], u["accept_u"][1:], u["residual_u"][:-1]
+        ).residual
         tested = torch.where(kept, drafts[1:], draw(rest, u["residual_u"][:-1]))
         tokens = torch.where(at < n, torch.cat([tested, redrawn[-1:]]), redrawn)
         laws = torch.where((at < n - 1)[:, None], F.pad(p_prev[1:], (0, 0, 0, 1)), p_cur)
@@ -108,4 +117,6 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
 def residual(p_prev: Tensor, p_cur: Tensor, want: dict[str, Any]) -> Found:
     drawn = want["residual_drawn"][:-1].bool()
     rest = (p_cur[:-1] - p_prev[1:]).clamp(min=0)
-    return close("residual", (rest / rest.sum(-1, keepdim=True))[drawn], want["residual"][:-1][drawn], 1e-5)
+    return close(
+        "residual", (rest / rest.sum(-1, keepdim=True))[drawn], want["residual"][:-1][drawn], 1e-5
+    )

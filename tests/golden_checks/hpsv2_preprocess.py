@@ -15,6 +15,10 @@ def check(folder: Path) -> list[Found]:
     size = int(vectors.meta["image_size"])
     shapes = ("landscape", "portrait", "square")
     return [
-        close(name, letterbox(Image.fromarray(vectors[f"{name}.uint8"].numpy()), size), vectors[f"{name}.preprocessed"])
+        close(
+            name,
+            letterbox(Image.fromarray(vectors[f"{name}.uint8"].numpy()), size),
+            vectors[f"{name}.preprocessed"],
+        )
         for name in shapes
     ]

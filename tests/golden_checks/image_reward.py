@@ -21,15 +21,25 @@ def check(folder: Path) -> list[Found]:
         "num_hidden_layers": vit["depth"],
         "num_attention_heads": vit["num_heads"],
     }
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    text = {name: med[name] for name in (*names, "max_position_embeddings")} | {"encoder_hidden_size": vit["embed_dim"]}
+    names = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    text = {name: med[name] for name in (*names, "max_position_embeddings")} | {
+        "encoder_hidden_size": vit["embed_dim"]
+    }
     model = loaded(ours.RewardModel(vision, text), ours.from_official(vectors.under("sd.")))
     images = [Image.fromarray(vectors[f"image{i}.uint8"].numpy()) for i in range(2)]
     pixels = torch.stack([openai_pixels()(image) for image in images])
     ids, mask = ours.tokenize(ours.tokenizer(vectors.meta["tokenizer_vocab"]), prompts)
     seen = model.vision(pixels).last_hidden_state
     captions = [(i.expand(2, -1), m.expand(2, -1)) for i, m in zip(ids, mask, strict=True)]
-    read_captions = [model.text(i, attention_mask=m, encoder_hidden_states=seen) for i, m in captions]
+    read_captions = [
+        model.text(i, attention_mask=m, encoder_hidden_states=seen) for i, m in captions
+    ]
     states = torch.stack([out.last_hidden_state for out in read_captions])
     reward = torch.stack([model(pixels, i, m) for i, m in captions])
     return [

@@ -1,4 +1,6 @@
-"""LlamaGen's class-conditional decoder: a label is a prefix of one position, the null class is the last label."""
+"""LlamaGen's class-conditional decoder: a label is a prefix of one position, the null class is the
+last label.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,19 @@ def check(folder: Path) -> list[Found]:
     prefix = target.prefix([""] * len(labels), scale)
 
     def forced(tokens: Tensor) -> Tensor:
-        return model.output(model.teacher_forced(prefix.embeddings, prefix.valid, tokens.repeat(2, 1)))
+        return model.output(
+            model.teacher_forced(prefix.embeddings, prefix.valid, tokens.repeat(2, 1))
+        )
 
     logits = forced(vectors["in.tokens"])
     images = len(labels)
     tokens = torch.stack([g.tokens for g in greedy(target, scale, images)])
-    # the engine guides every position; the official option that stops guiding is checked on the logits alone
+    # the engine guides every position; the official option that stops guiding is checked on the
+    # logits alone
     late = vectors["out.greedy_tokens_cfg_interval"]
     raw = forced(late)
-    guided = torch.arange(late.shape[1]) <= vectors.meta["cfg_interval"] + 1  # decode step i gives token i + 1
+    # decode step i gives token i + 1
+    guided = torch.arange(late.shape[1]) <= vectors.meta["cfg_interval"] + 1
     best = torch.where(guided[:, None], guide(raw, scale), raw[:images]).argmax(-1)
     return [
         close("teacher-forced logits", logits, vectors["out.tf_logits"]),

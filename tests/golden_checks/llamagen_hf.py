@@ -1,4 +1,6 @@
-"""The same weights in LANTERN's Hugging Face layout: key names, and the hidden states of padded caption positions."""
+"""The same weights in LANTERN's Hugging Face layout: key names, and the hidden states of padded
+caption positions.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,16 @@ import math
 from pathlib import Path
 from typing import Any
 
-from golden_checks.common import Found, captioned, close, greedy, loaded, logits_in_float64, read, same
+from golden_checks.common import (
+    Found,
+    captioned,
+    close,
+    greedy,
+    loaded,
+    logits_in_float64,
+    read,
+    same,
+)
 from lanternbench.engine.address import additive
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
@@ -33,12 +44,19 @@ def check(folder: Path) -> list[Found]:
     vectors = read(folder / "llamagen_hf.safetensors")
     scale = vectors.meta["cfg_scale"]
     model = loaded(
-        LlamaGen(config_from_hf(vectors.meta["config"])), from_published(vectors.under("state."), ("model.",))
+        LlamaGen(config_from_hf(vectors.meta["config"])),
+        from_published(vectors.under("state."), ("model.",)),
     )
-    target = captioned(model, vectors["in.caption_embs"], vectors["in.emb_mask"], pad_rows="uniform")
+    target = captioned(
+        model, vectors["in.caption_embs"], vectors["in.emb_mask"], pad_rows="uniform"
+    )
     prefix = target.prefix([""], scale)
     n = prefix.valid.shape[1]
-    hidden = model(prefix.embeddings, model.rope[None, :n, None], additive(prefix_mask(prefix.valid, n, "uniform")))
+    hidden = model(
+        prefix.embeddings,
+        model.rope[None, :n, None],
+        additive(prefix_mask(prefix.valid, n, "uniform")),
+    )
     rows = vectors["in.tokens"].repeat(2, 1)
     logits = model.output(model.teacher_forced(prefix.embeddings, prefix.valid, rows))
     tokens = greedy(target, scale)[0].tokens[None]
@@ -46,6 +64,10 @@ def check(folder: Path) -> list[Found]:
     return [
         close("prefill: hidden, padded positions too", hidden, vectors["out.prefill_hidden"]),
         close("teacher-forced logits", logits, vectors["out.tf_logits"]),
-        close("teacher-forced logits, guided, from float64", guide(exact_logits, scale), vectors["out.tf_logits_cfg"]),
+        close(
+            "teacher-forced logits, guided, from float64",
+            guide(exact_logits, scale),
+            vectors["out.tf_logits_cfg"],
+        ),
         same("greedy tokens", tokens, vectors["out.greedy_tokens"]),
     ]

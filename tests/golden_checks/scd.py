@@ -31,10 +31,16 @@ def check(folder: Path) -> list[Found]:
     return found
 
 
-def maximal_step(drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor]) -> tuple[Step, Any]:
+def maximal_step(
+    drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor]
+) -> tuple[Step, Any]:
     """Public maximal coupling: every draft is tested, and a kept one keeps its old law."""
     made = maximal(
-        drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
+        drafts[None, 1:],
+        p_prev[None, 1:],
+        p_cur[None, :-1],
+        u["accept_u"][None, 1:],
+        u["residual_u"][None, :-1],
     )
     laws = torch.where(made.accepted[0, :, None], p_prev[1:], p_cur[:-1])
     bonus = draw(p_cur[-1], u["sample_u"][-1])
@@ -45,9 +51,15 @@ def maximal_step(drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Ten
 def gumbel_step(
     drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor], redrawn: Tensor
 ) -> tuple[Step, Any]:
-    """Public Gumbel coupling: SJD up to the first rejection, whose residual is an independent draw; then redraws."""
+    """Public Gumbel coupling: SJD up to the first rejection, whose residual is an independent
+    draw; then redraws.
+    """
     made = maximal(
-        drafts[None, 1:], p_prev[None, 1:], p_cur[None, :-1], u["accept_u"][None, 1:], u["residual_u"][None, :-1]
+        drafts[None, 1:],
+        p_prev[None, 1:],
+        p_cur[None, :-1],
+        u["accept_u"][None, 1:],
+        u["residual_u"][None, :-1],
     )
     n = accepted(made.accepted) + 1
     at = torch.arange(len(drafts))
@@ -66,7 +78,11 @@ def unit(vectors: Vectors, name: str) -> list[Found]:
         same("independent redraw", sampled, want["advanced_sampled"]),
         same("Gumbel redraw", coupled, want["advanced_gumbel"]),
         same("Gumbel redraw, without the public code's 1e-9", ours, want["advanced_gumbel"]),
-        same("Gumbel redraw: drafts that stay", coupled[:-1] == drafts[1:], want["redrawn_gumbel_same"][1:]),
+        same(
+            "Gumbel redraw: drafts that stay",
+            coupled[:-1] == drafts[1:],
+            want["redrawn_gumbel_same"][1:],
+        ),
     ]
     step, made = maximal_step(drafts, p_prev, p_cur, given)
     for kind in ("mc", "janus_max"):
@@ -97,7 +113,9 @@ def _compare(group: str, step: Step, made: Any, want: dict[str, Tensor], kind: s
 def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     given = vectors.under(f"in.run.{name}.")
     noise = given.pop("gumbel_u", None)
-    return compare_decode(vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, PublicStep(noise)))
+    return compare_decode(
+        vectors, name, decode(StandIn(vectors, Window.of(run)), run, given, PublicStep(noise))
+    )
 
 
 class RecordedNoise(Scd):
@@ -131,7 +149,9 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
 
 
 class PublicStep:
-    """The public sampler.  Its Gumbel noise has one row per position, but only window steps move along the rows."""
+    """The public sampler.  Its Gumbel noise has one row per position, but only window steps move
+    along the rows.
+    """
 
     def __init__(self, noise: Tensor | None):
         self.noise, self.shift = noise, 0

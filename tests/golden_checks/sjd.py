@@ -1,4 +1,6 @@
-"""A speculative Jacobi step: how many drafts survive, what replaces the first that does not, what is drafted next."""
+"""A speculative Jacobi step: how many drafts survive, what replaces the first that does not, what
+is drafted next.
+"""
 
 from __future__ import annotations
 
@@ -62,25 +64,39 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     draft, start = Draft(tokens, static=jacobi.static), torch.ones(len(tokens), dtype=torch.long)
     step = StepResult(draft, given["p_cur"], result, start, uniforms(given))
     own = jacobi.update(state, jacobi.begin(state), step)
-    cut = result.accepted == n - 1  # of rows that were cut further, the reference keeps accepted drafts in the window
+    # of rows that were cut further, the reference keeps accepted drafts in the window
+    cut = result.accepted == n - 1
     left = window + 1 - n
     found = [
         same("committed", n, given["matched_num"]),
         same("accepted drafts", tokens[:, 1:n], given["matched_next_tokens"][:, : n - 1]),
         same("positions kept", own.draft_count[cut], torch.full((int(cut.sum()),), left)),
-        same("window after the shift", own.drafts[cut, :left], given["unmatched_next_tokens"][cut]),
+        same(
+            "window after the shift", own.drafts[cut, :left], given["unmatched_next_tokens"][cut]
+        ),
     ]
     if fixed_point:
-        return [*found, same("token that ends the step", result.token, given["matched_next_tokens"][:, n - 1])]
+        return [
+            *found,
+            same("token that ends the step", result.token, given["matched_next_tokens"][:, n - 1]),
+        ]
     want = given["residual_distribution"][cut]
     some = want.sum(-1) > 0  # a row with nothing rejected ends with the recorded bonus token
     token = given["matched_next_tokens"][:, n - 1][cut]
     return [
         *found,
         close("residual", final[cut][some], want[some]),
-        close("distribution of the bonus token", final[cut][~some], given["p_cur"][:, -1][cut][~some]),
-        same("the reference's last token is possible", (final[cut].gather(1, token[:, None]) <= 0).sum(), 0),
-        close("distributions after the shift", own.p[cut, :left], given["unmatched_next_scores"][cut]),
+        close(
+            "distribution of the bonus token", final[cut][~some], given["p_cur"][:, -1][cut][~some]
+        ),
+        same(
+            "the reference's last token is possible",
+            (final[cut].gather(1, token[:, None]) <= 0).sum(),
+            0,
+        ),
+        close(
+            "distributions after the shift", own.p[cut, :left], given["unmatched_next_scores"][cut]
+        ),
     ]
 
 
@@ -88,7 +104,9 @@ def fresh(given: dict[str, Tensor]) -> Found:
     """A window all new, at the tokens that the reference drew: its p is the recorded one."""
     tokens, vocab = given["draft_tokens"][:, 1:], given["p_cur"].shape[-1]
     state = stub(given)
-    jacobi = Jacobi(window=tokens.shape[1], variant="reference").prepare(state.target, TreePolicy(), EXACT)
+    jacobi = Jacobi(window=tokens.shape[1], variant="reference").prepare(
+        state.target, TreePolicy(), EXACT
+    )
     draft = jacobi.draft(state, jacobi.begin(state), (tokens + 0.5) / vocab)
     assert torch.equal(draft.tokens, given["draft_tokens"])
     assert draft.p is not None
@@ -101,7 +119,9 @@ def stub(given: dict[str, Tensor]) -> Any:
     root = given["draft_tokens"][:, 0]
     target = SimpleNamespace(vocab=vocab, grids=((1, 1),), length=1, device=root.device)
     now, first = SimpleNamespace(root=root), given["p_cur"][:, 0]
-    return SimpleNamespace(batch=batch, target=target, device=root.device, warp=Warp(), now=now, first=first)
+    return SimpleNamespace(
+        batch=batch, target=target, device=root.device, warp=Warp(), now=now, first=first
+    )
 
 
 def uniforms(given: dict[str, Tensor]) -> Uniforms:
@@ -122,9 +142,12 @@ def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
     """Our chain verification, and the distribution [B, V] that the last token is drawn from."""
     tokens, q = given["draft_tokens"], given["p_cur"]
     static = chain(tokens.shape[1] - 1)
-    # A draft that its own p excludes cannot be drawn and is refused; the reference divides by that 0 and accepts.
+    # A draft that its own p excludes cannot be drawn and is refused; the reference divides by that
+    # 0 and accepts.
     px = given["p_prev"][:, 1:].gather(-1, tokens[:, 1:, None])
-    p = given["p_prev"][:, 1:].scatter(-1, tokens[:, 1:, None], px.clamp(min=torch.finfo(px.dtype).tiny))
+    p = given["p_prev"][:, 1:].scatter(
+        -1, tokens[:, 1:, None], px.clamp(min=torch.finfo(px.dtype).tiny)
+    )
     drawn: list[Tensor] = []
 
     def recording(weights: Tensor, level: Tensor) -> Tensor:
@@ -132,5 +155,7 @@ def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
         return weights.argmax(-1)
 
     with patch.object(verification, "draw", recording):
-        result = EXACT.verify(Draft(tokens, p, static), q.clone(), uniforms(given), standard, greedy=False)
+        result = EXACT.verify(
+            Draft(tokens, p, static), q.clone(), uniforms(given), standard, greedy=False
+        )
     return result, drawn[-1] / drawn[-1].sum(-1, keepdim=True)

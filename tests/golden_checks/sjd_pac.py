@@ -35,26 +35,37 @@ class RecordedFresh(PublicSjdPac):
 
 
 class PublicTree:
-    """The public code's tree: its numbers of nodes, by row from the root to a leaf, and the engine's."""
+    """The public code's tree: its numbers of nodes, by row from the root to a leaf, and the
+    engine's.
+    """
 
     def __init__(self, recorded: dict[str, Tensor], k: int, depth: int):
         self.retrieve, self.depth = recorded["retrieve"], depth  # [R, M], −1 where a row has ended
         self.uniform_row = recorded["uniform_row"]
         columns = self.retrieve.shape[1]
-        self.column, self.rank = recorded["node_source"] % columns, recorded["node_source"] // columns
+        self.column, self.rank = (
+            recorded["node_source"] % columns,
+            recorded["node_source"] // columns,
+        )
         cpu: Any = SimpleNamespace(device=torch.device("cpu"))
         self.window = RecordedFresh(siblings=k, depth=depth, window=columns - 1).drafting(cpu)
         paths: dict[int, tuple[int, ...]] = {}
         for row in self.retrieve.tolist():
             for c, node in enumerate(n for n in row if n >= 0):
                 paths[node] = tuple(self.rank[row[1 : c + 1]].tolist())
-        self.engine = torch.tensor([((), *self.window.static.paths).index(paths[node]) for node in range(len(paths))])
+        self.engine = torch.tensor(
+            [((), *self.window.static.paths).index(paths[node]) for node in range(len(paths))]
+        )
         self.public = self.engine.argsort()
 
     def uniforms(self, accept_u: Tensor) -> Tensor:
-        """accept_u [R, M − 1] by row -> [N] by the engine's nodes: the first row through a node judges it."""
+        """accept_u [R, M − 1] by row -> [N] by the engine's nodes: the first row through a node
+        judges it.
+        """
         inside = self.depth - 1
-        by_row = torch.cat([accept_u[:, :inside].gather(0, self.uniform_row), accept_u[:, inside:]], 1)
+        by_row = torch.cat(
+            [accept_u[:, :inside].gather(0, self.uniform_row), accept_u[:, inside:]], 1
+        )
         nodes, u = self.retrieve[:, 1:], torch.zeros(len(self.engine))
         u[self.engine[nodes[nodes >= 0]]] = by_row[nodes >= 0]
         return u
@@ -71,9 +82,17 @@ class PublicStep(NamedTuple):
 
 
 def public_step(
-    tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor, accept_u: Tensor, sample_u: Tensor, fresh: Tensor
+    tree: PublicTree,
+    tokens: Tensor,
+    law: Tensor,
+    q: Tensor,
+    accept_u: Tensor,
+    sample_u: Tensor,
+    fresh: Tensor,
 ) -> PublicStep:
-    """One step of the engine's proposal: tokens [N], law [M, V] by column, q [N, V], sample_u [M, K]."""
+    """One step of the engine's proposal: tokens [N], law [M, V] by column, q [N, V], sample_u [M,
+    K].
+    """
     window, w = tree.window.ready(law=fresh), tree.window.window
     draft = Draft(tokens[None, tree.public], law[None, 1:][:, window.law_column], window.static)
     q, verify = q[None, tree.public], tree.uniforms(accept_u)[None]
@@ -89,7 +108,9 @@ def public_step(
     row = (tree.retrieve == tree.public[result.path[0, -1]]).any(1).int().argmax()
     shift = (accepted + torch.arange(w + 1)).clamp(max=w)
     weights = torch.cat([weights, fresh[None]])[shift]
-    return PublicStep(accepted + 1, int(row), torch.cat([ends[:, None], new.drafts[0].mT], 1), new.p[0], weights)
+    return PublicStep(
+        accepted + 1, int(row), torch.cat([ends[:, None], new.drafts[0].mT], 1), new.p[0], weights
+    )
 
 
 def check(folder: Path) -> list[Found]:
@@ -112,7 +133,9 @@ def check(folder: Path) -> list[Found]:
 
 
 def shape(tree: PublicTree, want: dict[str, Tensor]) -> list[Found]:
-    """The engine's tree has the recorded nodes and no others, and the same ones attend to each other."""
+    """The engine's tree has the recorded nodes and no others, and the same ones attend to each
+    other.
+    """
     static = tree.window.static
     mask = static.tree.ancestors[0].long()[tree.engine][:, tree.engine]
     depth = static.tree.depth[0, tree.engine]
@@ -140,18 +163,28 @@ def unit(vectors: Vectors, name: str, tree: PublicTree) -> list[Found]:
         same("winning row", step.row, want["row"]),
         same("token that ends the step", step.sampled[0, 0], want["sampled"][0, 0]),
         same("next drafts", step.sampled[:, 1:], want["sampled"][:, 1:]),
-        same("next drafts by node", step.sampled[tree.rank, tree.column][1:], want["next_node_tokens"][1:]),
+        same(
+            "next drafts by node",
+            step.sampled[tree.rank, tree.column][1:],
+            want["next_node_tokens"][1:],
+        ),
         close("recorded laws", step.law, want["q_next"][1:], 1e-5),
     ]
     if "draw_dist" in want:
         found.append(close("what columns are drawn from", step.weights, want["draw_dist"], 1e-5))
     if "target_after" in want:
-        found.append(close("recursive residuals", residuals(tree, tokens, law, q), want["target_after"], 1e-5))
+        found.append(
+            close(
+                "recursive residuals", residuals(tree, tokens, law, q), want["target_after"], 1e-5
+            )
+        )
     return found
 
 
 def residuals(tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor) -> Tensor:
-    """[R, M, V] the target after each row's columns, with what earlier siblings left of it inside the tree."""
+    """[R, M, V] the target after each row's columns, with what earlier siblings left of it inside
+    the tree.
+    """
     after, (children,) = q[tree.retrieve], tree.window.static.tree.children
     for c in range(tree.depth - 1):
         nodes = tree.retrieve[:, c]
@@ -161,7 +194,9 @@ def residuals(tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor) -> Tenso
     return after
 
 
-def decode(model: StandIn, run: dict[str, Any], tree: PublicTree, u: dict[str, Tensor]) -> tuple[list, list]:
+def decode(
+    model: StandIn, run: dict[str, Any], tree: PublicTree, u: dict[str, Tensor]
+) -> tuple[list, list]:
     """The public loop: the first step is prefill and window together, and every step has a tree."""
     settings = Window.of(run)
     fresh = uniform_law(settings.first, settings.last, model.vocab)
@@ -173,8 +208,13 @@ def decode(model: StandIn, run: dict[str, Any], tree: PublicTree, u: dict[str, T
         for row in tree.retrieve.tolist():
             row = [node for node in row if node >= 0]
             q[row] = model.after(tokens, nodes[row[1:]].tolist())
-        step = public_step(tree, nodes, law, q, u["accept_u"][len(log)], u["sample_u"][len(log)], fresh)
-        tokens += [*nodes[tree.retrieve[step.row, 1 : step.committed]].tolist(), int(step.sampled[0, 0])]
+        step = public_step(
+            tree, nodes, law, q, u["accept_u"][len(log)], u["sample_u"][len(log)], fresh
+        )
+        tokens += [
+            *nodes[tree.retrieve[step.row, 1 : step.committed]].tolist(),
+            int(step.sampled[0, 0]),
+        ]
         nodes, law = step.sampled[tree.rank, tree.column], torch.cat([fresh[None], step.law])
         log.append(step)
     return tokens, log
@@ -188,20 +228,35 @@ def recorded_tree(vectors: Vectors, run: dict[str, Any]) -> PublicTree:
 
 
 def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
-    """From the second step on: the public first step is prefill and window together, and draws every node by itself."""
+    """From the second step on: the public first step is prefill and window together, and draws
+    every node by itself.
+    """
     given, want = vectors.under(f"in.run.{name}."), vectors.under(f"out.run.{name}.")
-    model, prompt, counts = StandIn(vectors, Window.of(run)), len(run["prompt"]), want["commit_len"].tolist()
+    model, prompt, counts = (
+        StandIn(vectors, Window.of(run)),
+        len(run["prompt"]),
+        want["commit_len"].tolist(),
+    )
     image, tree = want["tokens"][prompt:].tolist(), recorded_tree(vectors, run)
-    made, window = target(model, len(image)), tree.window.ready(law=uniform_law(*run["image_ids"], model.vocab))
+    made, window = (
+        target(model, len(image)),
+        tree.window.ready(law=uniform_law(*run["image_ids"], model.vocab)),
+    )
     steps = []
     for accept_u, sample_u in zip(given["accept_u"][1:], given["sample_u"][1:], strict=True):
         verify = tree.uniforms(accept_u)
         verify[0] = sample_u[0, 0]
         steps.append(torch.cat([verify, torch.zeros(window.fresh_uniforms), sample_u.flatten()]))
-    decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, window.verification(EXACT), standard)
-    state = start(model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None])
+    decoder = SpeculativeDecoder(
+        made, None, Warp(), 1.0, window, window.verification(EXACT), standard
+    )
+    state = start(
+        model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None]
+    )
     sampled, laws = want["sampled"], want["q_next"]
-    own = JacobiWindow(sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window]))
+    own = JacobiWindow(
+        sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window])
+    )
     committed, drafts, recorded = counts[:1], [], []
     for t in range(1, len(counts)):
         own, result = engine.step(decoder, state, own)
@@ -225,6 +280,10 @@ def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
         same(f"{name}: tokens", tokens, want["tokens"]),
         same(f"{name}: committed in each step", [s.committed for s in log], want["commit_len"]),
         same(f"{name}: winning rows", [s.row for s in log], want["row"]),
-        same(f"{name}: next drafts", torch.stack([s.sampled[..., 1:] for s in log]), want["sampled"][..., 1:]),
+        same(
+            f"{name}: next drafts",
+            torch.stack([s.sampled[..., 1:] for s in log]),
+            want["sampled"][..., 1:],
+        ),
         worst(f"{name}: recorded laws", laws),
     ]

@@ -1,11 +1,22 @@
-"""Which ids may follow: Lumina-mGPT's rule by sequence, by window and by position, sizes, top-k, guidance."""
+"""Which ids may follow: Lumina-mGPT's rule by sequence, by window and by position, sizes, top-k,
+guidance.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from image_ids import TokenRule, Vocabulary, guided, in_image, lumina_rule, lumina_sizes, open_image, published
+from image_ids import (
+    TokenRule,
+    Vocabulary,
+    guided,
+    in_image,
+    lumina_rule,
+    lumina_sizes,
+    open_image,
+    published,
+)
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same
@@ -24,7 +35,11 @@ def check(folder: Path) -> list[Found]:
     units = torch.tensor([1, 16, 24, 32]) * SIZE_UNIT
     codes = rule.codes(vectors["image_tokens"])
     return [
-        same("by sequence", by_sequence(prefix + image, vocab, size), vectors["sequential.rule_per_length"]),
+        same(
+            "by sequence",
+            by_sequence(prefix + image, vocab, size),
+            vectors["sequential.rule_per_length"],
+        ),
         *by_position(rule, size, vectors, frame[0]),
         same("size ids", [size_id(int(n)) for n in units], vectors["grid_token_offset_check"]),
         same("prompt ends with start and size ids", prefix[frame[0] :], frame[1]),
@@ -49,7 +64,10 @@ def by_sequence(ids: list[int], vocab: Vocabulary, size: int) -> list[list[int]]
     """The rule for the id after each beginning of ``ids``."""
     free = row(torch.ones(size, dtype=torch.bool), None)
     open_at = [open_image(ids[:n], vocab) for n in range(len(ids))]
-    return [free if at is None else row(at.rule.allowed(at[1], size), at.rule.forced(at[1])) for at in open_at]
+    return [
+        free if at is None else row(at.rule.allowed(at[1], size), at.rule.forced(at[1]))
+        for at in open_at
+    ]
 
 
 def by_position(rule: TokenRule, size: int, vectors: Vectors, start: int) -> list[Found]:
@@ -57,23 +75,46 @@ def by_position(rule: TokenRule, size: int, vectors: Vectors, start: int) -> lis
 
     def at(position: int) -> list[int]:
         over = position >= rule.length
-        return row(rule.allowed(0 if over else position, size), None if over else rule.forced(position))
+        return row(
+            rule.allowed(0 if over else position, size), None if over else rule.forced(position)
+        )
 
     window = vectors["sjd_window4.rule_per_length"]
-    target, drafter = vectors["eagle.position_ids_of_last_token"], vectors["eagle_drafter.position_ids_in_image"]
+    target, drafter = (
+        vectors["eagle.position_ids_of_last_token"],
+        vectors["eagle_drafter.position_ids_in_image"],
+    )
     rows = [[at(k + i) for i in range(window.shape[1])] for k in range(len(window))]
     return [
         same("by window", rows, window),
-        same("by position", [at(n + 1 - start - 3) for n in target.tolist()], vectors["eagle.rule_per_position"]),
-        same("by position, drafter", [at(n - 2) for n in drafter.tolist()], vectors["eagle_drafter.rule_per_position"]),
+        same(
+            "by position",
+            [at(n + 1 - start - 3) for n in target.tolist()],
+            vectors["eagle.rule_per_position"],
+        ),
+        same(
+            "by position, drafter",
+            [at(n - 2) for n in drafter.tolist()],
+            vectors["eagle_drafter.rule_per_position"],
+        ),
     ]
 
 
 def scores(vectors: Vectors, vocab: Vocabulary) -> list[Found]:
     build = vectors.meta["build_config"]
     start, end = vocab.image_start, vocab.image_end
-    beginnings = {"before_start": [0, 5, 6], "only_start": [0, 5, start], "after_size": [0, 5, start, 8806, 8807]}
-    found = [same("top-k: an image is open", [in_image([0, start], vocab), in_image([start, end], vocab)], [1, 0])]
+    beginnings = {
+        "before_start": [0, 5, 6],
+        "only_start": [0, 5, start],
+        "after_size": [0, 5, start, 8806, 8807],
+    }
+    found = [
+        same(
+            "top-k: an image is open",
+            [in_image([0, start], vocab), in_image([start, end], vocab)],
+            [1, 0],
+        )
+    ]
     for name, k in (("image", build["topk"]), ("text", build["text_topk"])):
         p = Warp(top_k=k)(vectors["topk.scores"])
         found.append(close(f"top-k, {name}", p, vectors[f"topk.{name}.out"].softmax(-1)))

@@ -1,4 +1,6 @@
-"""EAGLE-2's trees, grown by our policy with our drafter at the start and after a step: tokens, mask, depths, paths."""
+"""EAGLE-2's trees, grown by our policy with our drafter at the start and after a step: tokens,
+mask, depths, paths.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Static trees: node order, ancestors, depths, paths, and where the reference's lists put children and siblings."""
+"""Static trees: node order, ancestors, depths, paths, and where the reference's lists put children
+and siblings.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def check(folder: Path) -> list[Found]:
     return [worst(group, found) for group, found in by_group.items()]
 
 
-def compare(name: str, static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:
+def compare(
+    name: str, static: StaticTree, want: dict[str, Tensor], candidates: int
+) -> list[Found]:
     tree = static.tree
     rows = want["retrieve_indices"].tolist()
     want_paths = {tuple(n for n in row if n >= 0) for row in rows}
@@ -35,7 +39,9 @@ def compare(name: str, static: StaticTree, want: dict[str, Tensor], candidates: 
         same("mask", tree.ancestors, want["tree_attn_mask"][0]),
         same("depths", tree.depth[0], want["tree_position_ids"]),
         same("paths to the leaves, as a set", len(leaf_paths(tree) ^ want_paths), 0),
-        same("node order: parent's row and rank", indices(static, candidates), want["tree_indices"]),
+        same(
+            "node order: parent's row and rank", indices(static, candidates), want["tree_indices"]
+        ),
         same("parents and earlier siblings on every path", family_errors(static, rows, want), 0),
         *growth(static, want, candidates),
         same("the tree of this name that is shipped", _differs(shipped, static), 0),
@@ -43,7 +49,9 @@ def compare(name: str, static: StaticTree, want: dict[str, Tensor], candidates: 
 
 
 def indices(static: StaticTree, candidates: int) -> Tensor:
-    """Each node's place in [root, rows of ``candidates`` children per expanded parent, level by level]."""
+    """Each node's place in [root, rows of ``candidates`` children per expanded parent, level by
+    level].
+    """
     place, before = [0], 0
     for level in static.levels:
         place += [
@@ -69,7 +77,9 @@ def family_errors(static: StaticTree, rows: list[list[int]], want: dict[str, Ten
         for depth, node in enumerate(path):
             if node > 0:
                 earlier = [s for s in want["b_indices"][leaf, depth].tolist() if s >= 0]
-                wrong += want["p_indices"][leaf, depth] != row_of[node] or earlier != siblings[node]
+                wrong += (
+                    want["p_indices"][leaf, depth] != row_of[node] or earlier != siblings[node]
+                )
     return int(wrong)
 
 
@@ -78,14 +88,17 @@ class Ranks:
 
     def __init__(self, vocab: int):
         self.logits = -torch.arange(vocab).float()
-        self.asked: list[tuple[list[int], list[int], Tensor]] = []  # ranks, parents' places, who sees whom
+        # ranks, parents' places, who sees whom
+        self.asked: list[tuple[list[int], list[int], Tensor]] = []
         self.seen = 0
 
     def expand(self, tokens: Tensor, parent: Any, visible: Tensor | None, depth: int) -> Tensor:
         n = tokens.shape[1]
         self.seen += n
         mask = torch.ones(1, n, self.seen) if visible is None else visible.isfinite()
-        self.asked.append((tokens[0].tolist(), [0] * n if parent is None else parent.tolist(), mask))
+        self.asked.append(
+            (tokens[0].tolist(), [0] * n if parent is None else parent.tolist(), mask)
+        )
         return self.logits.expand(1, n, -1)
 
 
@@ -95,15 +108,18 @@ def at_root(root: Tensor, warp: Warp) -> Any:
 
 
 def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:
-    """Which nodes are expanded at each level, how many from each parent, and what the drafter lets them see.
+    """Which nodes are expanded at each level, how many from each parent, and what the drafter lets
+    them see.
 
-    The record numbers parents among those with inner children, which is not their row where an earlier parent of the
-    level has only leaves: ranks and families are compared, not that number.
+    The record numbers parents among those with inner children, which is not their row where an
+    earlier parent of the level has only leaves: ranks and families are compared, not that number.
     """
     drafter = Ranks(candidates)
     builder = FixedTree().drafting(static, True, torch.device("cpu"))
     state = at_root(torch.zeros(1, dtype=torch.long), Warp(0.0))
-    builder.grow(state, builder.begin(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0))
+    builder.grow(
+        state, builder.begin(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0)
+    )
     found = []
     for level, (ranks, parents, mask) in enumerate(drafter.asked):
         repeats = [parents.count(p) for p in sorted(set(parents))]
@@ -116,4 +132,8 @@ def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list
 
 
 def _differs(shipped: tuple | None, static: StaticTree) -> int:
-    return 0 if shipped is None else int(not torch.equal(from_paths(shipped).tree.children, static.tree.children))
+    return (
+        0
+        if shipped is None
+        else int(not torch.equal(from_paths(shipped).tree.children, static.tree.children))
+    )

@@ -17,14 +17,22 @@ def check(folder: Path) -> list[Found]:
     vq = model(vectors)
     tokens, code = vectors["in.indices"], vectors["state.quantize.embedding.weight"]
     table = nearest(code, len(code))
-    distance = torch.cdist(code.double(), code.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    distance = torch.cdist(
+        code.double(), code.double(), compute_mode="donot_use_mm_for_euclid_dist"
+    )
     return [
-        close("codebook entries", vq.quantize.codes()[tokens].permute(0, 3, 1, 2), vectors["out.codebook_entry"]),
+        close(
+            "codebook entries",
+            vq.quantize.codes()[tokens].permute(0, 3, 1, 2),
+            vectors["out.codebook_entry"],
+        ),
         close("decoded image", vq.decode(tokens), vectors["out.decoded"], IMAGE),
         same("nearest: each token is its own first", table[:, 0], torch.arange(len(code))),
         # near ties may swap, so the lists are compared by the distances that they name
         close(
-            "nearest: distances", distance.gather(1, table[:, 1:]), distance.gather(1, vectors["out.nearest"].long())
+            "nearest: distances",
+            distance.gather(1, table[:, 1:]),
+            distance.gather(1, vectors["out.nearest"].long()),
         ),
     ]
 
@@ -37,7 +45,9 @@ def check_encoder(folder: Path) -> list[Found]:
     return [
         close("latent", latent, vectors["out.enc_latent"]),
         same("indices", tokens, vectors["out.enc_indices"]),
-        close("quantised", vq.quantize.codes()[tokens].permute(0, 3, 1, 2), vectors["out.enc_quant"]),
+        close(
+            "quantised", vq.quantize.codes()[tokens].permute(0, 3, 1, 2), vectors["out.enc_quant"]
+        ),
         close("reconstruction", vq.decode(tokens), vectors["out.recon"], IMAGE),
     ]
 

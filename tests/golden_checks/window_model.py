@@ -1,4 +1,6 @@
-"""The stand-in target of the recorded Jacobi decodes: logits that depend on the whole prefix, from four tables."""
+"""The stand-in target of the recorded Jacobi decodes: logits that depend on the whole prefix, from
+four tables.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Window(NamedTuple):
 
 
 class StandIn:
-    """Logits after token t at position i: A[t] + B[previous] + C[i] + D[hash of all attended tokens]."""
+    """Logits after token t at position i: A[t] + B[previous] + C[i] + D[hash of all attended
+    tokens].
+    """
 
     def __init__(self, vectors: Vectors, run: Window):
         self.a, self.b, self.c, self.d = (vectors[f"in.model.{name}"] for name in "ABCD")
@@ -64,7 +68,9 @@ class StandIn:
 
 
 class Step(NamedTuple):
-    """One window step by output index: the first ``n`` tokens are committed, the others are the next drafts."""
+    """One window step by output index: the first ``n`` tokens are committed, the others are the
+    next drafts.
+    """
 
     n: int
     tokens: Tensor  # [L]
@@ -76,7 +82,9 @@ class Sampler(Protocol):
 
     def redraw(self, p: Tensor, u: Tensor) -> Tensor: ...
 
-    def window(self, drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor]) -> Step: ...
+    def window(
+        self, drafts: Tensor, p_prev: Tensor, p_cur: Tensor, u: dict[str, Tensor]
+    ) -> Step: ...
 
 
 class Decoded(NamedTuple):
@@ -90,7 +98,8 @@ class Decoded(NamedTuple):
 def decode(model: StandIn, run: dict[str, Any], u: dict[str, Tensor], sampler: Sampler) -> Decoded:
     """The public loop: window steps inside an interval of lengths, plain one-token steps outside.
 
-    u: ``fresh_u``, ``sample_u``, ``accept_u``, ``residual_u`` [T, L].  Fresh drafts have a one-hot law.
+    u: ``fresh_u``, ``sample_u``, ``accept_u``, ``residual_u`` [T, L].  Fresh drafts have a one-hot
+    law.
     """
     settings, none = Window.of(run), torch.zeros(0, model.vocab)
     done = Decoded(list(settings.prompt), [], [])
@@ -106,7 +115,9 @@ def decode(model: StandIn, run: dict[str, Any], u: dict[str, Tensor], sampler: S
         p_cur = model.after(done.tokens, drafts)
         inputs = torch.tensor([done.tokens[-1], *drafts])
         if size > 1:
-            step = sampler.window(inputs, torch.cat([torch.zeros(1, model.vocab), laws]), p_cur, at)
+            step = sampler.window(
+                inputs, torch.cat([torch.zeros(1, model.vocab), laws]), p_cur, at
+            )
             window = run.get("window_after_first_window_step", window)
         else:
             step = Step(1, sampler.redraw(p_cur, at["sample_u"]), p_cur)
@@ -123,18 +134,29 @@ def accepted(kept: Tensor) -> int:
 
 
 def compare_decode(vectors: Vectors, name: str, done: Decoded) -> list[Found]:
-    """``out.run.{name}``: tokens, steps, windows, next drafts, and the recorded laws of the steps that have them."""
+    """``out.run.{name}``: tokens, steps, windows, next drafts, and the recorded laws of the steps
+    that have them.
+    """
     want = vectors.under(f"out.run.{name}.")
-    laws = [close("", s.laws, w[: len(s.laws)], 1e-5) for s, w in zip(done.steps, want["scores"], strict=False)]
+    laws = [
+        close("", s.laws, w[: len(s.laws)], 1e-5)
+        for s, w in zip(done.steps, want["scores"], strict=False)
+    ]
     return [
         same(f"{name}: tokens", done.tokens, want["tokens"]),
         same(f"{name}: committed in each step", [s.n for s in done.steps], want["accepted"]),
         same(f"{name}: windows", padded(done.windows, want["window"]), want["window"]),
-        same(f"{name}: tokens after", padded([s.tokens.tolist() for s in done.steps], want["after"]), want["after"]),
+        same(
+            f"{name}: tokens after",
+            padded([s.tokens.tolist() for s in done.steps], want["after"]),
+            want["after"],
+        ),
         worst(f"{name}: recorded laws", laws),
     ]
 
 
 def padded(rows: list[list[int]], like: Tensor) -> Tensor:
-    """Rows of their own lengths, with −1 to the width of ``like``; how many there are is not imposed."""
+    """Rows of their own lengths, with −1 to the width of ``like``; how many there are is not
+    imposed.
+    """
     return torch.tensor([row + [-1] * (like.shape[1] - len(row)) for row in rows])

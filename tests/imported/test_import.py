@@ -1,4 +1,6 @@
-"""What other code decoded, in our tables: scored by the target as ar is, never timed, and always marked imported."""
+"""What other code decoded, in our tables: scored by the target as ar is, never timed, and always
+marked imported.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ LENGTH = 64
 
 
 def settings(**given):
-    values = {"name": "import-tiny", "prompts": "captions", "metrics": [], "methods": ["ar"], "num_prompts": 1}
+    values = {
+        "name": "import-tiny",
+        "prompts": "captions",
+        "metrics": [],
+        "methods": ["ar"],
+        "num_prompts": 1,
+    }
     return sweep(values | given)
 
 
@@ -60,37 +68,58 @@ def jsonl(path: Path, rows: list[dict]) -> Path:
 
 
 def rows(tokens, **more) -> list[dict]:
-    return [{"caption": c, "tokens": np.asarray(t).tolist()} | more for c, t in zip(CAPTIONS, tokens)]
+    return [
+        {"caption": c, "tokens": np.asarray(t).tolist()} | more for c, t in zip(CAPTIONS, tokens)
+    ]
 
 
 # --- log-probabilities ---
 
 
 @torch.inference_mode()
-def plainly(target, caption: str, tokens, temperature: float, top_k: int, scale: float) -> list[float]:
-    """The same without cache or warp: one uncached forward, then softmax by its definition in float64."""
+def plainly(
+    target, caption: str, tokens, temperature: float, top_k: int, scale: float
+) -> list[float]:
+    """The same without cache or warp: one uncached forward, then softmax by its definition in
+    float64.
+    """
     prefix = target.prefix([caption], scale)
-    hidden = target.model.teacher_forced(prefix.embeddings, prefix.valid, tokens[None].repeat(2, 1))
+    hidden = target.model.teacher_forced(
+        prefix.embeddings, prefix.valid, tokens[None].repeat(2, 1)
+    )
     cond, uncond = target.model.output(hidden).double().numpy()
     found = []
     for logits, x in zip((uncond + scale * (cond - uncond)) / temperature, tokens.tolist()):
         best = np.sort(logits)[::-1][:top_k]
         inside = logits[x] >= best[-1]
-        found.append(float(logits[x] - best[0] - np.log(np.exp(best - best[0]).sum())) if inside else np.log(1e-10))
+        found.append(
+            float(logits[x] - best[0] - np.log(np.exp(best - best[0]).sum()))
+            if inside
+            else np.log(1e-10)
+        )
     return found
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "scale"), slow_but([(0.7, 200, 1.5)], [(1.0, 64, 3.0), (0.7, 200, 1.5)])
+    ("temperature", "top_k", "scale"),
+    slow_but([(0.7, 200, 1.5)], [(1.0, 64, 3.0), (0.7, 200, 1.5)]),
 )
-def test_log_probabilities_are_those_of_an_independent_computation(target, shallow_8x8, ar, temperature, top_k, scale):
-    """Token by token in float64; their mean in float32, whose rounding moves single tokens by up to 1e-5."""
+def test_log_probabilities_are_those_of_an_independent_computation(
+    target, shallow_8x8, ar, temperature, top_k, scale
+):
+    """Token by token in float64; their mean in float32, whose rounding moves single tokens by up
+    to 1e-5.
+    """
     tokens = torch.stack([made.tokens for made in ar])
     for i, caption in enumerate(CAPTIONS):
         want = torch.tensor(plainly(shallow_8x8, caption, tokens[i], temperature, top_k, scale))
         assert want.std() > 0.5  # they are not all alike
         for model, within in ((shallow_8x8, 1e-5), (target, None)):
-            got = log_probs(build(model, method("ar"), temperature, top_k, guidance=scale), [caption], tokens[i, None])
+            got = log_probs(
+                build(model, method("ar"), temperature, top_k, guidance=scale),
+                [caption],
+                tokens[i, None],
+            )
             assert (got[0] - want).abs().max() < (within or 1e-3)
             assert abs(float(got.mean() - want.mean())) < 1e-5
 
@@ -98,7 +127,9 @@ def test_log_probabilities_are_those_of_an_independent_computation(target, shall
 def test_log_probabilities_are_those_that_the_decode_met(target, ar):
     tokens = torch.stack([made.tokens for made in ar])
     met = ar[0].trace.q.gather(-1, tokens[..., None])[..., 0].log()
-    assert (log_probs(build(target, method("ar")), CAPTIONS, tokens) - met).mean(1).abs().max() < 1e-5
+    assert (log_probs(build(target, method("ar")), CAPTIONS, tokens) - met).mean(
+        1
+    ).abs().max() < 1e-5
 
 
 # --- a run folder ---
@@ -110,7 +141,12 @@ def imported(target, ar, tmp_path_factory):
     folder = tmp_path_factory.mktemp("imported")
     own = jsonl(folder / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=100))
     noise = np.random.default_rng(0).integers(0, target.vocab, (2, LENGTH))
-    np.savez(folder / "noise.npz", tokens=noise.reshape(2, 8, 8), captions=np.array(CAPTIONS), steps=[64, 32])
+    np.savez(
+        folder / "noise.npz",
+        tokens=noise.reshape(2, 8, 8),
+        captions=np.array(CAPTIONS),
+        steps=[64, 32],
+    )
     for label, path in (("own", own), ("noise", folder / "noise.npz")):
         made = import_run(read(path), label, settings(), None, folder / "results", "cpu")
     return made
@@ -124,7 +160,9 @@ def test_ar_s_own_tokens_differ_by_0_with_p_1(imported):
     assert own.figure(LOG_PROB).p == 1.0
     assert noise.value(LOG_PROB) < ar.value(LOG_PROB) - 5
     for i in range(2):  # the seeds of a run: ar draws them again
-        by_label = {s.label: s.token_ids for s in read_samples(imported) if s.prompt_id == str(i + 1)}
+        by_label = {
+            s.label: s.token_ids for s in read_samples(imported) if s.prompt_id == str(i + 1)
+        }
         assert by_label["ar"] == by_label["own (imported)"] != by_label["noise (imported)"]
 
 
@@ -133,11 +171,21 @@ def test_imported_times_are_as_stated_and_never_measured(imported):
     assert (own.value("stated_s"), own.value("step_compression")) == (3.25, LENGTH / 100)
     assert noise.value("step_compression") == pytest.approx(2 * LENGTH / 96)
     assert noise.value("stated_s") is None
-    clocked = ("latency_s", "speedup", "robust_latency_s", "end_to_end_s", "tokens_per_s", "images_per_s", "accept_len")
+    clocked = (
+        "latency_s",
+        "speedup",
+        "robust_latency_s",
+        "end_to_end_s",
+        "tokens_per_s",
+        "images_per_s",
+        "accept_len",
+    )
     assert all(row.value(name) is None for row in (own, noise) for name in clocked)
     assert ar.value("latency_s") is not None
     notes = [note.text for note in read_summary(imported).notes]
-    assert any(text.startswith("Not measured here: own (imported), noise (imported)") for text in notes)
+    assert any(
+        text.startswith("Not measured here: own (imported), noise (imported)") for text in notes
+    )
     assert not any("only valid at batch 1" in text for text in notes)
 
 
@@ -155,10 +203,14 @@ def test_every_table_says_imported(imported, quick_pictures, tmp_path):
     assert "| 3.250 " in (tmp_path / "table.md").read_text()
 
 
-def test_the_same_import_again_changes_nothing_and_other_images_need_another_label(imported, ar, tmp_path):
+def test_the_same_import_again_changes_nothing_and_other_images_need_another_label(
+    imported, ar, tmp_path
+):
     results = imported.parent
     before = (imported / "samples.jsonl").read_bytes()
-    again = jsonl(tmp_path / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=100))
+    again = jsonl(
+        tmp_path / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=100)
+    )
     assert import_run(read(again), "own", settings(), None, results, "cpu") == imported
     assert (imported / "samples.jsonl").read_bytes() == before
     other = jsonl(tmp_path / "other.jsonl", rows([made.tokens.flip(0) for made in ar]))
@@ -177,21 +229,39 @@ def test_several_images_of_a_caption_are_seeds_of_one_prompt():
 
 def test_every_layout_of_tokens_gives_the_same_entries(ar, tmp_path):
     tokens = np.stack([made.tokens.numpy() for made in ar])
-    np.savez(tmp_path / "a.npz", tokens=tokens, captions=np.array(CAPTIONS), steps=np.array([9, 8]), seconds=[1.5, 2])
+    np.savez(
+        tmp_path / "a.npz",
+        tokens=tokens,
+        captions=np.array(CAPTIONS),
+        steps=np.array([9, 8]),
+        seconds=[1.5, 2],
+    )
     meta = {"captions": json.dumps(CAPTIONS)}
-    columns = {"tokens": tokens.astype(np.int32), "steps": np.array([9, 8]), "seconds": np.array([1.5, 2.0])}
+    columns = {
+        "tokens": tokens.astype(np.int32),
+        "steps": np.array([9, 8]),
+        "seconds": np.array([1.5, 2.0]),
+    }
     save_file(columns, tmp_path / "a.safetensors", meta)
-    lines = [row | {"steps": s, "seconds": t} for row, s, t in zip(rows(tokens), (9, 8), (1.5, 2.0))]
+    lines = [
+        row | {"steps": s, "seconds": t} for row, s, t in zip(rows(tokens), (9, 8), (1.5, 2.0))
+    ]
     jsonl(tmp_path / "a.jsonl", lines)
     told = []
     for name in ("a.npz", "a.safetensors", "a.jsonl"):
         entries = read(tmp_path / name)
         told.append([(e.caption, e.tokens.tolist(), e.steps, e.seconds) for e in entries])
-    assert told[0] == told[1] == told[2] == list(zip(CAPTIONS, tokens.tolist(), (9, 8), (1.5, 2.0)))
+    assert (
+        told[0] == told[1] == told[2] == list(zip(CAPTIONS, tokens.tolist(), (9, 8), (1.5, 2.0)))
+    )
 
 
 def test_our_own_samples_are_a_layout(imported, tmp_path):
-    lines = [line for line in (imported / "samples.jsonl").read_text().splitlines() if '"label":"ar"' in line]
+    lines = [
+        line
+        for line in (imported / "samples.jsonl").read_text().splitlines()
+        if '"label":"ar"' in line
+    ]
     (tmp_path / "samples.jsonl").write_text("\n".join(lines))
     assert [len(entry.tokens) for entry in read(tmp_path / "samples.jsonl")] == [LENGTH] * 2
     with pytest.raises(UserError, match="has images of 3 methods"):
@@ -209,10 +279,15 @@ def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(tmp_
         png(tmp_path / f"prompt_{i}.png", "red")
         said[f"prompt_{i}"] = {"prompt": caption, "step_compression": tau, "latency": seconds}
     (tmp_path / "global_statistics_0_10000.json").write_text(json.dumps(said, indent=4))
-    (tmp_path / "generation_configs.json").write_text(json.dumps({"model": "llamagen", "temperature": 1.0}))
+    (tmp_path / "generation_configs.json").write_text(
+        json.dumps({"model": "llamagen", "temperature": 1.0})
+    )
     folder = import_run(read(tmp_path), "LANTERN", settings(), None, tmp_path / "results", "cpu")
     found = [s for s in read_samples(folder) if s.label == "LANTERN (imported)"]
-    assert [(s.prompt, s.steps, s.stated_s) for s in found] == [(CAPTIONS[0], 32, 1.25), (CAPTIONS[1], 20, 1.5)]
+    assert [(s.prompt, s.steps, s.stated_s) for s in found] == [
+        (CAPTIONS[0], 32, 1.25),
+        (CAPTIONS[1], 20, 1.5),
+    ]
     assert all(Image.open(folder / s.image).getpixel((0, 0)) == (255, 0, 0) for s in found)
     assert all(LOG_PROB not in s.metrics and not s.timed for s in found)
     (tmp_path / "global_statistics_0_10000.json").write_text('{"prompt_0": {"prompt": 3}}')
@@ -221,7 +296,9 @@ def test_what_lantern_writes_is_imported_with_its_prompts_steps_and_seconds(tmp_
 
 
 def test_what_sjd_and_zipar_write_is_imported_by_the_number_of_the_prompt(tmp_path):
-    """N.png, N from 0, as SJD's eval_model.py writes; NNNNNN.png and arr_0 as ZipAR's sampler for LlamaGen does."""
+    """N.png, N from 0, as SJD's eval_model.py writes; NNNNNN.png and arr_0 as ZipAR's sampler for
+    LlamaGen does.
+    """
     chosen = prompts.load("demo")
     for names in (["1.png", "10.png"], ["000001.png", "000010.png"]):
         folder = tmp_path / names[0]
@@ -245,14 +322,20 @@ GOOD = [[5] * LENGTH] * 2
     ("lines", "says"),
     [
         (rows([[5] * 63] * 2), r"line 1 has 63 tokens, and tiny draws 64 \(8 × 8\)"),
-        (rows([[5] * 63 + [1024]] * 2), "line 1 has token 1024, and the codebook of tiny 1024: give indices"),
+        (
+            rows([[5] * 63 + [1024]] * 2),
+            "line 1 has token 1024, and the codebook of tiny 1024: give indices",
+        ),
         (rows([[-1] + [5] * 63] * 2), "line 1 has token -1"),
         (rows(GOOD, seconds=-1), "line 1: seconds: Input should be greater"),
         (rows(GOOD, steps=0), "line 1: steps: Input should be greater"),
         (rows([[0.5] * LENGTH] * 2), "line 1: tokens"),
         ([{"caption": "a red circle"}], "line 1: it has neither tokens nor image"),
         ([{"tokens": [1]}], "line 1: caption: Field required"),
-        ([{"caption": "x", "image": "../../etc/passwd"}], "image '../../etc/passwd' is outside its folder"),
+        (
+            [{"caption": "x", "image": "../../etc/passwd"}],
+            "image '../../etc/passwd' is outside its folder",
+        ),
         ([], "has no images"),
     ],
 )
@@ -273,9 +356,18 @@ def test_nan_is_one_sentence(tmp_path):
     ("columns", "says"),
     [
         ({"tokens": np.full((2, 4), np.nan)}, "tokens are float64"),
-        ({"tokens": np.ones((2, 4), int), "seconds": [1.0, np.nan]}, r"seconds\.1: Input should be a finite number"),
-        ({"tokens": np.ones((2, 4), int), "captions": np.array(["a"])}, "captions are 1, and not one for each of 2"),
-        ({"tokens": np.ones((2, 4), int), "steps": [0, 1]}, r"steps\.0: Input should be greater than or equal to 1"),
+        (
+            {"tokens": np.ones((2, 4), int), "seconds": [1.0, np.nan]},
+            r"seconds\.1: Input should be a finite number",
+        ),
+        (
+            {"tokens": np.ones((2, 4), int), "captions": np.array(["a"])},
+            "captions are 1, and not one for each of 2",
+        ),
+        (
+            {"tokens": np.ones((2, 4), int), "steps": [0, 1]},
+            r"steps\.0: Input should be greater than or equal to 1",
+        ),
         ({"tokens": np.array([{"a": 1}], object)}, "allow_pickle=False"),
         ({"images": np.zeros((2, 4, 4), np.uint8)}, "images are uint8"),
         ({"other": np.zeros(3)}, "it has no 'tokens'"),
@@ -299,7 +391,10 @@ def test_a_file_of_something_else_is_one_sentence(name, tmp_path):
 def test_captions_that_are_not_the_prompts_are_named(tmp_path):
     chosen = prompts.load("demo")
     entries = [Entry("line 1", "an elephant", np.ones(4, np.int64))]
-    with pytest.raises(UserError, match="line 1: there is no caption 'an elephant' among the prompts: demo is another"):
+    with pytest.raises(
+        UserError,
+        match="line 1: there is no caption 'an elephant' among the prompts: demo is another",
+    ):
         matched(entries, chosen)
     with pytest.raises(UserError, match="there is no prompt 999 among"):
         matched([Entry("999.png", number=999)], chosen)
@@ -313,13 +408,26 @@ def test_a_folder_of_pickled_tensors_says_what_to_save_instead(tmp_path):
         read(tmp_path)
 
 
-def test_the_command_imports_images_with_stated_figures_and_without_ar(tmp_path, monkeypatch, capfd):
+def test_the_command_imports_images_with_stated_figures_and_without_ar(
+    tmp_path, monkeypatch, capfd
+):
     from lanternbench.cli.main import main
 
     folder = tmp_path / "images"
     folder.mkdir()
     png(folder / "0.png", "red")
-    command = ["import", str(folder), "--label", "mine", "--prompts", "demo", "--steps", "16", "--seconds", "0.5"]
+    command = [
+        "import",
+        str(folder),
+        "--label",
+        "mine",
+        "--prompts",
+        "demo",
+        "--steps",
+        "16",
+        "--seconds",
+        "0.5",
+    ]
     command += ["--no-baseline", "--metrics", "clip", "--out", str(tmp_path / "results"), "--json"]
     monkeypatch.setattr("sys.argv", ["lanternbench", *command])
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,6 @@
-"""``verify dflash``: drafts of one forward keep the target's distribution to 1e-9, and relaxed ones their bound."""
+"""``verify dflash``: drafts of one forward keep the target's distribution to 1e-9, and relaxed
+ones their bound.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from lanternbench.methods.method import method
 from lanternbench.methods.trees import fixed
 
 CLOSE = 1e-9
-TREES = {"chain": {}, "static": {"tree": "static"}, "dynamic": {"tree": "dynamic"}, "adaptive": {"tree": "adaptive"}}
+TREES = {
+    "chain": {},
+    "static": {"tree": "static"},
+    "dynamic": {"tree": "dynamic"},
+    "adaptive": {"tree": "adaptive"},
+}
 WORLDS = {
     "plain": (3, 4, "mixed"),
     "guided": (3, 4, "dense", Sampling(guidance=1.7)),
@@ -36,7 +43,9 @@ RELAXED = {
 
 @pytest.fixture
 def fine(monkeypatch):
-    """Thresholds of the engine's decisions to 2⁻³⁶, so that sums of their probabilities are good to 1e-9."""
+    """Thresholds of the engine's decisions to 2⁻³⁶, so that sums of their probabilities are good
+    to 1e-9.
+    """
     monkeypatch.setattr(exact, "RESOLUTION", 2.0**-36)
 
 
@@ -51,9 +60,13 @@ def test_the_target_s_distribution_is_kept(fine, tree, world):
 
 
 @pytest.mark.parametrize(
-    "options", [{"acceptance": "block"}, {"residual": "optimal"}, {"variant": "reference"}], ids=str
+    "options",
+    [{"acceptance": "block"}, {"residual": "optimal"}, {"variant": "reference"}],
+    ids=str,
 )
-def test_block_verification_another_residual_and_the_public_code_s_drafts_keep_it_too(fine, options):
+def test_block_verification_another_residual_and_the_public_code_s_drafts_keep_it_too(
+    fine, options
+):
     one = on_tables(method("dflash", **options), WORLDS["top-k"], 3)
     assert max(one.bias, one.lost, one.enumerated.loss) <= CLOSE
     assert ("variant" in options) == (one.defined is None)  # it is not a paper's
@@ -72,19 +85,23 @@ def test_at_temperature_0_tokens_are_the_argmax(tree):
 @pytest.mark.parametrize(
     ("name", "world"),
     slow_but(
-        [("cool-sd", "top-k"), ("lantern++", "plain"), ("lantern", "plain")], product(RELAXED, ("plain", "top-k"))
+        [("cool-sd", "top-k"), ("lantern++", "plain"), ("lantern", "plain")],
+        product(RELAXED, ("plain", "top-k")),
     ),
 )
 def test_relaxed_rules_draw_what_they_define_within_their_bound(fine, name, world):
     made = method(name.partition(" ")[0], proposal="dflash", **RELAXED[name])
     one = on_tables(made, WORLDS[world], 3)
     assert one.defined is not None
-    assert max(one.off, one.lost, abs(one.enumerated.loss - one.loss)) <= 10 * CLOSE  # ω is kept in float32
+    # ω is kept in float32
+    assert max(one.off, one.lost, abs(one.enumerated.loss - one.loss)) <= 10 * CLOSE
     assert 1e-3 < one.tv <= one.enumerated.loss + CLOSE
     assert not made.lossless
 
 
-def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_definition(monkeypatch):
+def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_definition(
+    monkeypatch,
+):
     """A drafter that looked at the drafts before would follow another definition."""
     honest = tables.definition
 
@@ -101,7 +118,13 @@ def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_defi
 
 
 def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
-    mutate(monkeypatch, fixed, "FixedTree.grow", "torch.cat(p_all, 1) if", "torch.cat(p_all[::-1], 1) if")
+    mutate(
+        monkeypatch,
+        fixed,
+        "FixedTree.grow",
+        "torch.cat(p_all, 1) if",
+        "torch.cat(p_all[::-1], 1) if",
+    )
     monkeypatch.setattr("lanternbench.lossless.WORLDS", (WORLDS["plain"],))
     row = next(verify_method(method("dflash"), None, 3, 1))
     assert (row.check, row.passed) == ("tables: exact distribution", False)
@@ -109,7 +132,10 @@ def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
 
 
 # of three levels at most, as blocks hold three drafts
-SHALLOW = TREES | {"static": {"tree": "static", "shape": TREE}, "adaptive": {"tree": "adaptive", "depth_range": (0, 4)}}
+SHALLOW = TREES | {
+    "static": {"tree": "static", "shape": TREE},
+    "adaptive": {"tree": "adaptive", "depth_range": (0, 4)},
+}
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])

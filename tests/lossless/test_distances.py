@@ -1,4 +1,6 @@
-"""The table of how far SJD++ and SJD-SV are from the target's distribution is what enumeration gives."""
+"""The table of how far SJD++ and SJD-SV are from the target's distribution is what enumeration
+gives.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def test_three_settings_of_each_stand_beside_methods_that_are_exact():
     for name, options in distances.SETTINGS:
         row = [float(cell.partition(" ")[0]) for cell in cells(method(name, **options).label)]
         assert len(row) == len(distances.WORLDS)
-        exact = name in ("sjd", "scd") or options == {"tree": "chain"} or options.get("acceptance") == "block"
+        exact = (
+            name in ("sjd", "scd")
+            or options == {"tree": "chain"}
+            or options.get("acceptance") == "block"
+        )
         assert (max(row) == 0) == exact
     names = [options.get("acceptance", name) for name, options in distances.SETTINGS]
     assert [names.count(name) for name in ("sjd++", "sjd-sv")] == [3, 6]

@@ -1,4 +1,6 @@
-"""The engine's exact output distribution and fidelity loss are the plain definitions', of lossy methods too."""
+"""The engine's exact output distribution and fidelity loss are the plain definitions', of lossy
+methods too.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +69,17 @@ CASES = (
         {"residual": "optimal", "lam": 1.5},
         lambda w: drafted(STATIC, rule(w, "lantern++", lam=1.5, k=NEAR), "optimal"),
     ),
-    Case("lantern", {"delta": 0.3}, lambda w: drafted(DYNAMIC, rule(w, "lantern", k=NEAR, delta=0.3), "lantern")),
+    Case(
+        "lantern",
+        {"delta": 0.3},
+        lambda w: drafted(DYNAMIC, rule(w, "lantern", k=NEAR, delta=0.3), "lantern"),
+    ),
     Case(
         "lantern",
         {"delta": 0.2, "divergence": "jsd"},
-        lambda w: drafted(DYNAMIC, rule(w, "lantern", k=NEAR, delta=0.2, divergence="jsd"), "lantern"),
+        lambda w: drafted(
+            DYNAMIC, rule(w, "lantern", k=NEAR, delta=0.2, divergence="jsd"), "lantern"
+        ),
     ),
     Case(
         "sjd",
@@ -80,19 +88,33 @@ CASES = (
     ),
     Case(
         "sjd",
-        {"acceptance": "lantern", "delta": 0.3, "residual": "lantern", "init": "horizontal-sample"},
-        lambda w: windowed(rule(w, "lantern", k=NEAR, delta=0.3), "lantern", init="horizontal-sample"),
+        {
+            "acceptance": "lantern",
+            "delta": 0.3,
+            "residual": "lantern",
+            "init": "horizontal-sample",
+        },
+        lambda w: windowed(
+            rule(w, "lantern", k=NEAR, delta=0.3), "lantern", init="horizontal-sample"
+        ),
     ),
 )
 
 
 def name(value: Case | str) -> str:
-    return value if isinstance(value, str) else " ".join([value.name, *(f"{k}={v}" for k, v in value.options.items())])
+    return (
+        value
+        if isinstance(value, str)
+        else " ".join([value.name, *(f"{k}={v}" for k, v in value.options.items())])
+    )
 
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    slow_but([*product(CASES, ["dense"]), *product(CASES[::2], ["zeros"])], product(CASES, ["dense", "zeros"])),
+    slow_but(
+        [*product(CASES, ["dense"]), *product(CASES[::2], ["zeros"])],
+        product(CASES, ["dense", "zeros"]),
+    ),
     ids=name,
 )
 def test_the_engine_samples_what_the_papers_define(case, kind):
@@ -121,10 +143,18 @@ def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
     monkeypatch.setattr(lossless, "TREES", (3, 3, "dense"))
     labels = {m.label for m in lossless.variations(method("cool-sd"))}
-    assert {"cool-sd λ=1", "cool-sd λ=2 schedule=linear", "cool-sd residual=standard λ=2"} <= labels
+    assert {
+        "cool-sd λ=1",
+        "cool-sd λ=2 schedule=linear",
+        "cool-sd residual=standard λ=2",
+    } <= labels
 
     def other_forms() -> lossless.Row:  # the checks after it are not run
-        return next(r for r in lossless.verify_method(method("cool-sd"), None, 0, 1) if "other forms" in r.check)
+        return next(
+            r
+            for r in lossless.verify_method(method("cool-sd"), None, 0, 1)
+            if "other forms" in r.check
+        )
 
     assert other_forms().passed
     with registry.temporary({"residual": {"optimal": lambda q, p, *_: (q - p).clamp(min=0)}}):
@@ -133,21 +163,27 @@ def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
 
 def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
-    row = next(lossless.verify_method(method("lantern", variant="reference", delta=0.3), None, 0, 1))
+    row = next(
+        lossless.verify_method(method("lantern", variant="reference", delta=0.3), None, 0, 1)
+    )
     assert row.check == "tables: within the bound"
     assert "bound only" in row.detail
 
 
 @pytest.mark.slow
 def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(monkeypatch):
-    monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"), (3, 4, "dense", lossless.GUIDED, True)))
+    monkeypatch.setattr(
+        lossless, "WORLDS", ((3, 3, "dense"), (3, 4, "dense", lossless.GUIDED, True))
+    )
 
     class Peak(AcceptanceRule):
         lossless = False
         share: float = option(0.4, "share of the likeliest token's probability")
 
         def relax(self, q, x, depth):
-            return RelaxedProb(torch.where(at(q, x) >= self.share * q.amax(-1), torch.inf, 0.0).to(q.dtype))
+            return RelaxedProb(
+                torch.where(at(q, x) >= self.share * q.amax(-1), torch.inf, 0.0).to(q.dtype)
+            )
 
         def plain(self, q, p, x, depth):
             return float(q[x] >= self.share * max(q))
@@ -166,16 +202,22 @@ def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(mo
 
     with registry.temporary({"acceptance": {"peaks": Peak}, "residual": {"flatter": flatter}}):
         assert rows()["tables: plain definition"].passed
-        monkeypatch.setattr(Peak, "plain", lambda self, q, p, x, depth: float(q[x] >= 0.6 * max(q)))
+        monkeypatch.setattr(
+            Peak, "plain", lambda self, q, p, x, depth: float(q[x] >= 0.6 * max(q))
+        )
         assert rows()["tables: plain definition"].passed is False
 
 
 def test_a_tree_that_adapts_the_wrong_way_is_found_though_its_images_are_right(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", ((3, 5, "dense", lossless.Sampling(), True),))
     honest = adaptive.adapt
-    flipped = lambda start, alpha, within: honest(start, None if alpha is None else 2.0 - alpha, within)  # noqa: E731
+
+    def flipped(start, alpha, within):
+        return honest(start, None if alpha is None else 2.0 - alpha, within)
+
     monkeypatch.setattr(adaptive, "adapt", flipped)
-    found = islice(lossless.verify_method(method("adt-tree"), None, 0, 1), 3)  # the rest asks other questions
+    # the rest asks other questions
+    found = islice(lossless.verify_method(method("adt-tree"), None, 0, 1), 3)
     rows = {row.check: row.passed for row in found}
     assert rows["tables: exact distribution"]
     assert not rows["tables: plain definition"]

@@ -1,4 +1,6 @@
-"""The plain definitions give the papers' distributions: by hand and by enumeration, the public code's too."""
+"""The plain definitions give the papers' distributions: by hand and by enumeration, the public
+code's too.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,24 @@ from lanternbench import methods
 from lanternbench.engine import plain as engine_plain
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.lossless.plain import Draws, World, after_rejection, guide, kernel, normalise, outcomes, warp
-from lanternbench.lossless.plain.drafts import Memory, adt_adapt, adt_step, coupled, dynamic_tree, token_flock
+from lanternbench.lossless.plain import (
+    Draws,
+    World,
+    after_rejection,
+    guide,
+    kernel,
+    normalise,
+    outcomes,
+    warp,
+)
+from lanternbench.lossless.plain.drafts import (
+    Memory,
+    adt_adapt,
+    adt_step,
+    coupled,
+    dynamic_tree,
+    token_flock,
+)
 from lanternbench.methods.acceptance.chains import BlockVerification
 from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd, plain_nearest
 from lanternbench.methods.residuals import PLAIN
@@ -105,14 +123,20 @@ def test_lossy_methods_stay_within_their_fidelity_loss(name, tree):
 def test_windows_give_the_targets_joint_exactly(init, redraw, prefill):
     for world in worlds():
         for window in (1, 2):
-            made = image_distribution(world, windowed(window=window, init=init, redraw=redraw, prefill=prefill))
+            made = image_distribution(
+                world, windowed(window=window, init=init, redraw=redraw, prefill=prefill)
+            )
             assert total_variation(made, world.joint()) < EXACT
 
 
-@pytest.mark.parametrize(("window", "siblings", "depth"), [(2, 2, 2), (3, 2, 2), (2, 3, 3), (3, 2, 3)])
+@pytest.mark.parametrize(
+    ("window", "siblings", "depth"), [(2, 2, 2), (3, 2, 2), (2, 3, 3), (3, 2, 3)]
+)
 def test_siblings_after_a_rejection_keep_the_targets_joint(window, siblings, depth):
     for world in (random_world(3, 3, 4), random_world(3, 3, 5, zeros=0.3), random_world(2, 4, 6)):
-        spec = windowed(window=window, redraw="maximal", prefill=False, siblings=siblings, tree_depth=depth)
+        spec = windowed(
+            window=window, redraw="maximal", prefill=False, siblings=siblings, tree_depth=depth
+        )
         assert total_variation(image_distribution(world, spec), world.joint()) < EXACT
 
 
@@ -142,7 +166,9 @@ def test_coupled_redraw_has_the_new_law_and_keeps_as_often_as_possible():
 Q, P = [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]
 
 
-def rest(name: str, q: list[float], p: list[float], x: int, rule: AcceptanceRule, depth: int = 1) -> list[float]:
+def rest(
+    name: str, q: list[float], p: list[float], x: int, rule: AcceptanceRule, depth: int = 1
+) -> list[float]:
     return after_rejection(PLAIN[name], q, p, x, rule, depth)
 
 
@@ -200,12 +226,18 @@ def test_lantern_by_hand():
     by_hand = 0.5 * (0.4 * math.log(2) + 0.3 * math.log(0.3 / 0.5) + 0.7 * math.log(0.7 / 0.5))
     assert far == pytest.approx(by_hand)
     for delta, group in ((by_hand + 1e-9, [1, 0]), (by_hand - 1e-9, [1])):
-        assert on_codes("lantern", FOUR, k=4, delta=delta, divergence="jsd").plain_group(q, 1) == group
+        assert (
+            on_codes("lantern", FOUR, k=4, delta=delta, divergence="jsd").plain_group(q, 1)
+            == group
+        )
 
 
 def test_lantern_plus_plus_by_hand():
     q = [0.3, 0.3, 0.3, 0.1]
-    groups = {lam: on_codes("lantern++", FOUR, k=4, lam=lam).plain_group(q, 1) for lam in (1.99, 2.0, 3.0)}
+    groups = {
+        lam: on_codes("lantern++", FOUR, k=4, lam=lam).plain_group(q, 1)
+        for lam in (1.99, 2.0, 3.0)
+    }
     assert groups == {1.99: [1], 2.0: [1, 0], 3.0: [1, 0, 2]}  # 0.3 ≤ (2 − 1)·0.3
 
 
@@ -228,7 +260,9 @@ def test_typical_top_k_and_grouped_by_hand():
 
 def test_block_verification_by_hand():
     q, p = [0.5, 0.5], [0.75, 0.25]
-    outcomes = {i: (chance, normalise(weights)) for chance, i, weights in BLOCK([q, q, q], [p, p], (0, 0))}
+    outcomes = {
+        i: (chance, normalise(weights)) for chance, i, weights in BLOCK([q, q, q], [p, p], (0, 0))
+    }
     # w_1 = 2/3, w_2 = 4/9; (w_1 q − p)₊ = (0, 1/12): h_1 = (1/12)/(1/12 + 1/3) = 1/5, h_2 = w_2
     assert outcomes[2][0] == pytest.approx(4 / 9)
     assert outcomes[1][0] == pytest.approx(5 / 9 / 5)
@@ -248,7 +282,9 @@ def test_block_verification_accepts_no_fewer_tokens_than_exact():
         mean = {
             blocked: sum(
                 len(tokens) * mass
-                for tokens, mass in outcomes(lambda draws, w=world, b=blocked: committed(draws, w, b))[0].items()
+                for tokens, mass in outcomes(
+                    lambda draws, w=world, b=blocked: committed(draws, w, b)
+                )[0].items()
             )
             for blocked in (None, BLOCK)
         }
@@ -260,7 +296,8 @@ def test_warping_by_hand():
     assert warp(logits) == pytest.approx([0.4, 0.3, 0.2, 0.1])
     assert warp(logits, temperature=0.5) == pytest.approx([16 / 30, 9 / 30, 4 / 30, 1 / 30])
     assert warp(logits, top_k=2) == pytest.approx([4 / 7, 3 / 7, 0, 0])
-    assert warp([1.0, 0.0, 0.0, -1.0], top_k=2)[1:3] == pytest.approx([1 / (math.e + 2)] * 2)  # ties stay
+    # ties stay
+    assert warp([1.0, 0.0, 0.0, -1.0], top_k=2)[1:3] == pytest.approx([1 / (math.e + 2)] * 2)
     assert warp(logits, top_p=0.6) == pytest.approx([4 / 7, 3 / 7, 0, 0])
     assert warp(logits, top_p=0.3) == [1, 0, 0, 0]
     assert guide([1.0, 2.0, -math.inf], [0.0, 3.0, 1.0], 3.0) == [3.0, 0.0, -math.inf]
@@ -268,14 +305,23 @@ def test_warping_by_hand():
 
 def test_guidance_comes_before_temperature_and_top_k():
     cond, uncond = [2.0, 1.0, 0.0], [2.0, 0.0, 0.0]
-    world = World(3, 1, lambda _: cond, target_uncond=lambda _: uncond, guidance=4.0, temperature=2.0, top_k=1)
+    world = World(
+        3,
+        1,
+        lambda _: cond,
+        target_uncond=lambda _: uncond,
+        guidance=4.0,
+        temperature=2.0,
+        top_k=1,
+    )
     assert world.q(()) == [0, 1, 0]  # guided logits (2, 4, 0)
 
 
 def test_dynamic_tree_by_hand():
     drafter = {(): [0.6, 0.3, 0.1], (0,): [0.45, 0.15, 0.4], (1,): [0.81, 0.1, 0.09]}
     world = World(3, 3, lambda _: [0.0] * 3, lambda s: [math.log(x) for x in drafter[s]])
-    # level 1: 0 (0.6), 1 (0.3); level 2: 0→0 (0.27), 0→2 (0.24), 1→0 (0.243), 1→1 (0.03); the best four stay
+    # level 1: 0 (0.6), 1 (0.3); level 2: 0→0 (0.27), 0→2 (0.24), 1→0 (0.243), 1→1 (0.03); the best
+    # four stay
     assert dynamic_tree(world, (), 2, 2, 5) == {(): [0, 1], (0,): [0], (1,): [0]}
     assert dynamic_tree(world, (), 2, 2, 3) == {(): [0, 1]}
     assert dynamic_tree(world, (), 1, 2, 9) == {(): [0, 1]}
@@ -287,33 +333,44 @@ ANOLE = AdaptiveBounds()
 
 
 def test_adaptive_trees_start_from_their_neighbour():
-    history = [(2, 5), (3, 6), (4, 7), (5, 8), (6, 9)]  # three tokens a row: the next is in row 1, column 2
+    # three tokens a row: the next is in row 1, column 2
+    history = [(2, 5), (3, 6), (4, 7), (5, 8), (6, 9)]
     step = {init: adt_step(history, None, ANOLE, init, 3) for init in ("horizontal", "vertical")}
     assert step == {"horizontal": (6, 9), "vertical": (4, 7)}
-    assert adt_step(history[:2], None, ANOLE, "vertical", 3) == (3, 6)  # nothing above: the token to the left
+    # nothing above: the token to the left
+    assert adt_step(history[:2], None, ANOLE, "vertical", 3) == (3, 6)
 
 
 def test_random_start_is_uniform_over_the_ranges_not_an_earlier_tree():
     history = [(2, 5)]
     grid = [(i + 0.5) / 9 for i in range(9)]
-    drawn = [adt_step(history, None, ANOLE, "random", 3, u=(a, b)) for a in grid for b in (0.0, 0.9999)]
+    drawn = [
+        adt_step(history, None, ANOLE, "random", 3, u=(a, b)) for a in grid for b in (0.0, 0.9999)
+    ]
     assert sorted({d for d, _ in drawn}) == list(range(1, 10))
-    widths = {adt_step(history, None, ANOLE, "random", 3, u=(0.0, (i + 0.5) / 10))[1] for i in range(10)}
+    widths = {
+        adt_step(history, None, ANOLE, "random", 3, u=(0.0, (i + 0.5) / 10))[1] for i in range(10)
+    }
     assert {k for k in widths if k > 1} == set(range(4, 14))
 
 
 def test_token_flock_weighs_by_rows_above():
-    # δ = 2, three tokens a row, next token in row 2, column 1: same row weighs 3/2, one above 1, two above 1/2
+    # δ = 2, three tokens a row, next token in row 2, column 1: same row weighs 3/2, one above 1,
+    # two above 1/2
     history = [(9, 13), (1, 4), (9, 13), (4, 8), (5, 8), (6, 8), (8, 12)]
-    assert token_flock(history, 3, 2) == pytest.approx(((0.5 * 1 + 15 + 1.5 * 8) / 5, (0.5 * 4 + 24 + 1.5 * 12) / 5))
-    # δ = 1, five tokens a row, next token in row 1, column 1: the token above weighs 1, the one to the left 2
+    assert token_flock(history, 3, 2) == pytest.approx(
+        ((0.5 * 1 + 15 + 1.5 * 8) / 5, (0.5 * 4 + 24 + 1.5 * 12) / 5)
+    )
+    # δ = 1, five tokens a row, next token in row 1, column 1: the token above weighs 1, the one to
+    # the left 2
     history = [(1, 4), (2, 5), (3, 6), (9, 13), (9, 13), (5, 8)]
     assert token_flock(history, 5, 1) == pytest.approx(((2 + 2 * 5) / 3, (5 + 2 * 8) / 3))
 
 
 @pytest.mark.parametrize("flock", [token_flock, _flock], ids=["definition", "engine"])
 def test_token_flock_reads_the_tokens_at_a_euclidean_distance_of_at_most_delta(flock):
-    # of seven rows of seven, the token in row 3, column 3: six earlier tokens lie within 2, of the square around it 12
+    # of seven rows of seven, the token in row 3, column 3: six earlier tokens lie within 2, of the
+    # square around it 12
     side, at = 7, (3, 3)
     blank = [(1, 4)] * (at[0] * side + at[1])
     read = set()
@@ -349,7 +406,9 @@ def test_width_is_bounded_only_where_the_tree_has_more_than_one_level():
 def published(shared: Path) -> dict[str, dict]:
     return {
         f"{group}: {name}" if group else name: case
-        for group, cases in nested(json.loads((shared / "golden" / "enumeration.json").read_text()))
+        for group, cases in nested(
+            json.loads((shared / "golden" / "enumeration.json").read_text())
+        )
         for name, case in cases.items()
     }
 
@@ -361,7 +420,9 @@ def nested(data: dict) -> list[tuple[str, dict]]:
 
 
 def recorded_world(seed: int, vocab: int, length: int, scale: float = 1.2) -> World:
-    """The targets that the published samplers were enumerated on: softmax(scale · normal), prefixes by length."""
+    """The targets that the published samplers were enumerated on: softmax(scale · normal),
+    prefixes by length.
+    """
     np = pytest.importorskip("numpy")
     rng = np.random.default_rng(seed)
     prefixes = [s for n in range(length) for s in itertools.product(range(vocab), repeat=n)]
@@ -394,22 +455,33 @@ def test_enumerations_of_published_windows_are_reproduced(shared, case, redraw, 
     found = {k: v for k, v in published(shared).items() if k.startswith(case + " seed")}
     assert found
     for name, recorded in found.items():
-        seed, vocab, length, size = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
+        seed, vocab, length, size = (
+            int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_")
+        )
         world = recorded_world(seed, vocab, length, 0.4 if "0.4" in name else 1.2)
         spec = windowed(rule, window=size - 1, redraw=redraw, one_hot=True, prefill=False)
         made = image_distribution(world, spec)
-        assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
+        assert prefix_tv(made, world.joint(), length) == pytest.approx(
+            recorded["tv_prefix"], abs=1e-9
+        ), name
 
 
 def test_noise_shared_by_all_positions_is_as_far_off_as_recorded(shared):
-    """Two tokens: argmax(log q + g) is token 0 where g_1 − g_0 < log q_0/q_1, that is with probability q_0."""
+    """Two tokens: argmax(log q + g) is token 0 where g_1 − g_0 < log q_0/q_1, that is with
+    probability q_0.
+    """
     found = {k: v for k, v in published(shared).items() if "plain steps share row 0" in k}
     assert found
     for name, recorded in found.items():
-        seed, vocab, length = (int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_"))
+        seed, vocab, length = (
+            int(part[1:].removeprefix("eed")) for part in name.split()[-1].split("_")
+        )
         world = recorded_world(seed, vocab, length)
         made: dict[tuple[int, ...], float] = {}
-        cuts = sorted({0.0, 1.0} | {world.q(s)[0] for n in range(length) for s in itertools.product((0, 1), repeat=n)})
+        cuts = sorted(
+            {0.0, 1.0}
+            | {world.q(s)[0] for n in range(length) for s in itertools.product((0, 1), repeat=n)}
+        )
         for low, high in itertools.pairwise(cuts):
             u = (low + high) / 2
             noise = [0.0, math.log(u / (1 - u))]
@@ -417,11 +489,23 @@ def test_noise_shared_by_all_positions_is_as_far_off_as_recorded(shared):
             for _ in range(length):
                 image += (gumbel_token(world.q(image), noise),)
             made[image] = made.get(image, 0.0) + high - low
-        assert prefix_tv(made, world.joint(), length) == pytest.approx(recorded["tv_prefix"], abs=1e-9), name
+        assert prefix_tv(made, world.joint(), length) == pytest.approx(
+            recorded["tv_prefix"], abs=1e-9
+        ), name
 
 
 def test_plain_definitions_share_no_code_with_what_they_check():
-    allowed = {"contextlib", "copy", "math", "random", "dataclasses", "collections", "functools", "itertools", "typing"}
+    allowed = {
+        "contextlib",
+        "copy",
+        "math",
+        "random",
+        "dataclasses",
+        "collections",
+        "functools",
+        "itertools",
+        "typing",
+    }
     for path in [*Path(plain.__file__).parent.glob("*.py"), Path(engine_plain.__file__)]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -436,10 +520,19 @@ def test_plain_definitions_of_components_call_no_function_of_tensors():
     found = 0
     for path in Path(methods.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("plain") and "acceptance" in str(path):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.name.startswith("plain")
+                and "acceptance" in str(path)
+            ):
                 found += 1
                 for call in (c.func for c in ast.walk(node) if isinstance(c, ast.Call)):
                     first = ast.unparse(call).split(".")[0]
                     own = first.startswith(("plain", "_cosine", "distance"))
-                    assert own or first == "self" or first in allowed or isinstance(call.value, ast.Name), (path, first)
+                    assert (
+                        own
+                        or first == "self"
+                        or first in allowed
+                        or isinstance(call.value, ast.Name)
+                    ), (path, first)
     assert found > 10

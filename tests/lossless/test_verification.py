@@ -71,7 +71,9 @@ def test_lossless_methods_have_the_targets_distribution(name, kind):
     assert deviation(name, Tables(3, 3, 2, kind)) <= EXACT
 
 
-@pytest.mark.parametrize("init", [i for i in get_args(jacobi.Jacobi.model_fields["init"].annotation) if i != "random"])
+@pytest.mark.parametrize(
+    "init", [i for i in get_args(jacobi.Jacobi.model_fields["init"].annotation) if i != "random"]
+)
 def test_every_way_to_fill_an_sjd_window_is_lossless(init):
     assert deviation("sjd", Tables(2, 4, 1, "dense"), init=init) <= EXACT
 
@@ -96,7 +98,9 @@ def test_relaxed_methods_stay_within_their_bound(name, options):
     assert 1e-3 < tv <= bound + EXACT
 
 
-@pytest.mark.parametrize("options", [{"lam": 1.0, "nu": 1.0}, {"lam": 1.0, "schedule": "uniform", "tree": "chain"}])
+@pytest.mark.parametrize(
+    "options", [{"lam": 1.0, "nu": 1.0}, {"lam": 1.0, "schedule": "uniform", "tree": "chain"}]
+)
 def test_relaxation_by_one_is_none(options):
     assert deviation("cool-sd", **options) <= EXACT
 
@@ -105,7 +109,9 @@ def test_relaxation_by_one_is_none(options):
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_jacobi_gives_the_tokens_that_each_positions_uniform_draws(greedy, window, monkeypatch):
     monkeypatch.setattr(jacobi.Jacobi, "small", lambda self: self)
-    tokens, expected = decode_tables(Tables(4, 4, 0, "dense"), method("jacobi", window=window), greedy, 200, 0)
+    tokens, expected = decode_tables(
+        Tables(4, 4, 0, "dense"), method("jacobi", window=window), greedy, 200, 0
+    )
     assert torch.equal(tokens, expected)
 
 
@@ -141,7 +147,10 @@ def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
     scope: dict = {}
     exec(compile(source.replace(old, new), name, "exec"), vars(module) | {}, scope)
     if name == "closed_form":  # of which rules hold the function itself
-        owner, scope = AcceptanceRule, {"forms": AcceptanceRule.forms._replace(verify_chosen=scope[name])}
+        owner, scope = (
+            AcceptanceRule,
+            {"forms": AcceptanceRule.forms._replace(verify_chosen=scope[name])},
+        )
         name = "forms"
     monkeypatch.setattr(owner, name, scope[name])
 
@@ -160,19 +169,33 @@ def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
 
 
 def test_wrong_acceptance_is_found(monkeypatch):
-    monkeypatch.setattr(AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x)))
+    monkeypatch.setattr(
+        AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x))
+    )
     assert deviation("sd") > 1e-3
 
 
 @pytest.mark.slow
 def test_siblings_that_are_not_renormalised_are_found(monkeypatch):
-    mutate(monkeypatch, verify, "_sampled_tree", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left")
+    mutate(
+        monkeypatch,
+        verify,
+        "_sampled_tree",
+        "p_j = normalised(p_left, torch.zeros_like(p_left))",
+        "p_j = p_left",
+    )
     assert deviation("eagle-1") > 1e-3
 
 
 @pytest.mark.slow
 def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
-    mutate(monkeypatch, verify, "_sampled_tree", "normalised(residual(q_j, p_j, before, depth, rule), q_j)", "q_j")
+    mutate(
+        monkeypatch,
+        verify,
+        "_sampled_tree",
+        "normalised(residual(q_j, p_j, before, depth, rule), q_j)",
+        "q_j",
+    )
     assert deviation("eagle-1") > 1e-3
 
 
@@ -207,10 +230,17 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     ("name", "function", "line", "wrong"),
     [
         ("sd", "end_of_chain", "(accepted == draft.tokens.shape[1] - 1) | ", ""),
-        ("eagle-1", "_sampled_tree", "torch.where(leaf[:, None], rows_at(q, stop), weights)", "weights"),
+        (
+            "eagle-1",
+            "_sampled_tree",
+            "torch.where(leaf[:, None], rows_at(q, stop), weights)",
+            "weights",
+        ),
     ],
 )
-def test_a_bonus_token_from_the_wrong_distribution_is_found(name, function, line, wrong, monkeypatch):
+def test_a_bonus_token_from_the_wrong_distribution_is_found(
+    name, function, line, wrong, monkeypatch
+):
     mutate(monkeypatch, verify, function, line, wrong)
     assert deviation(name, Tables(3, 4, 1, "dense")) > 1e-3
 
@@ -219,9 +249,12 @@ def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
     honest = engine.plan_commit
 
     def without(state, draft, result, states):
-        full = result.accepted == draft.tree.max_depth  # the last draft stands in for the bonus token
+        # the last draft stands in for the bonus token
+        full = result.accepted == draft.tree.max_depth
         again = draft.tokens.gather(1, result.path[:, -1:])[:, 0]
-        return honest(state, draft, result._replace(token=torch.where(full, again, result.token)), states)
+        return honest(
+            state, draft, result._replace(token=torch.where(full, again, result.token)), states
+        )
 
     monkeypatch.setattr(engine, "plan_commit", without)
     assert deviation("sd", Tables(3, 4, 1, "dense")) > 1e-3
@@ -251,7 +284,9 @@ def test_an_sjd_window_that_forgets_what_its_drafts_were_drawn_from_is_found(mon
 def small() -> Target:
     """A LlamaGen of random weights with random drafters: 6 × 6 tokens."""
     torch.manual_seed(0)
-    cfg = LlamaGenConfig(32, 2, 2, vocab_size=24, grid=6, caption_dim=8, cls_token_num=5, multiple_of=16)
+    cfg = LlamaGenConfig(
+        32, 2, 2, vocab_size=24, grid=6, caption_dim=8, cls_token_num=5, multiple_of=16
+    )
 
     def model() -> LlamaGen:
         net = LlamaGen(cfg).eval()
@@ -259,7 +294,9 @@ def small() -> Target:
         return net
 
     def text(captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        features = [torch.randn(5, 8, generator=torch.Generator().manual_seed(len(c))) for c in captions]
+        features = [
+            torch.randn(5, 8, generator=torch.Generator().manual_seed(len(c))) for c in captions
+        ]
         mask = torch.stack([torch.arange(5) < 2 + len(c) % 4 for c in captions])
         return torch.stack(features), mask.long()
 
@@ -286,7 +323,9 @@ def test_on_a_model_lossless_methods_pass(small, name):
     assert statistical.greedy_difference(small, made, 4, 0) == 0
 
 
-@pytest.mark.parametrize(("name", "options"), [("cool-sd", {"lam": 4.0}), ("lantern++", {"lam": 8.0})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("cool-sd", {"lam": 4.0}), ("lantern++", {"lam": 8.0})]
+)
 def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small, name, options):
     found = statistical.sampled_tests(small, method(name, **options), 32, 0)
     assert found.ranks.p_value < statistical.ALPHA
@@ -297,7 +336,9 @@ def test_on_a_model_relaxation_is_found_where_it_is_claimed_to_be_lossless(small
     ("name", "lossless"),
     [*((n, True) for n in LOSSLESS), ("cool-sd", False), ("lantern++", False), ("lantern", False)],
 )
-def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_is_not(small, name, lossless):
+def test_on_a_model_the_fidelity_loss_of_lossless_methods_is_zero_and_of_others_is_not(
+    small, name, lossless
+):
     decoder = build(small, method(name))
     trace = engine.generate(decoder, ["a", "bc"], trace=True)[0].trace
     loss = fidelity.fidelity_loss(trace, decoder.rule, decoder.residual)
@@ -339,7 +380,9 @@ def test_an_adaptive_tree_with_as_many_nodes_as_levels_is_recorded_as_the_tree_i
     assert statistical.sampled_tests(target, made, 4, 0).forward < 1e-3
 
 
-def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_one(small, monkeypatch):
+def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_one(
+    small, monkeypatch
+):
     honest, sizes = statistical.sampled_tests, []
 
     def unlucky(target, method, images, seed):
@@ -353,7 +396,9 @@ def test_a_lossless_method_that_one_sample_speaks_against_is_judged_by_a_larger_
     assert all(row.passed for row in rows)
     sizes.clear()
     monkeypatch.setattr(
-        verification, "sampled_tests", lambda *a: honest(*a)._replace(log_q=statistical.Finding(1e-6, 0.1))
+        verification,
+        "sampled_tests",
+        lambda *a: honest(*a)._replace(log_q=statistical.Finding(1e-6, 0.1)),
     )
     assert not all(row.passed for row in verification.verify_method(method("ar"), small, 0, 4))
 
@@ -362,13 +407,19 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
     generator = torch.Generator().manual_seed(0)
     n = 2048
     effect = statistical.rank_test(torch.rand(n, generator=generator)).effect
-    failed = sum(statistical.rank_test(torch.rand(n, generator=generator)).p_value < 1e-2 for _ in range(200))
+    failed = sum(
+        statistical.rank_test(torch.rand(n, generator=generator)).p_value < 1e-2
+        for _ in range(200)
+    )
     assert failed <= 8  # 2 expected
     found = 0
     for _ in range(100):  # mass ``effect`` moved from the upper half to the lower
         u = torch.rand(n, generator=generator)
         moved = torch.rand(n, generator=generator) < 2 * effect
-        found += statistical.rank_test(torch.where((u > 0.5) & moved, u - 0.5, u)).p_value < statistical.ALPHA
+        found += (
+            statistical.rank_test(torch.where((u > 0.5) & moved, u - 0.5, u)).p_value
+            < statistical.ALPHA
+        )
     assert found >= 80
 
 
@@ -376,7 +427,8 @@ def test_the_rank_test_keeps_its_level_and_finds_the_effect_it_states():
 
 
 @pytest.mark.parametrize(
-    ("name", "length"), slow_but([("eagle-2", 5)], [("eagle-2", 5), ("eagle-2", LENGTH), ("sjd-pac", LENGTH)])
+    ("name", "length"),
+    slow_but([("eagle-2", 5)], [("eagle-2", 5), ("eagle-2", LENGTH), ("sjd-pac", LENGTH)]),
 )
 def test_published_sizes_on_large_tables_pass(name, length, monkeypatch):
     """Every token more takes twelve times as long."""
@@ -394,7 +446,9 @@ def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[1] < found.powers[2]
     assert found.powers[2] > 0.9
-    monkeypatch.setattr(AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x)))
+    monkeypatch.setattr(
+        AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x))
+    )
     assert sampled_tables(method("sd"), 0, 1500).ranks.p_value < statistical.ALPHA
 
 
@@ -406,7 +460,12 @@ def test_rows_of_all_presets_pass_and_print(small):
     rows = verify_all(["sd", "lantern", "jacobi"], small, images=4, on_row=seen.append)
     assert rows == seen
     assert all(row.passed for row in rows), rows
-    assert {row.check.split(":")[0].split(",")[0] for row in rows} == {"tables", "large tables", "random", "row ends"}
+    assert {row.check.split(":")[0].split(",")[0] for row in rows} == {
+        "tables",
+        "large tables",
+        "random",
+        "row ends",
+    }
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(checks_table(rows))
     assert "FAIL" not in console.export_text()

@@ -42,7 +42,10 @@ def test_larger_neighbourhoods_hold_more_probability_and_change_images_more(shal
 
 @pytest.mark.slow
 def test_near_codes_are_better_substitutes_than_random_ones(target):
-    near, other = (codebook.study_codebook(target, CAPTIONS[:1], [10], p).likenesses[0] for p in ("l2", "random"))
+    near, other = (
+        codebook.study_codebook(target, CAPTIONS[:1], [10], p).likenesses[0]
+        for p in ("l2", "random")
+    )
     assert near.psnr > other.psnr + 5
     assert near.mass > 2 * other.mass
 
@@ -63,10 +66,15 @@ def test_a_neighbourhood_without_neighbours_is_refused(target, k):
         codebook.study_codebook(target, CAPTIONS, [k])
 
 
-def test_the_command_prints_one_json_object_and_writes_the_picture(shallow_8x8, tmp_path, monkeypatch, capsys):
+def test_the_command_prints_one_json_object_and_writes_the_picture(
+    shallow_8x8, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(catalogue, "load_target", lambda *_, **__: shallow_8x8)
     out = tmp_path / "codebook.png"
-    monkeypatch.setattr("sys.argv", ["lanternbench", "codebook", "--k", "5,2", "-n", "1", "--json", "--out", str(out)])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["lanternbench", "codebook", "--k", "5,2", "-n", "1", "--json", "--out", str(out)],
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
@@ -76,9 +84,12 @@ def test_the_command_prints_one_json_object_and_writes_the_picture(shallow_8x8, 
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"), [(["--k", "2,x"], "no list of numbers"), (["--out", "file/a.png"], "cannot write")]
+    ("given", "reason"),
+    [(["--k", "2,x"], "no list of numbers"), (["--out", "file/a.png"], "cannot write")],
 )
-def test_mistakes_are_one_sentence_before_anything_is_drawn(given, reason, tmp_path, monkeypatch, capsys):
+def test_mistakes_are_one_sentence_before_anything_is_drawn(
+    given, reason, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "file").touch()
     monkeypatch.setattr(codebook, "study_codebook", lambda *_: pytest.fail("drawn"))
     monkeypatch.chdir(tmp_path)

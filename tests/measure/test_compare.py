@@ -18,7 +18,9 @@ from lanternbench.measure.statistics import student_t
 
 
 def samples(factor: float, seed: int, prompts: int = 24) -> list[Sample]:
-    """``ar`` and ``eagle-1`` on the same prompts; eagle-1's latency is multiplied by ``factor``, with 5 % of noise."""
+    """``ar`` and ``eagle-1`` on the same prompts; eagle-1's latency is multiplied by ``factor``,
+    with 5 % of noise.
+    """
     rng, made = np.random.default_rng(seed), []
     for i in range(prompts):
         for label, seconds in (("ar", 2.0), ("eagle-1", factor)):
@@ -56,7 +58,11 @@ def test_students_t_is_that_of_scipy(alpha):
 def test_a_slower_method_fails_and_chance_does_not(stored):
     def exit_code(new: str, *conditions: str) -> int:
         options = [x for c in conditions for x in ("--fail-if", c)]
-        return CliRunner().invoke(app, ["compare", "old", new, "--results", str(stored), *options]).exit_code
+        return (
+            CliRunner()
+            .invoke(app, ["compare", "old", new, "--results", str(stored), *options])
+            .exit_code
+        )
 
     assert exit_code("slower", "speedup<-5%") == 1
     assert exit_code("slower", "speedup<-30%") == 0
@@ -68,23 +74,40 @@ def test_a_slower_method_fails_and_chance_does_not(stored):
 
 def test_the_last_line_is_the_verdict_and_a_disturbed_clock_is_named(tmp_path):
     for name, load in (("old", 0.5), ("new", 40.0)):
-        with RunFolder.open(tmp_path, name, {"name": name}, environment={"cores": 2, "device": "cpu"}) as folder:
+        with RunFolder.open(
+            tmp_path, name, {"name": name}, environment={"cores": 2, "device": "cpu"}
+        ) as folder:
             for sample in samples(1.0, 1):
-                folder.append(sample.model_copy(update={"load": load, "step_s": [0.5, 0.5], "cpu_s": sample.decode_s}))
-    done = CliRunner().invoke(app, ["compare", "old", "new", "--results", str(tmp_path), "--fail-if", "tau<-5%"])
+                folder.append(
+                    sample.model_copy(
+                        update={"load": load, "step_s": [0.5, 0.5], "cpu_s": sample.decode_s}
+                    )
+                )
+    done = CliRunner().invoke(
+        app, ["compare", "old", "new", "--results", str(tmp_path), "--fail-if", "tau<-5%"]
+    )
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1] == "gate: passed; judged eagle-1 by accept_len over 24 prompts"
+    assert (
+        done.stdout.splitlines()[-1]
+        == "gate: passed; judged eagle-1 by accept_len over 24 prompts"
+    )
     assert "new: The clock was disturbed (the load was 40.0 on 2 cores)" in done.stderr
     assert "robust_speedup" in done.stdout
-    timed = CliRunner().invoke(app, ["compare", "old", "new", "--results", str(tmp_path), "--fail-if", "speedup<-5%"])
+    timed = CliRunner().invoke(
+        app, ["compare", "old", "new", "--results", str(tmp_path), "--fail-if", "speedup<-5%"]
+    )
     assert "a clock was disturbed" in timed.stdout.splitlines()[-1]
 
 
 METHODS = ["eagle-1", "sjd", "cool-sd"]
 
 
-def run(seed: int, prompts: int, methods: list[str] = METHODS, timed: bool = True, **slower: float) -> Figures:
-    """A run on prompts of unequal length, with 10 % of noise; all are equally fast but those that are ``slower``."""
+def run(
+    seed: int, prompts: int, methods: list[str] = METHODS, timed: bool = True, **slower: float
+) -> Figures:
+    """A run on prompts of unequal length, with 10 % of noise; all are equally fast but those that
+    are ``slower``.
+    """
     hard, rng = np.random.default_rng(0).lognormal(0, 0.3, prompts), np.random.default_rng(seed)
     return Figures(
         Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt="p", label=label, method=label, seed=0, tokens=4, steps=2,
@@ -97,15 +120,21 @@ def run(seed: int, prompts: int, methods: list[str] = METHODS, timed: bool = Tru
 def test_a_gate_between_two_runs_of_one_code_fails_at_most_once_in_twenty(prompts):
     """200 pairs, three methods, two conditions; a rate of 10 % would pass with a chance of 0.8 %."""
     conditions = [condition("speedup<-5%"), condition("latency_s>5%")]
-    verdicts = [judge(run(2 * pair, prompts), run(2 * pair + 1, prompts), conditions) for pair in range(200)]
-    assert all(len(verdict.judged) == 7 for verdict in verdicts)  # latencies of four, speedups of three
+    verdicts = [
+        judge(run(2 * pair, prompts), run(2 * pair + 1, prompts), conditions)
+        for pair in range(200)
+    ]
+    # latencies of four, speedups of three
+    assert all(len(verdict.judged) == 7 for verdict in verdicts)
     assert sum(not verdict.passed for verdict in verdicts) <= 10
 
 
 def test_a_gate_sees_a_method_that_became_a_quarter_slower():
     """The power at 16 prompts is about 92 %."""
     gate = [condition("speedup<-5%")]
-    verdicts = [judge(run(2 * pair, 16), run(2 * pair + 1, 16, sjd=1.25), gate) for pair in range(50)]
+    verdicts = [
+        judge(run(2 * pair, 16), run(2 * pair + 1, 16, sjd=1.25), gate) for pair in range(50)
+    ]
     failed = [{change.label for change in verdict.failed} for verdict in verdicts]
     assert sum("sjd" in labels for labels in failed) >= 41
     assert sum(labels > {"sjd"} for labels in failed) <= 3
@@ -150,11 +179,14 @@ def test_a_run_that_lost_a_method_fails_and_what_is_not_judged_is_named():
     few = judge(whole, run(2, 1), gate)
     assert not few.passed
     assert "cool-sd (speedup: one shared prompt)" in few.sentence()
-    assert not judge(whole, run(2, 8, []), gate).passed  # ar alone, whose speedup is 1 by definition
+    # ar alone, whose speedup is 1 by definition
+    assert not judge(whole, run(2, 8, []), gate).passed
 
 
 def test_json_has_every_change_with_its_interval(stored):
-    done = CliRunner().invoke(app, ["compare", "old", "slower", "--results", str(stored), "--json"])
+    done = CliRunner().invoke(
+        app, ["compare", "old", "slower", "--results", str(stored), "--json"]
+    )
     found = {(c["label"], c["figure"]): c for c in json.loads(done.stdout)["changes"]}
     value, lo, hi = found["eagle-1", "latency_s"]["relative"]
     assert lo < 0.15 < hi

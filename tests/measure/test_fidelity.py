@@ -22,7 +22,11 @@ from lanternbench.registry import components
 
 N, V, W = 48, 7, 3
 NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
-RULES = [annealed([2.0, 1.0, 0.5]), lantern(NEAR, "tvd", 0.3), lantern(NEAR, "multiplicative", 2.0)]
+RULES = [
+    annealed([2.0, 1.0, 0.5]),
+    lantern(NEAR, "tvd", 0.3),
+    lantern(NEAR, "multiplicative", 2.0),
+]
 
 
 @pytest.fixture
@@ -82,7 +86,9 @@ def test_every_stage_of_a_node_has_its_loss(nodes, sampled):
         if given is not None:
             given = given.scatter(-1, children[:, j, None], 0.0)
             given = given / given.sum(-1, keepdim=True)
-    last = fidelity.node_losses(q, given, children[:, 2:], three - 2, depth, rule, residuals.lantern)
+    last = fidelity.node_losses(
+        q, given, children[:, 2:], three - 2, depth, rule, residuals.lantern
+    )
     assert torch.allclose(losses[:, 2], last[:, 0])
     assert last.max() > 0.01
 
@@ -120,20 +126,32 @@ def test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation(name, o
 
 def trace_of(q, p, children, tried, depth) -> Trace:
     trace = Trace(2, N // 2, V, W, q.device)
-    trace.q, trace.p, trace.sampled = q.view(2, -1, V), p.view(2, -1, V), torch.ones(2, N // 2, dtype=torch.bool)
-    trace.children, trace.tried, trace.depth = (t.view(2, N // 2, *t.shape[1:]) for t in (children, tried, depth))
+    trace.q, trace.p, trace.sampled = (
+        q.view(2, -1, V),
+        p.view(2, -1, V),
+        torch.ones(2, N // 2, dtype=torch.bool),
+    )
+    trace.children, trace.tried, trace.depth = (
+        t.view(2, N // 2, *t.shape[1:]) for t in (children, tried, depth)
+    )
     return trace
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_loss_is_the_mean_over_tokens_and_the_total_their_sum_however_chunked(nodes, rule, monkeypatch):
+def test_the_loss_is_the_mean_over_tokens_and_the_total_their_sum_however_chunked(
+    nodes, rule, monkeypatch
+):
     trace = trace_of(*nodes)
     trace.tried[:, 0] = 0  # token 0 was never drafted
     one = fidelity.fidelity_loss(trace, rule, residuals.standard)
     q, p, children, _, depth = nodes
-    by_hand = fidelity.node_losses(q, p, children, trace.tried.flatten(), depth, rule, residuals.standard)
+    by_hand = fidelity.node_losses(
+        q, p, children, trace.tried.flatten(), depth, rule, residuals.standard
+    )
     assert torch.allclose(one, by_hand.sum(-1).view(2, -1).mean(1))
-    assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard, total=True), one * N / 2)
+    assert torch.allclose(
+        fidelity.fidelity_loss(trace, rule, residuals.standard, total=True), one * N / 2
+    )
     monkeypatch.setattr(fidelity, "CHUNK", 50)
     assert torch.allclose(fidelity.fidelity_loss(trace, rule, residuals.standard), one)
 
@@ -147,7 +165,9 @@ class Largest(TorchDispatchMode):
         made = function(*args, **(kwargs or {}))
         for x in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+                self.elements = max(
+                    self.elements, x.untyped_storage().nbytes() // x.element_size()
+                )
         return made
 
 
@@ -158,7 +178,9 @@ class EntropyRule(AcceptanceRule):
         return RelaxedProb(at(q, x) * (1 + torch.special.entr(q).sum(-1)))
 
 
-@pytest.mark.parametrize(("rule", "most"), [(EntropyRule(), 1 << 20), (Typical(epsilon=0.09), 4 * 2 * 4096)])
+@pytest.mark.parametrize(
+    ("rule", "most"), [(EntropyRule(), 1 << 20), (Typical(epsilon=0.09), 4 * 2 * 4096)]
+)
 @pytest.mark.parametrize("residual", [residuals.standard, residuals.optimal])
 def test_the_loss_of_any_rule_takes_bounded_memory(rule, most, residual, monkeypatch):
     """Two nodes of 4,096 tokens: all pairs of tokens would be 33 million elements."""
@@ -168,12 +190,19 @@ def test_the_loss_of_any_rule_takes_bounded_memory(rule, most, residual, monkeyp
     trace.q, trace.p = (torch.rand(1, 2, vocab, generator=generator).pow(9) for _ in "qp")
     trace.q, trace.p = (x / x.sum(-1, keepdim=True) for x in (trace.q, trace.p))
     trace.children, trace.tried = torch.tensor([[[5], [9]]]), torch.ones(1, 2, dtype=torch.long)
-    trace.depth, trace.sampled = torch.ones(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
+    trace.depth, trace.sampled = (
+        torch.ones(1, 2, dtype=torch.long),
+        torch.ones(1, 2, dtype=torch.bool),
+    )
     with Largest() as largest:
         loss = fidelity.fidelity_loss(trace, rule, residual)
     assert largest.elements <= most
     q, p = trace.q[0].double(), trace.p[0].double()
-    values = [rule.relax(row.expand(64, -1), x, x).value for row in q for x in torch.arange(vocab).split(64)]
+    values = [
+        rule.relax(row.expand(64, -1), x, x).value
+        for row in q
+        for x in torch.arange(vocab).split(64)
+    ]
     accepted = torch.minimum(p, torch.cat(values).view(2, -1))
     rest = (q - p if residual is residuals.standard else q - accepted).clamp(min=0)
     drawn = accepted + (1 - accepted.sum(-1, keepdim=True)) * rest / rest.sum(-1, keepdim=True)

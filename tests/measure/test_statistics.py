@@ -33,10 +33,19 @@ def coverage(interval, truth: float) -> float:
 
 @pytest.mark.parametrize(
     ("prompts", "least", "most"),
-    [(2, 0.45, 0.61), (3, 0.70, 0.82), (5, 0.88, 0.97), (8, 0.92, 0.985), (30, 0.92, 0.985), (100, 0.92, 0.985)],
+    [
+        (2, 0.45, 0.61),
+        (3, 0.70, 0.82),
+        (5, 0.88, 0.97),
+        (8, 0.92, 0.985),
+        (30, 0.92, 0.985),
+        (100, 0.92, 0.985),
+    ],
 )
 def test_the_interval_of_a_mean_covers_the_truth_as_often_as_documented(prompts, least, most):
-    share = coverage(lambda rng, seed: bootstrap_mean(rng.normal(3.0, 1.0, prompts), 1000, seed), 3.0)
+    share = coverage(
+        lambda rng, seed: bootstrap_mean(rng.normal(3.0, 1.0, prompts), 1000, seed), 3.0
+    )
     # an interval that truly covered 90 % would give less than 0.92 in 91 % of such experiments
     assert least <= share <= most
 
@@ -44,7 +53,8 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_documented(prompts,
 @pytest.mark.parametrize("prompts", [10, 50])
 def test_the_interval_of_a_speedup_covers_the_truth_95_percent_of_the_time(prompts):
     def interval(rng, seed):
-        length = rng.lognormal(0.0, 0.3, prompts)  # shared by both methods: the pairs are correlated
+        # shared by both methods: the pairs are correlated
+        length = rng.lognormal(0.0, 0.3, prompts)
         base = 2.0 * length * rng.lognormal(0.0, 0.1, prompts)
         return bootstrap_ratio(base, length * rng.lognormal(0.0, 0.1, prompts), 1000, seed)
 
@@ -87,7 +97,8 @@ def test_a_single_prompt_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("base", "other"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([math.nan], [1.0]), ([[1.0]], [[1.0]])]
+    ("base", "other"),
+    [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([math.nan], [1.0]), ([[1.0]], [[1.0]])],
 )
 def test_meaningless_ratios_are_refused(base, other):
     with pytest.raises(ValueError, match="bootstrap_ratio needs"):
@@ -102,7 +113,9 @@ def test_the_paired_test_is_the_exact_permutation_test():
     for pairs in (1, 2, 5, 9):
         a, b = rng.normal(0.5, 1, pairs), rng.normal(0, 1, pairs)
         every = [abs(np.dot(signs, a - b)) for signs in itertools.product((1, -1), repeat=pairs)]
-        assert paired_test(a, b) == pytest.approx(np.mean(np.array(every) >= abs(sum(a - b)) - 1e-9))
+        assert paired_test(a, b) == pytest.approx(
+            np.mean(np.array(every) >= abs(sum(a - b)) - 1e-9)
+        )
     assert paired_test([1, 2, 3, 4, 5], [0, 0, 0, 0, 0]) == 2 / 32
     assert paired_test([0.1, 0.2, 0.3], [0.3, 0.2, 0.1]) == 1.0  # ties up to rounding count
     assert paired_test(np.ones(40), np.ones(40)) == 1.0
@@ -124,9 +137,15 @@ def test_the_sampled_paired_test_agrees_with_the_exact_one():
 @pytest.mark.parametrize("pairs", [8, 30])
 def test_the_paired_test_rejects_5_percent_of_true_nulls_and_finds_a_true_difference(pairs):
     rng = np.random.default_rng(4)
-    null = [paired_test(rng.standard_t(3, pairs), np.zeros(pairs), 400, seed) <= 0.05 for seed in range(500)]
+    null = [
+        paired_test(rng.standard_t(3, pairs), np.zeros(pairs), 400, seed) <= 0.05
+        for seed in range(500)
+    ]
     assert 0.02 <= np.mean(null) <= 0.08  # standard deviation 1 %
-    real = [paired_test(rng.normal(1.5, 1, pairs), np.zeros(pairs), 400, seed) <= 0.05 for seed in range(100)]
+    real = [
+        paired_test(rng.normal(1.5, 1, pairs), np.zeros(pairs), 400, seed) <= 0.05
+        for seed in range(100)
+    ]
     assert np.mean(real) >= 0.9
 
 
@@ -179,7 +198,11 @@ def test_the_summary_states_what_the_samples_say():
     ar, fast = summary.rows
     assert (fast.n, fast.target, fast.dataset, fast.temperature) == (3, "tiny", "coco2017", 1.0)
     assert (ar.lossless, fast.lossless) == (True, False)
-    assert [ar.value(name) for name in ("speedup", "accept_len", "step_compression")] == [1.0, 1.0, 1.0]
+    assert [ar.value(name) for name in ("speedup", "accept_len", "step_compression")] == [
+        1.0,
+        1.0,
+        1.0,
+    ]
     for name, value in {
         "latency_s": 3.0, "speedup": 2.0, "step_compression": 2.0, "accept_len": 3.0,
         "tree_depth": 5.0, "first_token_acceptance": 0.5, "tokens_per_s": 12 / 9, "fidelity_loss": 0.1,
@@ -211,7 +234,9 @@ def test_end_to_end_counts_captions_and_pictures_too():
 
 
 def test_what_is_missing_is_none_and_never_zero():
-    samples = [s.model_copy(update={"metrics": {}}) if s.label == "ar" else s for s in pair_of_methods()]
+    samples = [
+        s.model_copy(update={"metrics": {}}) if s.label == "ar" else s for s in pair_of_methods()
+    ]
     ar = rows(samples)["ar"]
     for name in ("clip", "fidelity_loss", "tree_depth", "overhead_fraction", "peak_memory_mb", "robust_latency_s",
                  "step_p50_s", "first_token_acceptance"):  # fmt: skip
@@ -234,7 +259,10 @@ def test_figures_of_target_and_drafter_reach_the_summary_and_perplexity_is_of_th
     row = rows([*samples, sample("0", "ar", 1.0, [1, 1], stats={"log_prob": -1.0})])
     sd, ar = row["sd"], row["ar"]
     assert (sd.value("log_prob"), sd.value("drafter_top1")) == (-2.0, 0.5)
-    assert (sd.value("perplexity"), sd.value("drafter_tv")) == (pytest.approx(math.exp(2)), pytest.approx(0.1))
+    assert (sd.value("perplexity"), sd.value("drafter_tv")) == (
+        pytest.approx(math.exp(2)),
+        pytest.approx(0.1),
+    )
     assert sd.figure("perplexity").lo < sd.value("perplexity") < sd.figure("perplexity").hi
     assert ar.value("drafter_top1") is None
     assert sd.value("drafter_top3") is None
@@ -252,7 +280,9 @@ def test_metrics_of_a_whole_label_come_without_interval_but_with_their_count():
     found = rows(pair_of_methods(), sets={"ar": {"fid-tiny": Estimate(30.0, n=2)}})
     assert found["ar"].figure("fid-tiny") == Estimate(30.0, n=2)
     assert found["fast λ=2"].value("fid-tiny") is None
-    assert summarise(Figures(pair_of_methods()), RUN, {"ar": {"fid-tiny": Estimate(30.0, n=2)}}).sets == ["fid-tiny"]
+    assert summarise(
+        Figures(pair_of_methods()), RUN, {"ar": {"fid-tiny": Estimate(30.0, n=2)}}
+    ).sets == ["fid-tiny"]
 
 
 def test_speedup_counts_timed_pairs_only():
@@ -261,8 +291,14 @@ def test_speedup_counts_timed_pairs_only():
     summary = summarise(Figures(samples), RUN)
     assert summary.rows[1].value("speedup") == pytest.approx(2.0)
     assert any("2 of 5 samples have no `ar` pair" in note.text for note in summary.notes)
-    untimed = summarise(Figures([s.model_copy(update={"timed": False}) for s in pair_of_methods()]), RUN)
-    assert all(row.value(name) is None for row in untimed.rows for name in ("latency_s", "speedup", "tokens_per_s"))
+    untimed = summarise(
+        Figures([s.model_copy(update={"timed": False}) for s in pair_of_methods()]), RUN
+    )
+    assert all(
+        row.value(name) is None
+        for row in untimed.rows
+        for name in ("latency_s", "speedup", "tokens_per_s")
+    )
     assert any(note.kind == "missing" and "batch 1" in note.text for note in untimed.notes)
 
 
@@ -271,7 +307,9 @@ def test_seeds_of_one_prompt_are_no_independent_evidence():
     samples = []
     for i in range(8):
         score = rng.normal()
-        samples += [sample(str(i), "ar", 1.0, [1], seed=s, metrics={"clip": score}) for s in range(20)]
+        samples += [
+            sample(str(i), "ar", 1.0, [1], seed=s, metrics={"clip": score}) for s in range(20)
+        ]
     found = rows(samples)["ar"].figure("clip")
     once = rows([s for s in samples if s.seed == 0])["ar"].figure("clip")
     assert found.hi - found.lo == pytest.approx(once.hi - once.lo)
@@ -284,23 +322,33 @@ def test_one_prompt_no_baseline_and_no_samples_are_told():
     assert (row.value("speedup"), row.figure("latency_s")) == (None, Estimate(1.0, n=1))
     assert any("no `ar` baseline" in note.text for note in summary.notes)
     assert any("single prompt" in note.text for note in summary.notes)
-    assert summarise(Figures([]), {}) == Summary([], [Note("warning", None, "The run has no samples yet.")])
+    assert summarise(Figures([]), {}) == Summary(
+        [], [Note("warning", None, "The run has no samples yet.")]
+    )
 
 
 def test_a_run_resumed_on_another_machine_is_told():
-    run = RUN | {"resumed": [{"at": "x", "environment": {"cpu": "b"}}], "prompts": {"notes": ["one note"]}}
+    run = RUN | {
+        "resumed": [{"at": "x", "environment": {"cpu": "b"}}],
+        "prompts": {"notes": ["one note"]},
+    }
     notes = texts(pair_of_methods(), run)
     assert any("another environment" in note for note in notes)
     assert "one note" in notes
 
 
 def resumed_under(more: dict[str, int | None]) -> tuple[list[Sample], dict]:
-    """Three prompts' samples of a run that was resumed: ``more`` maps an index of them to the threads it then had."""
+    """Three prompts' samples of a run that was resumed: ``more`` maps an index of them to the
+    threads it then had.
+    """
     samples = [
         s.model_copy(update={"setting": setting_name({"threads": more.get(i) or 1})})
         for i, s in enumerate(pair_of_methods())
     ]
-    return samples, RUN | {"environment": {"threads": 1}, "resumed": [{"at": "x", "environment": {"threads": 2}}]}
+    return samples, RUN | {
+        "environment": {"threads": 1},
+        "resumed": [{"at": "x", "environment": {"threads": 2}}],
+    }
 
 
 def test_a_speedup_whose_sides_were_timed_under_other_settings_is_withheld():
@@ -326,27 +374,43 @@ def test_pairs_of_one_setting_keep_their_speedup():
     summary = summarise(Figures(samples), run)
     fair = summarise(Figures(samples[:last] + samples[last + 1 :]), RUN).rows[1].figure("speedup")
     assert summary.rows[1].figure("speedup") == fair
-    assert any(f"speedup rests on the other {fair.n}; run again" in note.text for note in summary.notes)
-    speeds = [pair for pair in compared(Figures(samples), ["ar", "fast λ=2"]) if pair.figure == "speed"]
+    assert any(
+        f"speedup rests on the other {fair.n}; run again" in note.text for note in summary.notes
+    )
+    speeds = [
+        pair for pair in compared(Figures(samples), ["ar", "fast λ=2"]) if pair.figure == "speed"
+    ]
     assert [(pair.prompts, pair.value) for pair in speeds] == [(fair.n, pytest.approx(fair.value))]
 
 
 @pytest.mark.parametrize(("load", "kept"), [(3.0, True), (3.5, False), (None, True)])
 def test_a_pair_under_clearly_another_load_gives_no_speedup(load, kept):
-    samples = [s.model_copy(update={"load": 1.0 if s.label == "ar" else load}) for s in pair_of_methods()]
+    samples = [
+        s.model_copy(update={"load": 1.0 if s.label == "ar" else load}) for s in pair_of_methods()
+    ]
     summary = summarise(Figures(samples), RUN)
     assert (summary.rows[1].value("speedup") is not None) is kept
-    assert any("under another load: there is no speedup" in note.text for note in summary.notes) is not kept
+    assert (
+        any("under another load: there is no speedup" in note.text for note in summary.notes)
+        is not kept
+    )
 
 
 def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss():
-    run = RUN | {"methods": [{"label": "fast λ=2", "lossless": True}, {"label": "ar", "lossless": True}]}
+    run = RUN | {
+        "methods": [{"label": "fast λ=2", "lossless": True}, {"label": "ar", "lossless": True}]
+    }
     summary = summarise(Figures(pair_of_methods()), run)  # a mean loss of 0.1
     assert [row.lossless for row in summary.rows] == [True, False]
     assert (
-        Note("warning", "fidelity_loss", "fast λ=2 promises to be lossless, but its samples show a loss.")
+        Note(
+            "warning",
+            "fidelity_loss",
+            "fast λ=2 promises to be lossless, but its samples show a loss.",
+        )
         in summary.notes
     )
     exact = [s.model_copy(update={"fidelity_loss": 1e-7}) for s in pair_of_methods()]
     assert [row.lossless for row in summarise(Figures(exact), run).rows] == [True, True]
-    assert [row.lossless for row in summarise(Figures(exact), {}).rows] == [None, None]  # nobody promised anything
+    # nobody promised anything
+    assert [row.lossless for row in summarise(Figures(exact), {}).rows] == [None, None]

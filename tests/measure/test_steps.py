@@ -1,4 +1,6 @@
-"""Step clocks: what the steps of a run were like, and whether something else used the machine meanwhile."""
+"""Step clocks: what the steps of a run were like, and whether something else used the machine
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,17 @@ from lanternbench.measure.run_notes import contention
 from lanternbench.measure.summary import summarise
 
 
-def sample(prompt: int, label: str, step_s: list[float] | None, lengths: list[int] | None = None, **more) -> Sample:
+def sample(
+    prompt: int, label: str, step_s: list[float] | None, lengths: list[int] | None = None, **more
+) -> Sample:
     lengths = lengths or [1] * len(step_s or [1])
-    fields = {"decode_s": sum(step_s or [1.0]), "method": label, "prompt": "x", "seed": 0, "timed": True} | more
+    fields = {
+        "decode_s": sum(step_s or [1.0]),
+        "method": label,
+        "prompt": "x",
+        "seed": 0,
+        "timed": True,
+    } | more
     return Sample(key=sample_key(str(prompt), label, 0), prompt_id=str(prompt), label=label, tokens=sum(lengths),
                   steps=len(lengths), accept_lengths=lengths, step_s=step_s, **fields)  # fmt: skip
 
@@ -27,11 +37,19 @@ def test_a_robust_latency_does_not_see_steps_that_were_held_up():
 def test_one_thread_s_robust_latency_is_its_cpu_time():
     steps = [0.01] * 40 + [0.02] * 60  # the others had the core for a third of the time
     assert robust(steps, 1.0, 1) == (1.0, 0)
-    assert robust(steps, 1.0, 2)[0] == robust(steps, None, 1)[0] == robust(steps, 1.0)[0] == pytest.approx(2.0)
+    assert (
+        robust(steps, 1.0, 2)[0]
+        == robust(steps, None, 1)[0]
+        == robust(steps, 1.0)[0]
+        == pytest.approx(2.0)
+    )
     slow = [sample(i, "ar", [0.02] * 10, cpu_s=0.1, threads=1) for i in range(6)]
     slow += [sample(i, "fast", [0.02] * 10, cpu_s=0.05, threads=1) for i in range(6)]
     _, fast = summarise(Figures(slow), {}).rows
-    assert (fast.figure("speedup").value, fast.figure("robust_speedup").value) == (1.0, pytest.approx(2.0))
+    assert (fast.figure("speedup").value, fast.figure("robust_speedup").value) == (
+        1.0,
+        pytest.approx(2.0),
+    )
 
 
 def test_a_robust_speedup_stands_beside_the_one_of_the_wall_clock():
@@ -52,7 +70,9 @@ def test_percentiles_are_over_all_steps_and_over_all_images():
     ranks = np.percentile(0.001 * np.arange(1, 101), [50, 95, 99])
     assert [found[f"step_p{p}_s"] for p in (50, 95, 99)] == pytest.approx(ranks, rel=0.02)
     assert [found[f"latency_p{p}_s"] for p in (50, 95)] == pytest.approx(7 * ranks[:2], rel=0.02)
-    assert summarise(Figures([sample(0, "m", [0.5, 0.5])]), {}).rows[0].value("images_per_s") == pytest.approx(1.0)
+    assert summarise(Figures([sample(0, "m", [0.5, 0.5])]), {}).rows[0].value(
+        "images_per_s"
+    ) == pytest.approx(1.0)
 
 
 def test_steps_of_untimed_samples_and_of_none_have_no_times():
@@ -107,7 +127,11 @@ QUIET = {"step_s": [0.01] * 100, "cpu_s": 0.99, "load": 1.0}
     [
         ({}, "cpu", None),
         ({"load": 3.4}, "cpu", "the load was 3.4 on 2 cores"),
-        ({"step_s": [0.01] * 95 + [0.1] * 5}, "cpu", "5.0% of the steps took more than twice their median"),
+        (
+            {"step_s": [0.01] * 95 + [0.1] * 5},
+            "cpu",
+            "5.0% of the steps took more than twice their median",
+        ),
         ({"cpu_s": 0.5}, "cpu", "decoding had the CPU for 50% of its time"),
         ({"cpu_s": 0.5}, "cuda:0", None),  # a CPU that waits for its GPU is not held up
         ({"cpu_s": None, "load": None, "step_s": None}, "cpu", None),

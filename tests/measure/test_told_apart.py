@@ -1,4 +1,6 @@
-"""A headline decides: prompts suffice for the tests, and two copies of one method are seldom told apart."""
+"""A headline decides: prompts suffice for the tests, and two copies of one method are seldom told
+apart.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from lanternbench.experiment import config, read_run, read_samples, runner
 from lanternbench.experiment.config import read_sweeps
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import Sample
-from lanternbench.measure.statistics import LOOKS, holm_in_two, look_sizes, paired_test, prompts_needed
+from lanternbench.measure.statistics import (
+    LOOKS,
+    holm_in_two,
+    look_sizes,
+    paired_test,
+    prompts_needed,
+)
 from lanternbench.measure.summary import all_told_apart
 from lanternbench.methods.method import method
 from lanternbench.report.findings import SPEED, compared
@@ -39,16 +47,24 @@ def test_two_copies_of_a_method_are_told_apart_in_at_most_5_of_100_runs_and_meth
     prompts = prompts_needed(len(SPEEDS) - 1)
     told: list[set[tuple[str, str]]] = []
     for seed in range(100):
-        pairs = [pair for pair in compared(run(seed, prompts), list(SPEEDS)) if pair.figure == SPEED]
+        pairs = [
+            pair for pair in compared(run(seed, prompts), list(SPEEDS)) if pair.figure == SPEED
+        ]
         told.append({(pair.method, pair.against) for pair in pairs if pair.p < 0.05})
     assert sum(("copy of a", "a") in found for found in told) <= 5
-    assert sum(sum(BASELINE in pair for pair in found) for found in told) >= 0.9 * 100 * (len(SPEEDS) - 1)
+    assert sum(sum(BASELINE in pair for pair in found) for found in told) >= 0.9 * 100 * (
+        len(SPEEDS) - 1
+    )
 
 
 def test_each_family_is_corrected_for_its_number_of_tests_alone():
     p = [0.01, 0.02, 0.03, 0.01, 0.5]
-    assert holm_in_two(p, [True, True, False, False, False]) == pytest.approx([0.02, 0.02, 0.06, 0.03, 0.5])
-    assert holm_in_two(p, [True, True, False, False, False], looks=2) == pytest.approx([0.04, 0.04, 0.12, 0.06, 1.0])
+    assert holm_in_two(p, [True, True, False, False, False]) == pytest.approx(
+        [0.02, 0.02, 0.06, 0.03, 0.5]
+    )
+    assert holm_in_two(p, [True, True, False, False, False], looks=2) == pytest.approx(
+        [0.04, 0.04, 0.12, 0.06, 1.0]
+    )
 
 
 @pytest.mark.parametrize("methods", [1, 6, 9])
@@ -80,7 +96,8 @@ def test_methods_that_do_not_fit_are_left_out_from_the_last_and_ar_stays():
         assert {job.label for unit in fitting for job in unit} == labels
         assert len(fitting) == 10
         assert left_out == [label for label in ("ar", "a", "b") if label not in labels]
-    assert runner.within_budget(units, ["ar", "a", "b"], {}, 0)[1] == []  # nothing is known of their times
+    # nothing is known of their times
+    assert runner.within_budget(units, ["ar", "a", "b"], {}, 0)[1] == []
 
 
 def test_a_run_goes_on_until_its_methods_are_told_apart_and_does_not_start_again(tmp_path):
@@ -98,7 +115,11 @@ def test_a_run_goes_on_until_its_methods_are_told_apart_and_does_not_start_again
 def test_copies_of_ar_are_told_apart_in_at_most_5_of_100_runs_however_often_they_are_looked_at():
     def told(seed: int) -> bool:
         rng = np.random.default_rng(seed)
-        samples = [sample(label, i, rng.lognormal(0, 0.1)) for i in range(look_sizes(1)[-1]) for label in ("ar", "a")]
+        samples = [
+            sample(label, i, rng.lognormal(0, 0.1))
+            for i in range(look_sizes(1)[-1])
+            for label in ("ar", "a")
+        ]
         return any(all_told_apart(Figures(samples[: 2 * n]), ["ar", "a"]) for n in look_sizes(1))
 
     assert sum(told(seed) for seed in range(100)) <= 5
@@ -129,7 +150,12 @@ class Pretended:
             seconds = self.seconds[job.label] * self.noise.lognormal(0, 0.05)
             made = sample(job.label, 0, seconds).model_dump()
             prompt = job.prompts[0].id
-            yield Finished(Sample(**made | {"key": f"{prompt}|{method(job.label).key}|0", "prompt_id": prompt}), None)
+            yield Finished(
+                Sample(
+                    **made | {"key": f"{prompt}|{method(job.label).key}|0", "prompt_id": prompt}
+                ),
+                None,
+            )
 
     def notes(self):
         return []
@@ -138,7 +164,9 @@ class Pretended:
         pass
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 2}, {"repeats": 2}, {"baseline": False}, {"methods": ["ar"]}])
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 2}, {"repeats": 2}, {"baseline": False}, {"methods": ["ar"]}]
+)
 def test_what_has_no_speed_beside_ar_cannot_be_told_apart_from_it(wrong):
     with pytest.raises(UserError, match="--until-told-apart"):
         config.sweep({"methods": ["eagle-1"], "until_told_apart": True} | wrong)

@@ -61,9 +61,9 @@ def test_linear_schedule_falls_evenly_around_lambda_and_stays_positive(lam):
 def test_annealed_rule_multiplies_by_the_omega_of_the_depth():
     rule = annealed([3.0, 1.0, 0.5])
     q = torch.tensor([[0.2, 0.8]] * 3)
-    assert rule.relax(q, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3])).value.tolist() == pytest.approx(
-        [0.6, 0.2, 0.4]
-    )
+    assert rule.relax(
+        q, torch.tensor([0, 0, 1]), torch.tensor([1, 2, 3])
+    ).value.tolist() == pytest.approx([0.6, 0.2, 0.4])
 
 
 def test_the_first_draft_has_the_first_omega_of_the_schedule():
@@ -90,7 +90,9 @@ def test_lantern_grows_nearest_first_while_strictly_below_delta():
 
 
 def test_lantern_keeps_x_alone_where_the_bound_is_tight():
-    assert lantern_rule(NEAR, "tvd", 1e-9).relax(Q, token(2), DEPTH).value.item() == pytest.approx(0.2)
+    assert lantern_rule(NEAR, "tvd", 1e-9).relax(Q, token(2), DEPTH).value.item() == pytest.approx(
+        0.2
+    )
 
 
 def test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q():
@@ -106,9 +108,15 @@ def test_jsd_of_a_move_is_scipys():
     for _ in range(20):
         q = torch.rand(1, 4, generator=generator, dtype=torch.float64)
         q = q / q.sum()
-        far = jensenshannon(q[0].numpy(), dist(q[0, 0] + q[0, 1] + q[0, 2], 0, 0, q[0, 3])[0].numpy()) ** 2
+        far = (
+            jensenshannon(
+                q[0].numpy(), dist(q[0, 0] + q[0, 1] + q[0, 2], 0, 0, q[0, 3])[0].numpy()
+            )
+            ** 2
+        )
         qx, moved = q[:, :1], q[:, 1:3].cumsum(-1)
-        # one token takes the mass of two: the sum over the group's losers is the same as of one loser
+        # one token takes the mass of two: the sum over the group's losers is the same as of one
+        # loser
         assert jensen_shannon(qx, moved)[0, 1].item() == pytest.approx(far, abs=1e-12)
     rule = lantern_rule(NEAR, "jsd", far + 1e-9)
     assert rule.relax(q, token(0), DEPTH).taken.tolist()[0][:3] == [True, True, True]
@@ -118,7 +126,10 @@ def test_jsd_of_a_move_is_scipys():
 
 def test_relaxed_distribution_moves_the_groups_mass_onto_x_and_keeps_the_sum():
     mass = lantern_rule(NEAR, "tvd", 0.35).relax(Q, token(0), DEPTH)
-    moved = residuals.lantern(Q, torch.zeros_like(Q), token(0), DEPTH, lantern_rule(NEAR, "tvd", 0.35))  # p = 0
+    # p = 0
+    moved = residuals.lantern(
+        Q, torch.zeros_like(Q), token(0), DEPTH, lantern_rule(NEAR, "tvd", 0.35)
+    )
     assert mass.value.item() == pytest.approx(0.7)
     assert moved.tolist()[0] == pytest.approx([0.7, 0.0, 0.0, 0.3])
 
@@ -136,12 +147,18 @@ def test_everywhere_is_the_rule_asked_of_each_token():
 
 def test_methods_of_a_sweep_share_one_table_of_neighbours(target, monkeypatch):
     target, made = replace(target, near={}), []
-    monkeypatch.setattr(lantern, "nearest", lambda codes, k, kind: made.append(k) or nearest(codes, k, kind))
+    monkeypatch.setattr(
+        lantern, "nearest", lambda codes, k, kind: made.append(k) or nearest(codes, k, kind)
+    )
 
     def table(name, **options):
         return build(target, method(name, **options)).rule.near
 
-    for name, options in (("lantern", {"k": 20}), ("lantern++", {"k": 20}), ("lantern", {"k": 5, "delta": 0.3})):
+    for name, options in (
+        ("lantern", {"k": 20}),
+        ("lantern++", {"k": 20}),
+        ("lantern", {"k": 5, "delta": 0.3}),
+    ):
         assert torch.equal(table(name, **options), nearest(target.codebook, options["k"]))
     assert made == [20]
     table("lantern", k=30)
@@ -167,18 +184,30 @@ P = dist(0.1, 0.5, 0.2, 0.2)
 
 def test_residuals_by_hand():
     rule = lantern_rule(NEAR, "tvd", 0.35)  # A of token 1 = {1, 2}
-    assert residuals.standard(Q, P, token(1), DEPTH, EXACT).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
-    assert residuals.lantern(Q, P, token(1), DEPTH, rule).tolist()[0] == pytest.approx([0.3, 0, 0, 0.1])
+    assert residuals.standard(Q, P, token(1), DEPTH, EXACT).tolist()[0] == pytest.approx(
+        [0.3, 0, 0, 0.1]
+    )
+    assert residuals.lantern(Q, P, token(1), DEPTH, rule).tolist()[0] == pytest.approx(
+        [0.3, 0, 0, 0.1]
+    )
     half = annealed([0.5])  # [q − min(p, q/2)]₊
-    assert residuals.optimal(Q, P, token(1), DEPTH, half).tolist()[0] == pytest.approx([0.3, 0.05, 0.1, 0.15])
+    assert residuals.optimal(Q, P, token(1), DEPTH, half).tolist()[0] == pytest.approx(
+        [0.3, 0.05, 0.1, 0.15]
+    )
 
 
 def test_residuals_of_chosen_children_bar_the_child():
-    assert residuals.standard(Q, None, token(0), DEPTH, EXACT)[0].tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert residuals.standard(Q, None, token(0), DEPTH, EXACT)[0].tolist() == pytest.approx(
+        [0, 0.1, 0.2, 0.3]
+    )
     rule = lantern_rule(NEAR, "tvd", 0.15)  # A of token 0 = {0, 1}
-    assert residuals.lantern(Q, None, token(0), DEPTH, rule)[0].tolist() == pytest.approx([0, 0, 0.2, 0.3])
+    assert residuals.lantern(Q, None, token(0), DEPTH, rule)[0].tolist() == pytest.approx(
+        [0, 0, 0.2, 0.3]
+    )
     half = annealed([0.5])  # accepted with 0.2, so 0.2 of token 0 is left
-    assert residuals.optimal(Q, None, token(0), DEPTH, half)[0].tolist() == pytest.approx([0.2, 0.1, 0.2, 0.3])
+    assert residuals.optimal(Q, None, token(0), DEPTH, half)[0].tolist() == pytest.approx(
+        [0.2, 0.1, 0.2, 0.3]
+    )
 
 
 @pytest.mark.parametrize("omega", [1.0, 1.7, 5.0])
@@ -204,7 +233,12 @@ def test_the_reference_residual_counts_all_neighbours_and_never_vanishes():
     assert chosen[[0, *near]].tolist() == [0, 0, 0]
     assert chosen[far] == Q[0, far]
     everything = lantern_rule(NEAR, "tvd", 0.99, NEAR)
-    assert residuals.lantern_reference(Q, None, token(0), DEPTH, everything)[0].tolist() == [1, 1, 1, 1]
+    assert residuals.lantern_reference(Q, None, token(0), DEPTH, everything)[0].tolist() == [
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
 # ---------------------------------------------------------------- draws and warps
@@ -214,9 +248,14 @@ def test_a_draw_is_the_inverse_cdf_and_never_a_token_of_weight_zero():
     weights = torch.tensor([0.0, 2.0, 0.0, 6.0, 0.0])
     u = torch.tensor([0.0, 0.2499, 0.2501, 0.9, BELOW_ONE])
     assert draw(weights.expand(5, -1), u).tolist() == [1, 1, 3, 3, 3]
-    totals = torch.rand(1000, 3, generator=torch.Generator().manual_seed(1))  # times u none may round up to the total
-    assert set(draw(torch.nn.functional.pad(totals, (0, 1)), torch.full((1000,), BELOW_ONE)).tolist()) == {2}
-    many = draw(weights.expand(2000, -1), torch.rand(2000, generator=torch.Generator().manual_seed(0)))
+    # times u none may round up to the total
+    totals = torch.rand(1000, 3, generator=torch.Generator().manual_seed(1))
+    assert set(
+        draw(torch.nn.functional.pad(totals, (0, 1)), torch.full((1000,), BELOW_ONE)).tolist()
+    ) == {2}
+    many = draw(
+        weights.expand(2000, -1), torch.rand(2000, generator=torch.Generator().manual_seed(0))
+    )
     assert set(many.tolist()) == {1, 3}
     assert (many == 3).float().mean().item() == pytest.approx(0.75, abs=0.03)
 
@@ -255,9 +294,15 @@ def test_temperature_divides_the_logits():
 
 @pytest.mark.parametrize("limit", [0.02, 0.3, 0.9])
 def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_general_rule(limit):
-    """1,000 trees of 14 nodes in all; both ways must take the same path to the same token, however much is struck."""
+    """1,000 trees of 14 nodes in all; both ways must take the same path to the same token, however
+    much is struck.
+    """
     generator = torch.Generator().manual_seed(5)
-    rule, batch, size = lantern_rule(nearest(torch.randn(40, 3, generator=generator), 12), "tvd", limit), 1000, 40
+    rule, batch, size = (
+        lantern_rule(nearest(torch.randn(40, 3, generator=generator), 12), "tvd", limit),
+        1000,
+        40,
+    )
 
     def expand(tokens, parent, visible, depth):
         return torch.randn(*tokens.shape, size, generator=generator) * 3

@@ -1,4 +1,6 @@
-"""Block verification: lossless, in expectation never shorter than token by token, refused where it means nothing."""
+"""Block verification: lossless, in expectation never shorter than token by token, refused where it
+means nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ from lanternbench.methods.method import method
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "sd", acceptance="block")
-    defined = image_distribution(tables.world(), drafted(chain(2), block=BlockVerification.plain_chain))
+    defined = image_distribution(
+        tables.world(), drafted(chain(2), block=BlockVerification.plain_chain)
+    )
     assert float((got - tables.on_all_images(defined)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize(("name", "tree"), [("eagle-1", "chain"), ("cool-sd", "chain"), ("sjd", None)])
+@pytest.mark.parametrize(
+    ("name", "tree"), [("eagle-1", "chain"), ("cool-sd", "chain"), ("sjd", None)]
+)
 def test_it_is_lossless_on_other_chains(name, tree):
     tables = Tables(3, 3, 6, "dense")
     got = enumerate_images(tables, name, tree=tree, acceptance="block")
@@ -39,7 +45,10 @@ def test_its_expected_length_is_never_below_that_of_token_by_token(seed):
     rows = [random_rows(40, 3, "mixed", generator) for _ in "qp"]
     blocks, tokens = 0.0, 0.0
     for xs in itertools.product(range(3), repeat=3):
-        at = [sum(3**j for j in range(i)) + sum(x * 3 ** (i - 1 - j) for j, x in enumerate(xs[:i])) for i in range(4)]
+        at = [
+            sum(3**j for j in range(i)) + sum(x * 3 ** (i - 1 - j) for j, x in enumerate(xs[:i]))
+            for i in range(4)
+        ]
         q, p = rows[0][at], rows[1][at[:3]]
         drafts = torch.tensor([xs])
         chance = float(p.gather(1, drafts.T).prod())

@@ -1,4 +1,6 @@
-"""Components of others are really called: on every tree, at every temperature, whatever they inherit from."""
+"""Components of others are really called: on every tree, at every temperature, whatever they
+inherit from.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ def test_a_subclass_that_keeps_relax_keeps_the_fast_forms(shallow, temperature, 
         raise AssertionError("the general form was called")
 
     monkeypatch.setattr(verify, "rank_by_rank", general)
-    assert run(shallow, "eagle-1", temperature, tree=tree, acceptance="same").rule.own_forms is Exact.forms
+    assert (
+        run(shallow, "eagle-1", temperature, tree=tree, acceptance="same").rule.own_forms
+        is Exact.forms
+    )
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -138,11 +143,18 @@ def test_a_name_that_is_taken_and_an_unknown_kind_are_one_sentence():
 
 def test_relaxed_rules_do_not_claim_to_be_lossless():
     rules = registry.components("acceptance")
-    assert {name for name, rule in rules.items() if rule.lossless} == {"exact", "block", "unchanged"}
+    assert {name for name, rule in rules.items() if rule.lossless} == {
+        "exact",
+        "block",
+        "unchanged",
+    }
 
 
 def test_what_is_registered_or_replaced_in_a_temporary_registry_is_gone_after_an_error_too():
-    presets, honest = list(registry.components("preset")), registry.component("residual", "standard")
+    presets, honest = (
+        list(registry.components("preset")),
+        registry.component("residual", "standard"),
+    )
 
     def forget(q, p, x, depth, rule):
         return q
@@ -150,7 +162,11 @@ def test_what_is_registered_or_replaced_in_a_temporary_registry_is_gone_after_an
     def fail():
         with registry.temporary({"residual": {"standard": forget}}):
             register("residual", "forget")(forget)
-            assert registry.component("residual", "standard") is registry.component("residual", "forget") is forget
+            assert (
+                registry.component("residual", "standard")
+                is registry.component("residual", "forget")
+                is forget
+            )
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -1,4 +1,6 @@
-"""Every default of a method or target is in the table that docs/fidelity.md shows, with its value and its source."""
+"""Every default of a method or target is in the table that docs/fidelity.md shows, with its value
+and its source.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def test_a_methods_page_shows_the_defaults_that_the_code_has_on_a_target(target)
     for name in ("sd", "eagle-1", "eagle-2", "lantern", "sjd-pac", "adt-tree", "uniform-rsd"):
         for row in option_rows(named(name), preset(name), target):
             if row["default"] != "–" and row["source"] not in ("component", "preset", "target"):
-                said = Default(f"{name} on {target}", row["option"][2:].replace("-", "_"), row["default"], "", "")
+                said = Default(
+                    f"{name} on {target}",
+                    row["option"][2:].replace("-", "_"),
+                    row["default"],
+                    "",
+                    "",
+                )
                 (found,) = in_code(said)
                 assert said.equals(found) or said.default == _text(found), (name, said)
                 sourced += 1
@@ -71,9 +79,15 @@ def test_the_table_has_every_default():
     for kind in ("proposal", "tree", "acceptance"):
         for part in components(kind).values():
             for name, field in part.model_fields.items():
-                if part.__module__.startswith("lanternbench.") and name != "variant" and field.default is not None:
+                if (
+                    part.__module__.startswith("lanternbench.")
+                    and name != "variant"
+                    and field.default is not None
+                ):
                     assert flag(name) in named, f"{part.__name__} {name}"
     assert named >= set(TREES) | {"shape", "k"}
     for name in catalogue():
         for option in ("guidance", "top_k"):
-            assert entry(name).gigabytes == 0 or any(fnmatch(name, row.of) and row.option == option for row in rows)
+            assert entry(name).gigabytes == 0 or any(
+                fnmatch(name, row.of) and row.option == option for row in rows
+            )

@@ -1,4 +1,6 @@
-"""GSD and top-k acceptance: the engine samples the plain definition, and the fidelity loss bounds what it costs."""
+"""GSD and top-k acceptance: the engine samples the plain definition, and the fidelity loss bounds
+what it costs.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule
 
 @pytest.mark.parametrize(("variant", "alike"), [("paper", [0, 1]), ("reference", [0, 2])])
 def test_the_paper_compares_codes_and_the_public_code_input_embeddings(variant, alike):
-    codes, embeddings = torch.tensor([[0.0], [0.6], [1.0]]), torch.tensor([[0.0, 0.0], [5.0, 5.0], [0.1, 0.1]])
+    codes, embeddings = (
+        torch.tensor([[0.0], [0.6], [1.0]]),
+        torch.tensor([[0.0, 0.0], [5.0, 5.0], [0.1, 0.1]]),
+    )
     model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
     target: Any = SimpleNamespace(codebook=codes, model=model, vocab=3, device=codes.device)
     rule: Any = method("gsd", variant=variant).acceptance.prepare(target, 1)

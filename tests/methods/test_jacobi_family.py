@@ -65,7 +65,9 @@ def test_gumbel_redraw_is_the_plain_one_and_agrees_with_itself():
     p, u = distributions(200, 5, seed=1, zeros=0.3), uniforms(200, 5, seed=2)
     noise = -(-u.log()).log()
     got = gumbel(p, u)
-    assert got.tolist() == [gumbel_token(a, g) for a, g in zip(p.tolist(), noise.tolist(), strict=True)]
+    assert got.tolist() == [
+        gumbel_token(a, g) for a, g in zip(p.tolist(), noise.tolist(), strict=True)
+    ]
     near = 0.98 * p + 0.02 * distributions(200, 5, seed=3)
     assert (gumbel(near, u) == got).double().mean() > 0.9
     extremes = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.5], dtype=torch.float64)
@@ -118,7 +120,9 @@ def test_the_public_group_is_one_rank_shorter_above_and_leaves_low_ranks_alone()
 
 def test_recursive_residuals_are_the_plain_ones():
     q, p = distributions(30, 4, seed=1, zeros=0.2), distributions(30, 4, seed=2, zeros=0.2)
-    tokens = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(i))[:3] for i in range(30)])
+    tokens = torch.stack(
+        [torch.randperm(4, generator=torch.Generator().manual_seed(i))[:3] for i in range(30)]
+    )
     stages = recursive_residuals(q, p, tokens)
     for i in range(30):
         target, draft = q[i].tolist(), p[i].tolist()
@@ -127,7 +131,10 @@ def test_recursive_residuals_are_the_plain_ones():
             assert stages[1][i, j].tolist() == pytest.approx(draft, abs=1e-12)
             if j < 3:
                 x = int(tokens[i, j])
-                target, draft = after_rejection(PLAIN["standard"], target, draft, x, EXACT, 1), without(draft, x)
+                target, draft = (
+                    after_rejection(PLAIN["standard"], target, draft, x, EXACT, 1),
+                    without(draft, x),
+                )
     u = uniforms(30, 3, seed=3)
     tests = sibling_tests(stages, tokens, u)
     ratio = [s[:, :-1].gather(-1, tokens[..., None])[..., 0] for s in stages]
@@ -141,8 +148,11 @@ def test_sibling_paths_by_hand():
 
 
 def test_context_follows_the_accepted_path_then_first_siblings_then_the_chain():
-    # two siblings in columns 1 and 2, a chain to column 4: nodes 1, 2 | 3, 4 under 1 | 5, 6 under 2 | 7 | 8
-    children = torch.tensor([[1, 2], [3, 4], [5, 6], [7, -1], [-1, -1], [-1, -1], [-1, -1], [8, -1], [-1, -1]])
+    # two siblings in columns 1 and 2, a chain to column 4: nodes 1, 2 | 3, 4 under 1 | 5, 6 under
+    # 2 | 7 | 8
+    children = torch.tensor(
+        [[1, 2], [3, 4], [5, 6], [7, -1], [-1, -1], [-1, -1], [-1, -1], [8, -1], [-1, -1]]
+    )
     chain = torch.tensor([0, 1, 3, 7, 8])
     path = torch.tensor([[0, 0, 0], [0, 2, 2], [0, 2, 6], [0, 1, 3]])
     found = context_nodes(children, chain, 3, path, torch.tensor([0, 1, 2, 2]))

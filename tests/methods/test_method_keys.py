@@ -18,17 +18,29 @@ from lanternbench.methods.method import method
 
 
 def test_options_that_differ_in_the_eighth_digit_are_two_methods_with_two_labels():
-    made = Sweep(methods=[{"method": "cool-sd", "lambda": [2.0000001, 2.0000002]}], baseline=False).methods()
+    made = Sweep(
+        methods=[{"method": "cool-sd", "lambda": [2.0000001, 2.0000002]}], baseline=False
+    ).methods()
     assert [m.label for m in made] == ["cool-sd λ=2.0000001", "cool-sd λ=2.0000002"]
     assert len({m.key for m in made}) == 2
 
 
 def test_a_key_is_that_of_the_exact_options_however_they_are_given():
-    assert method("cool-sd").key == method("cool-sd", lam=2).key == method("cool-sd", nu=0.7, lam="2.0").key
-    others = [method("cool-sd", lam=2.0000001), method("cool-sd", variant="reference"), method("uniform-rsd")]
+    assert (
+        method("cool-sd").key
+        == method("cool-sd", lam=2).key
+        == method("cool-sd", nu=0.7, lam="2.0").key
+    )
+    others = [
+        method("cool-sd", lam=2.0000001),
+        method("cool-sd", variant="reference"),
+        method("uniform-rsd"),
+    ]
     assert len({m.key for m in (method("cool-sd"), *others)}) == 4
     assert method("ar").key == "8adadefe87f4956a"  # in every process, on every machine
-    assert len({method(name).key for name in registry.components("preset")}) == len(registry.components("preset"))
+    assert len({method(name).key for name in registry.components("preset")}) == len(
+        registry.components("preset")
+    )
 
 
 def test_labels_that_are_equal_are_told_apart_by_the_key():
@@ -38,7 +50,9 @@ def test_labels_that_are_equal_are_told_apart_by_the_key():
     spec = {"method": "eagle-1", "acceptance": "spaced"}
     with registry.temporary({"acceptance": {"spaced": Spaced}}):
         made = Sweep(methods=[spec | {"spelling": "a b"}], baseline=False).methods()
-        both = Sweep(methods=[spec | {"spelling": ["a b", "ab"]}, {"method": "eagle-1"}], baseline=False).methods()
+        both = Sweep(
+            methods=[spec | {"spelling": ["a b", "ab"]}, {"method": "eagle-1"}], baseline=False
+        ).methods()
     labels = [m.label for m in both]
     assert len(set(labels)) == 3
     assert made[0].key == both[0].key
@@ -62,12 +76,16 @@ def stored(tmp_path_factory):
 def test_samples_are_keyed_by_the_methods_key(stored):
     config, folder = stored
     (key,) = {m.key for m in config.methods()}
-    assert [s.key for s in iter_samples(folder)] == [f"{s.prompt_id}|{key}|0" for s in iter_samples(folder)]
+    assert [s.key for s in iter_samples(folder)] == [
+        f"{s.prompt_id}|{key}|0" for s in iter_samples(folder)
+    ]
     assert [m["key"] for m in json.loads((folder / "run.json").read_text())["methods"]] == [key]
 
 
 def copied(folder, tmp_path, keep: int, methods) -> None:
-    """The run with its first ``keep`` samples, ``methods`` (of one entry of run.json) as another version wrote it."""
+    """The run with its first ``keep`` samples, ``methods`` (of one entry of run.json) as another
+    version wrote it.
+    """
     new = tmp_path / folder.name
     new.mkdir()
     about = json.loads((folder / "run.json").read_text())
@@ -94,7 +112,9 @@ def test_a_folder_without_keys_of_methods_is_not_continued(stored, tmp_path, kee
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_run_of_other_exact_options_under_the_same_label_is_not_continued(stored, tmp_path, keep):
+def test_a_run_of_other_exact_options_under_the_same_label_is_not_continued(
+    stored, tmp_path, keep
+):
     config, folder = stored
     copied(folder, tmp_path, keep, lambda entry: entry | {"key": "0" * 16})
     with pytest.raises(UserError, match=r"sjd.*--fresh"):

@@ -1,4 +1,6 @@
-"""SCD: coupled redraws keep the target's distribution; the public recording does not, and as much as is said of it."""
+"""SCD: coupled redraws keep the target's distribution; the public recording does not, and as much
+as is said of it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_the_public_code_records_the_old_law_of_a_kept_token_and_is_off_by_what_
 
 
 def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
-    """Two tokens: a position has one noise number v, and draws token 1 where v > q(0).  v is partitioned exactly."""
+    """Two tokens: a position has one noise number v, and draws token 1 where v > q(0).  v is
+    partitioned exactly.
+    """
     tables = Tables(2, 3, 4, "dense")
     edges = []
     for position in (1, 2):
@@ -76,7 +80,10 @@ def test_coupled_redraws_commit_more_tokens_a_step_than_independent_ones(shallow
     from lanternbench.methods.build import build
 
     def tau(name, **options):
-        made = generate(build(shallow_8x8, method(name, window=8, **options)), [f"a red star {i}" for i in range(4)])
+        made = generate(
+            build(shallow_8x8, method(name, window=8, **options)),
+            [f"a red star {i}" for i in range(4)],
+        )
         return sum(sum(g.accept_lengths) for g in made) / sum(g.steps for g in made)
 
     assert tau("scd", coupling=coupling) > tau("sjd")

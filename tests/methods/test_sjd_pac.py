@@ -23,16 +23,22 @@ CAPTIONS = [f"a red star on background {i}" for i in range(3)]
 
 @pytest.mark.parametrize("kind", slow_but(["zeros", "one-token"], ["dense", "zeros", "one-token"]))
 def test_siblings_are_lossless_and_the_plain_definition(kind):
-    """Two siblings, also where the target has one token left; a window longer than the rest of the image."""
+    """Two siblings, also where the target has one token left; a window longer than the rest of the
+    image.
+    """
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "sjd-pac")
-    defined = image_distribution(tables.world(), windowed(redraw="maximal", siblings=2, tree_depth=3))
+    defined = image_distribution(
+        tables.world(), windowed(redraw="maximal", siblings=2, tree_depth=3)
+    )
     assert float((got - tables.on_all_images(defined)).abs().max()) < EXACT
     assert float((got - tables.joint()).abs().max()) < EXACT
 
 
 def test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition():
-    """Images long enough for a draft of the chain to be judged by a later step; steps are compared, too."""
+    """Images long enough for a draft of the chain to be judged by a later step; steps are
+    compared, too.
+    """
     assert on_tables(method("sjd-pac", siblings=1, depth=2), (2, 5, "dense"), 5).wrong < EXACT
 
 
@@ -65,7 +71,9 @@ NEW = (
 
 
 @pytest.mark.parametrize(("name", "options"), slow_but([NEW[0], NEW[2]], NEW), ids=str)
-def test_an_image_is_the_same_alone_and_in_a_batch_that_drops_finished_prompts(shallow_8x8, name, options):
+def test_an_image_is_the_same_alone_and_in_a_batch_that_drops_finished_prompts(
+    shallow_8x8, name, options
+):
     decoder = build(shallow_8x8, method(name, **options))
     together = generate(decoder, CAPTIONS, seed=3)
     for caption, made in zip(CAPTIONS, together, strict=True):
@@ -75,6 +83,7 @@ def test_an_image_is_the_same_alone_and_in_a_batch_that_drops_finished_prompts(s
 @pytest.mark.parametrize(("name", "options"), slow_but([NEW[4], NEW[6]], NEW), ids=str)
 def test_at_temperature_0_the_image_is_the_argmax(shallow_8x8, name, options):
     ar, made = (
-        generate(build(shallow_8x8, m, temperature=0.0), CAPTIONS) for m in (method("ar"), method(name, **options))
+        generate(build(shallow_8x8, m, temperature=0.0), CAPTIONS)
+        for m in (method("ar"), method(name, **options))
     )
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ar, made, strict=True))

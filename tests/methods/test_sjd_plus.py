@@ -1,4 +1,6 @@
-"""SJD++ and SJD-SV: both do what their formulas say, and verify says that they leave the target's distribution."""
+"""SJD++ and SJD-SV: both do what their formulas say, and verify says that they leave the target's
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from lanternbench.methods.acceptance.chains import SegmentVerification, segments
 from lanternbench.methods.method import method
 
 
-@pytest.mark.parametrize("options", slow_but([{}], [{}, {"theta": 0.1}, {"init": "vertical-sample"}]), ids=str)
+@pytest.mark.parametrize(
+    "options", slow_but([{}], [{}, {"theta": 0.1}, {"init": "vertical-sample"}]), ids=str
+)
 def test_sjd_plus_keeps_what_its_definition_keeps(options):
     for i, world in enumerate(WORLDS[:2]):
         one = on_tables(method("sjd++", **options), world, i)
@@ -40,7 +44,9 @@ def test_segments_are_accepted_as_often_as_their_definition_says(alpha):
         u = torch.rand(200_000, 5, generator=generator, dtype=torch.float64)
         found = Counter(segments(qx, px, u, alpha).tolist())
         expected: Counter[int] = Counter()
-        for chance, length, _ in SegmentVerification(alpha=alpha).plain_chain(q.tolist(), p.tolist(), xs):
+        for chance, length, _ in SegmentVerification(alpha=alpha).plain_chain(
+            q.tolist(), p.tolist(), xs
+        ):
             expected[length] += chance
         assert sum(expected.values()) == pytest.approx(1)
         assert all(abs(found[n] / 200_000 - expected[n]) < 0.0056 for n in range(6))

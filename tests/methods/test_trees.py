@@ -66,14 +66,17 @@ def test_adt_deepens_after_success_and_widens_after_failure_strictly_within_its_
     assert adapt((5, 8), 0.9, bounds) == (4, 11)
     assert adapt((9, 4), 2.0, bounds) == (9, 4)
     assert adapt((3, 13), 0.0, bounds) == (2, 13)
-    assert adapt((1, 13), 0.0, bounds) == (1, 16)  # no tree of no level; of one level it may be wider
+    # no tree of no level; of one level it may be wider
+    assert adapt((1, 13), 0.0, bounds) == (1, 16)
     assert adapt((5, 8), None, bounds) == (5, 8)
 
 
 def adaptive_state(grid: tuple[int, int], seeds: list[int]) -> Any:
     """What an adaptive tree reads of a decode: ``last.advance`` is to be set."""
     now = SimpleNamespace(last=SimpleNamespace(advance=None))
-    return SimpleNamespace(seeds=seeds, device=torch.device("cpu"), target=SimpleNamespace(grids=(grid,)), now=now)
+    return SimpleNamespace(
+        seeds=seeds, device=torch.device("cpu"), target=SimpleNamespace(grids=(grid,)), now=now
+    )
 
 
 @pytest.mark.parametrize("init", ["horizontal", "vertical", "random", "token-flock"])
@@ -86,8 +89,12 @@ def adaptive_state(grid: tuple[int, int], seeds: list[int]) -> Any:
     ],
 )
 @pytest.mark.parametrize("bonus", [True, False])
-def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode(init, within, bonus):
-    """A sequence of acceptances drives the engine's bookkeeping and the plain definition side by side."""
+def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode(
+    init, within, bonus
+):
+    """A sequence of acceptances drives the engine's bookkeeping and the plain definition side by
+    side.
+    """
     side, tokens = 12, random.Random(f"{init} {within}")
     builder = Adaptive(init=init, bonus=bonus).resolve({}).adapting(within, Bounds(3, 5, 30))
     state = adaptive_state((side, side), [5, 6])
@@ -109,10 +116,16 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
     assert len(seen) > 5
 
 
-@pytest.mark.parametrize("bounds", [Bounds(3, 3, 6), Bounds(5, 4, 6, torch.tensor([3]), torch.tensor([3]))])
-@pytest.mark.parametrize("logits", [[0.5, 0.3, 0.2, 0.0, 0.0], [0.3, 0.2, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]])
+@pytest.mark.parametrize(
+    "bounds", [Bounds(3, 3, 6), Bounds(5, 4, 6, torch.tensor([3]), torch.tensor([3]))]
+)
+@pytest.mark.parametrize(
+    "logits", [[0.5, 0.3, 0.2, 0.0, 0.0], [0.3, 0.2, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]]
+)
 def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logits):
-    """Where a child has probability 1 its path is as likely as its parent's; the parent comes first all the same."""
+    """Where a child has probability 1 its path is as likely as its parent's; the parent comes
+    first all the same.
+    """
     state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=lambda p: p)
 
     def expand(tokens, parent, visible, depth):
@@ -131,8 +144,13 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logi
 
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)], ids=["greedy", "sampling"])
 def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp):
-    """Logits more than 105 below the first: their softmax is 0 in float32, and says nothing of their order."""
-    logits, static = torch.tensor([[-300.0, 0.0, -350.0, -200.0, -250.0]]), static_tree([[0], [1], [2], [0, 0], [0, 1]])
+    """Logits more than 105 below the first: their softmax is 0 in float32, and says nothing of
+    their order.
+    """
+    logits, static = (
+        torch.tensor([[-300.0, 0.0, -350.0, -200.0, -250.0]]),
+        static_tree([[0], [1], [2], [0, 0], [0, 1]]),
+    )
     builder: Any = FixedTree().drafting(static, False, torch.device("cpu"))
     state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=warp)
     draft = builder.grow(state, None, logits, lambda *given: logits[:, None], torch.zeros(1, 0))
@@ -171,7 +189,11 @@ def test_papers_sizes_of_grown_trees_are_there_by_name_whatever_the_target_has()
     assert papers == [(5, 10, 59)] * 2
     anole, llamagen, mine = (
         prepared("adt-tree", **options)
-        for options in ({"shape": "adt-tree-anole"}, {"shape": "adt-tree-llamagen"}, {"depth_range": [1, 3]})
+        for options in (
+            {"shape": "adt-tree-anole"},
+            {"shape": "adt-tree-llamagen"},
+            {"depth_range": [1, 3]},
+        )
     )
     assert anole.within == AdaptiveBounds(1.0, 1, 3, (0, 10), (3, 14))
     assert llamagen.within == AdaptiveBounds(1.0, 1, 10, (0, 10), (3, 40))

@@ -18,12 +18,17 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.metrics.images import export_dpg, export_geneval
 
-LINES = [{"tag": "single_object", "include": [{"class": c, "count": 1}], "prompt": f"a photo of a {c}"} for c in "abc"]
+LINES = [
+    {"tag": "single_object", "include": [{"class": c, "count": 1}], "prompt": f"a photo of a {c}"}
+    for c in "abc"
+]
 
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> Path:
-    """Four runs of other seeds, two methods each, over two of three prompts; images of a colour of their own."""
+    """Four runs of other seeds, two methods each, over two of three prompts; images of a colour of
+    their own.
+    """
     monkeypatch.chdir(tmp_path)
     Path("geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, LINES)))
     for seed in range(4):
@@ -83,14 +88,21 @@ def test_fewer_than_four_images_give_one_and_other_shapes_are_refused(tmp_path):
     for other in (wide, large):
         with pytest.raises(UserError, match="square images of one size"):
             export_dpg({"x": [a], "y": [other]}, {"x": "7", "y": "8"}, tmp_path / "two")
-    for nothing in (lambda: export_dpg({}, {"x": "7"}, tmp_path), lambda: export_geneval({}, LINES, tmp_path)):
+    for nothing in (
+        lambda: export_dpg({}, {"x": "7"}, tmp_path),
+        lambda: export_geneval({}, LINES, tmp_path),
+    ):
         with pytest.raises(UserError, match="no image has a prompt"):
             nothing()
 
 
 @pytest.mark.parametrize(
     ("layout", "says"),
-    [("coco", "there is no layout coco"), ("geneval", "lanternbench fetch geneval"), ("dpg:none.jsonl", "no file")],
+    [
+        ("coco", "there is no layout coco"),
+        ("geneval", "lanternbench fetch geneval"),
+        ("dpg:none.jsonl", "no file"),
+    ],
 )
 def test_a_mistake_is_one_sentence(runs, monkeypatch, capfd, layout, says):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(runs / "home"))
@@ -103,7 +115,10 @@ def test_a_mistake_is_one_sentence(runs, monkeypatch, capfd, layout, says):
 def test_the_official_prompts_are_read_with_the_ids_of_their_scorers(shared):
     folder = shared / "prompts"
     geneval = prompts.load(f"geneval:{folder}/geneval_metadata.jsonl")
-    assert (len(geneval), geneval.prompts[0][:3]) == (553, ("00000", "a photo of a bench", "single_object"))
+    assert (len(geneval), geneval.prompts[0][:3]) == (
+        553,
+        ("00000", "a photo of a bench", "single_object"),
+    )
     assert len({p.category for p in geneval}) == 6
     assert prompts.load(f"geneval:{folder}").hash == geneval.hash
     dpg = prompts.load(f"dpg:{folder}/dpg_prompts.jsonl")

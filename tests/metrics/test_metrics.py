@@ -14,7 +14,17 @@ from PIL import Image
 
 from benchmarks.embedded_world import retrieval
 from lanternbench.errors import UserError
-from lanternbench.metrics import ImageMetric, SetMetric, Setup, column, columns, files, names, read_image, scorers_for
+from lanternbench.metrics import (
+    ImageMetric,
+    SetMetric,
+    Setup,
+    column,
+    columns,
+    files,
+    names,
+    read_image,
+    scorers_for,
+)
 from lanternbench.metrics.clip import Encoder
 from lanternbench.metrics.feature_metric import Fid, Statistics
 from lanternbench.metrics.features import Net, features, plain_image
@@ -75,7 +85,9 @@ def test_clip_tiny_values_do_not_depend_on_the_batch(world):
     assert alone == pytest.approx(scorer.score(images, captions)[:3], abs=1e-5)
 
 
-@pytest.mark.parametrize("caption", ["", "   ", "🦊🌈", "красный круг", "円" * 500, "\u0000\ud800", "a " * 5000])
+@pytest.mark.parametrize(
+    "caption", ["", "   ", "🦊🌈", "красный круг", "円" * 500, "\u0000\ud800", "a " * 5000]
+)
 def test_clip_tiny_takes_any_caption_and_any_size(caption):
     (value,) = metric("clip-tiny").score([Image.new("RGB", (1, 300), "red")], [caption])
     assert value is not None
@@ -95,7 +107,11 @@ def test_undefined_cosine_is_missing_not_zero():
 
         encode_text = encode_image
 
-    encoder = Encoder(Broken(), lambda images: torch.zeros(len(images), 1), lambda captions: torch.zeros(len(captions)))
+    encoder = Encoder(
+        Broken(),
+        lambda images: torch.zeros(len(images), 1),
+        lambda captions: torch.zeros(len(captions)),
+    )
 
     class Score(ImageMetric):
         def load(self):
@@ -128,9 +144,14 @@ def test_fid_tiny_orders_sets_by_how_far_they_are_from_real_scenes(world):
     scorer = metric("fid-tiny")
     rng = np.random.default_rng(0)
     noisy = [
-        Image.fromarray(np.clip(np.asarray(i) + rng.normal(0, 40, (64, 64, 3)), 0, 255).astype("u1")) for i in images
+        Image.fromarray(
+            np.clip(np.asarray(i) + rng.normal(0, 40, (64, 64, 3)), 0, 255).astype("u1")
+        )
+        for i in images
     ]
-    real, worse, grey = (scorer.score_set(s) for s in (images, noisy, [Image.new("RGB", (64, 64), "gray")] * 64))
+    real, worse, grey = (
+        scorer.score_set(s) for s in (images, noisy, [Image.new("RGB", (64, 64), "gray")] * 64)
+    )
     assert 0 <= real.value < worse.value < grey.value
     assert real.count == 64
 
@@ -175,7 +196,9 @@ def _mean_net() -> torch.nn.Module:
     return Means()
 
 
-def test_a_reference_folder_is_looked_at_once_and_again_when_it_changes(world, tmp_path, no_caches):
+def test_a_reference_folder_is_looked_at_once_and_again_when_it_changes(
+    world, tmp_path, no_caches
+):
     images, _ = world
     folder = tmp_path / "real"
     folder.mkdir()
@@ -228,7 +251,10 @@ def test_an_inception_file_that_would_run_code_is_refused(no_caches, put_weights
 
 
 def test_names_on_the_tiny_world_mean_the_embedded_evaluators():
-    assert [s.name for s in scorers_for(["fid", "clip", "clip-tiny"], "tiny")] == ["fid-tiny", "clip-tiny"]
+    assert [s.name for s in scorers_for(["fid", "clip", "clip-tiny"], "tiny")] == [
+        "fid-tiny",
+        "clip-tiny",
+    ]
     assert [s.name for s in scorers_for(["clip", "fid"], "full")] == ["clip", "fid"]
     assert [s.name for s in scorers_for(None, "tiny")] == ["clip-tiny", "fid-tiny"]
 
@@ -248,10 +274,19 @@ def test_an_unknown_metric_is_a_users_mistake_with_a_suggestion():
 
 def test_every_column_says_how_to_title_it_and_which_way_is_better():
     known = columns()
-    assert {known[key].higher_is_better for key in ("fid", "fid-clean", "fid-inf-tiny", "fid-random")} == {False}
-    assert all(known[key].higher_is_better for key in ("clip", "recall", "precision-tiny", "image-reward"))
-    assert (known["recall-tiny"].metric, known["recall-tiny"].title) == ("precision-recall-tiny", "Recall-tiny")
-    assert all(known[key].embedded for key in ("clip-tiny", "fid-tiny", "fid-inf-tiny", "recall-tiny"))
+    assert {
+        known[key].higher_is_better for key in ("fid", "fid-clean", "fid-inf-tiny", "fid-random")
+    } == {False}
+    assert all(
+        known[key].higher_is_better for key in ("clip", "recall", "precision-tiny", "image-reward")
+    )
+    assert (known["recall-tiny"].metric, known["recall-tiny"].title) == (
+        "precision-recall-tiny",
+        "Recall-tiny",
+    )
+    assert all(
+        known[key].embedded for key in ("clip-tiny", "fid-tiny", "fid-inf-tiny", "recall-tiny")
+    )
     assert not any(known[key].embedded for key in ("clip", "fid", "fid-random"))
     assert known["clip-random"].random
     assert not any(c.random and c.embedded for c in known.values())
@@ -276,9 +311,13 @@ def columns_of(name: str):
 
 def test_importing_the_metrics_imports_no_network_library():
     code = "import sys, lanternbench.metrics, lanternbench.prompts; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert "lanternbench.metrics.clip" in loaded
-    assert not {"torch", "transformers", "torchmetrics", "open_clip", "timm", "matplotlib"} & set(loaded)
+    assert not {"torch", "transformers", "torchmetrics", "open_clip", "timm", "matplotlib"} & set(
+        loaded
+    )
 
 
 def test_missing_embedded_weights_are_reported(tmp_path, monkeypatch):
@@ -338,7 +377,9 @@ def test_of_an_animation_the_first_frame_is_read(tmp_path):
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp", "gif", "tiff", "bmp"])
 def test_a_truncated_image_is_a_users_mistake_naming_the_file(tmp_path, kind):
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(buffer, kind)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(
+        buffer, kind
+    )
     whole = buffer.getvalue()
     for length in (0, 5, 30, len(whole) // 2):
         path = tmp_path / f"torn-{length}.{kind}"

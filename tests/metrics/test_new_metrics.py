@@ -1,4 +1,6 @@
-"""PickScore, CMMD and GenEval: each against an independent computation on random weights or by hand."""
+"""PickScore, CMMD and GenEval: each against an independent computation on random weights or by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,19 @@ def photographs(shared) -> list[Image.Image]:
 
 # PickScore
 
-TOWER = {"hidden_size": 32, "intermediate_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+}
 
 
 @pytest.fixture
 def small_pickscore(monkeypatch, put_weights, tmp_path):
-    """PickScore at a small size, its weights in a file; the scorer, and the same weights in open_clip's own class."""
+    """PickScore at a small size, its weights in a file; the scorer, and the same weights in
+    open_clip's own class.
+    """
     from transformers import CLIPModel
 
     config = partial(clip.pickscore_config, TOWER, TOWER, 24)
@@ -54,7 +63,9 @@ def small_pickscore(monkeypatch, put_weights, tmp_path):
     scorer = clip.PickScore("pickscore", Setup())
     tower = {"layers": 2, "width": 32}
     text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
-    theirs = open_clip.CLIP(24, tower | {"patch_size": 14, "head_width": 16, "image_size": 224}, text).eval()
+    theirs = open_clip.CLIP(
+        24, tower | {"patch_size": 14, "head_width": 16, "image_size": 224}, text
+    ).eval()
     theirs.load_state_dict(to_open_clip(state, theirs.state_dict()))
     return scorer, theirs
 
@@ -98,19 +109,25 @@ def to_open_clip(state: dict, wanted: dict) -> dict:
     return found
 
 
-def test_pickscore_is_the_scaled_cosine_of_open_clips_own_class_on_the_same_weights(small_pickscore, photographs):
+def test_pickscore_is_the_scaled_cosine_of_open_clips_own_class_on_the_same_weights(
+    small_pickscore, photographs
+):
     scorer, theirs = small_pickscore
     captions = ["a cat on a mat", "two dogs", "", "word " * 500, "a fox 🦊"]
     ours = scorer.score(photographs, captions)
     with torch.inference_mode():
-        seen = theirs.encode_image(torch.stack([openai_pixels()(i) for i in photographs]), normalize=True)
+        seen = theirs.encode_image(
+            torch.stack([openai_pixels()(i) for i in photographs]), normalize=True
+        )
         read = theirs.encode_text(open_clip.get_tokenizer("ViT-H-14")(captions), normalize=True)
         expected = theirs.logit_scale.exp() * (seen * read).sum(-1)
     assert ours == pytest.approx(expected.tolist(), abs=1e-4)
     assert np.std(ours) > 1e-2
 
 
-def test_a_pickscore_file_that_is_another_is_a_users_mistake(small_pickscore, put_weights, tmp_path):
+def test_a_pickscore_file_that_is_another_is_a_users_mistake(
+    small_pickscore, put_weights, tmp_path
+):
     wrong = tmp_path / "wrong.safetensors"
     save_file({"logit_scale": torch.zeros(())}, wrong)
     put_weights({"pickscore": wrong})
@@ -124,14 +141,17 @@ def test_the_full_pickscore_has_the_shapes_of_vit_h_14():
 
     with torch.device("meta"):
         model = CLIPModel(clip.pickscore_config())
-    assert sum(p.numel() for p in model.parameters()) == pytest.approx(986e6, rel=2e-3)  # 3.94 GB in float32
+    # 3.94 GB in float32
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(986e6, rel=2e-3)
 
 
 # CMMD
 
 
 def gaussian(count: int, width: int, mean: float, seed: int) -> torch.Tensor:
-    return mean + torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return mean + torch.randn(
+        count, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
@@ -139,31 +159,46 @@ def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
     x, y = gaussian(13, 4, 0, 1), gaussian(9, 4, 0.5, 2)
 
     def k(a, b):
-        return math.exp(-sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True)) / (2 * 10**2))
+        return math.exp(
+            -sum((float(p) - float(q)) ** 2 for p, q in zip(a, b, strict=True)) / (2 * 10**2)
+        )
 
     across = sum(k(a, b) for a in x for b in y) / (13 * 9)
-    biased = sum(k(a, b) for a in x for b in x) / 13**2 + sum(k(a, b) for a in y for b in y) / 9**2 - 2 * across
+    biased = (
+        sum(k(a, b) for a in x for b in x) / 13**2
+        + sum(k(a, b) for a in y for b in y) / 9**2
+        - 2 * across
+    )
     unbiased = sum(k(x[i], x[j]) for i in range(13) for j in range(13) if i != j) / (13 * 12)
-    unbiased += sum(k(y[i], y[j]) for i in range(9) for j in range(9) if i != j) / (9 * 8) - 2 * across
+    unbiased += (
+        sum(k(y[i], y[j]) for i in range(9) for j in range(9) if i != j) / (9 * 8) - 2 * across
+    )
     assert feature_metric.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
     assert feature_metric.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
 
 
 def test_cmmd_of_two_samples_of_one_distribution_is_zero_in_the_mean_and_the_biased_one_is_not():
-    # 40 pairs of samples; the mean of the unbiased estimates has a standard error of 0.4, the bias is 41
+    # 40 pairs of samples; the mean of the unbiased estimates has a standard error of 0.4, the bias
+    # is 41
     pairs = [(gaussian(60, 8, 0, 2 * s), gaussian(40, 8, 0, 2 * s + 1)) for s in range(40)]
     unbiased = [feature_metric.mmd2(x, y) for x, y in pairs]
     error = np.std(unbiased) / math.sqrt(len(pairs))
     assert abs(np.mean(unbiased)) < 4 * error < 5
-    bias = 1000 * (1 - (1 + 2 / 100) ** -4) * (1 / 60 + 1 / 40)  # 1 − E k(x, x') of two draws, over each count
-    assert np.mean([feature_metric.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(bias, abs=4 * error)
+    # 1 − E k(x, x') of two draws, over each count
+    bias = 1000 * (1 - (1 + 2 / 100) ** -4) * (1 / 60 + 1 / 40)
+    assert np.mean([feature_metric.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(
+        bias, abs=4 * error
+    )
 
 
 @pytest.fixture
 def small_cmmd(monkeypatch, put_weights, tmp_path):
     """CMMD with a small CLIP, against a folder of real images."""
     tower = {"layers": 1, "width": 16}
-    config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 48, "head_width": 8, "image_size": 336}}
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": tower | {"patch_size": 48, "head_width": 8, "image_size": 336},
+    }
     config |= {"text_cfg": tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}}
     monkeypatch.setattr("open_clip.get_model_config", lambda name: json.loads(json.dumps(config)))
     torch.manual_seed(0)
@@ -190,7 +225,9 @@ def test_cmmd_of_photographs_is_that_of_their_embeddings(small_cmmd, photographs
         with torch.inference_mode():
             return model.encode_image(pixels[None], normalize=True)[0].double()
 
-    real, made = (torch.stack([embedded(i) for i in part]) for part in (photographs[:3], photographs[2:]))
+    real, made = (
+        torch.stack([embedded(i) for i in part]) for part in (photographs[:3], photographs[2:])
+    )
     for name, unbiased in (("cmmd", True), ("cmmd-biased", False)):
         (scorer,) = scorers_for([name], "full", setup)
         found = scorer.score_set(photographs[2:])
@@ -220,9 +257,18 @@ def golden(shared) -> dict:
 def test_geneval_decides_as_the_public_evaluator_does(golden):
     assert len(golden["cases"]) == 240
     for case in golden["cases"]:
-        objects = {name: [Detection(b[:4], b[4]) for b in boxes] for name, boxes in case["detections"].items()}
-        colour = {id(f): c for name, group in objects.items() for f, c in zip(group, case["colors"][name], strict=True)}
-        found = correct(case["metadata"], objects, lambda group, name, c=colour: [c[id(f)] for f in group])
+        objects = {
+            name: [Detection(b[:4], b[4]) for b in boxes]
+            for name, boxes in case["detections"].items()
+        }
+        colour = {
+            id(f): c
+            for name, group in objects.items()
+            for f, c in zip(group, case["colors"][name], strict=True)
+        }
+        found = correct(
+            case["metadata"], objects, lambda group, name, c=colour: [c[id(f)] for f in group]
+        )
         assert found == case["correct"], case["reason"]
 
 
@@ -234,8 +280,12 @@ def test_geneval_sees_positions_as_the_public_evaluator_does(golden):
 
 def test_geneval_keeps_the_sixteen_best_above_the_tasks_confidence():
     found = [Detection((0, 0, 1, 1), c / 100) for c in range(1, 101)]
-    assert [f.confidence for f in confident(found, "colors")] == [c / 100 for c in range(100, 84, -1)]
-    assert [f.confidence for f in confident(found, "counting")] == [c / 100 for c in range(100, 90, -1)]
+    assert [f.confidence for f in confident(found, "colors")] == [
+        c / 100 for c in range(100, 84, -1)
+    ]
+    assert [f.confidence for f in confident(found, "counting")] == [
+        c / 100 for c in range(100, 90, -1)
+    ]
     assert confident([Detection((0, 0, 1, 1), 0.3)], "position") == []
 
 
@@ -246,7 +296,8 @@ def test_an_instance_is_the_box_of_its_mask_with_class_times_mask_confidence():
     masks = torch.full((2, 6, 8), -20.0)
     masks[0, 1:4, 2:7] = 3.0
     masks[1, 5, 0] = 1.0
-    classes = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])  # the last column: nothing
+    # the last column: nothing
+    classes = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])
     found = geneval.instances(classes, masks, most=2)
     (label, best), *_ = found
     assert label == 0
@@ -264,9 +315,22 @@ def small_detector():
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
 
     stages = ["stage1", "stage2", "stage3", "stage4"]
-    swin = SwinConfig(embed_dim=12, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=7, out_features=stages)
-    sizes = {"hidden_dim": 32, "feature_size": 32, "mask_feature_size": 32, "decoder_layers": 2, "encoder_layers": 1}
-    sizes |= {"dim_feedforward": 32, "encoder_feedforward_dim": 32, "num_attention_heads": 4, "num_queries": 20}
+    swin = SwinConfig(
+        embed_dim=12, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=7, out_features=stages
+    )
+    sizes = {
+        "hidden_dim": 32,
+        "feature_size": 32,
+        "mask_feature_size": 32,
+        "decoder_layers": 2,
+        "encoder_layers": 1,
+    }
+    sizes |= {
+        "dim_feedforward": 32,
+        "encoder_feedforward_dim": 32,
+        "num_attention_heads": 4,
+        "num_queries": 20,
+    }
     config = Mask2FormerConfig(backbone_config=swin, num_labels=5, **sizes)
     torch.manual_seed(0)
     return Mask2FormerForUniversalSegmentation(config).eval(), config
@@ -274,11 +338,18 @@ def small_detector():
 
 def test_confidences_are_those_of_transformers_own_instance_segmentation(small_detector):
     from transformers import Mask2FormerImageProcessor
-    from transformers.models.mask2former.modeling_mask2former import Mask2FormerForUniversalSegmentationOutput
+    from transformers.models.mask2former.modeling_mask2former import (
+        Mask2FormerForUniversalSegmentationOutput,
+    )
 
     generator = torch.Generator().manual_seed(1)
-    classes, masks = torch.randn(1, 8, 6, generator=generator) * 4, torch.randn(1, 8, 384, 384, generator=generator)
-    out = Mask2FormerForUniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
+    classes, masks = (
+        torch.randn(1, 8, 6, generator=generator) * 4,
+        torch.randn(1, 8, 384, 384, generator=generator),
+    )
+    out = Mask2FormerForUniversalSegmentationOutput(
+        class_queries_logits=classes, masks_queries_logits=masks
+    )
     (theirs,) = Mask2FormerImageProcessor().post_process_instance_segmentation(out, threshold=0.0)
     expected = {(s["label_id"], round(s["score"], 4)) for s in theirs["segments_info"]}
     ours = geneval.instances(classes[0], masks[0], most=8)
@@ -286,7 +357,9 @@ def test_confidences_are_those_of_transformers_own_instance_segmentation(small_d
     assert expected <= {(label, round(one.confidence, 4)) for label, one in ours}
 
 
-def test_the_detector_reads_published_files_of_older_names_and_refuses_others(small_detector, tmp_path):
+def test_the_detector_reads_published_files_of_older_names_and_refuses_others(
+    small_detector, tmp_path
+):
     model, config = small_detector
     old = {}
     for key, tensor in model.state_dict().items():
@@ -303,19 +376,26 @@ def test_the_detector_reads_published_files_of_older_names_and_refuses_others(sm
     assert any("attention.self.query" in key for key in old)
     save_file(old, tmp_path / "old.safetensors")
     unused = ("swin.layernorm",)
-    loaded = pretrained(type(model), config, tmp_path / "old.safetensors", "Mask2Former", unused=unused)
+    loaded = pretrained(
+        type(model), config, tmp_path / "old.safetensors", "Mask2Former", unused=unused
+    )
     x = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         ours, theirs = loaded(pixel_values=x), model(pixel_values=x)
     assert torch.allclose(ours.class_queries_logits, theirs.class_queries_logits, atol=1e-5)
     assert torch.allclose(ours.masks_queries_logits, theirs.masks_queries_logits, atol=1e-4)
-    save_file({k: v for k, v in old.items() if "class_predictor" not in k}, tmp_path / "part.safetensors")
+    save_file(
+        {k: v for k, v in old.items() if "class_predictor" not in k}, tmp_path / "part.safetensors"
+    )
     with pytest.raises(UserError, match="is not the Mask2Former file"):
-        pretrained(type(model), config, tmp_path / "part.safetensors", "Mask2Former", unused=unused)
+        pretrained(
+            type(model), config, tmp_path / "part.safetensors", "Mask2Former", unused=unused
+        )
 
 
 @pytest.mark.parametrize(
-    ("size", "seen"), [((512, 512), (800, 800)), ((1000, 500), (667, 1333)), ((64, 640), (1333, 133))]
+    ("size", "seen"),
+    [((512, 512), (800, 800)), ((1000, 500), (667, 1333)), ((64, 640), (1333, 133))],
 )
 def test_the_detector_sees_images_scaled_and_padded(size, seen):
     pixels, inside = geneval.pixels(Image.new("RGB", size, (255, 0, 0)))
@@ -342,7 +422,16 @@ def test_objects_are_found_in_the_images_own_pixels(small_detector, monkeypatch,
 # GenEval: the colours
 
 
-SHADES = ((1, 0, 0), (1, 0.6, 0), (1, 1, 0), (0, 0.6, 0), (0, 0, 1), (0.6, 0, 0.6), (1, 0.7, 0.8), (0.5, 0.3, 0.1))
+SHADES = (
+    (1, 0, 0),
+    (1, 0.6, 0),
+    (1, 1, 0),
+    (0, 0.6, 0),
+    (0, 0, 1),
+    (0.6, 0, 0.6),
+    (1, 0.7, 0.8),
+    (0.5, 0.3, 0.1),
+)
 RGB = dict(zip(COLOURS, [*SHADES, (0, 0, 0), (1, 1, 1)], strict=True))
 
 
@@ -357,7 +446,10 @@ class Mean:
 
     def encode_text(self, captions):
         self.read += captions
-        named = [next(c for c in COLOURS if c in caption.split() or f"{c}-colored" in caption) for caption in captions]
+        named = [
+            next(c for c in COLOURS if c in caption.split() or f"{c}-colored" in caption)
+            for caption in captions
+        ]
         return torch.tensor([[*RGB[c], 0.5] for c in named])
 
 
@@ -374,10 +466,18 @@ def test_colours_are_those_of_the_objects_without_their_surroundings():
     mask[5:15, 5:15] = True
     boxes = [Detection((5, 5, 15, 15), 1.0, mask), Detection((20.4, 0, 30, 10), 1.0, ~mask)]
     assert namer(image, boxes, "car") == ["red", "blue"]
-    assert model.read[:3] == ["a photo of a red car", "a photo of a red-colored car", "a photo of a red object"]
+    assert model.read[:3] == [
+        "a photo of a red car",
+        "a photo of a red-colored car",
+        "a photo of a red object",
+    ]
     assert len(model.read) == 30
     cut = geneval.crop(image, Detection((0, 0, 15, 15), 1.0, mask))
-    assert (cut.size, cut.getpixel((0, 0)), cut.getpixel((7, 7))) == ((15, 15), (0x99, 0x99, 0x99), (255, 0, 0))
+    assert (cut.size, cut.getpixel((0, 0)), cut.getpixel((7, 7))) == (
+        (15, 15),
+        (0x99, 0x99, 0x99),
+        (255, 0, 0),
+    )
 
 
 class Texts(list):
@@ -394,13 +494,21 @@ class Texts(list):
 def small_geneval(monkeypatch, tmp_path):
     """GenEval whose detector sees, in any image, a red car left of a dog."""
     lines = [
-        {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "red"}], "prompt": "a photo of a red car"},
+        {
+            "tag": "colors",
+            "include": [{"class": "car", "count": 1, "color": "red"}],
+            "prompt": "a photo of a red car",
+        },
         {
             "tag": "colors",
             "include": [{"class": "car", "count": 1, "color": "blue"}],
             "prompt": "a photo of a blue car",
         },
-        {"tag": "counting", "include": [{"class": "dog", "count": 1}], "prompt": "a photo of one dog"},
+        {
+            "tag": "counting",
+            "include": [{"class": "dog", "count": 1}],
+            "prompt": "a photo of one dog",
+        },
     ]
     (tmp_path / "geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (tmp_path / "geneval_object_names.txt").write_text("car\ndog\n")
@@ -408,7 +516,9 @@ def small_geneval(monkeypatch, tmp_path):
     seen = {"car": [Detection((0, 0, 9, 9), 0.8)], "dog": [Detection((20, 0, 29, 9), 0.85)]}
     monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
     monkeypatch.setattr(geneval, "clip_encoder", lambda *a: None)
-    monkeypatch.setattr(geneval, "colour_names", lambda encoder: lambda image, found, name: ["red"] * len(found))
+    monkeypatch.setattr(
+        geneval, "colour_names", lambda encoder: lambda image, found, name: ["red"] * len(found)
+    )
     return tmp_path / "geneval_metadata.jsonl"
 
 
@@ -416,7 +526,8 @@ def test_geneval_scores_each_image_by_the_line_of_its_prompt(small_geneval, no_c
     (scorer,) = scorers_for([f"geneval:{small_geneval}"], "full", Setup(random=True))
     assert (scorer.name, scorer.available()) == ("geneval-random", None)
     captions = ["a photo of a red car", "a photo of a blue car", "a photo of one dog", "a cat"]
-    assert scorer.score([GREY] * 4, captions) == [1.0, 0.0, 0.0, None]  # the dog is too uncertain for counting
+    # the dog is too uncertain for counting
+    assert scorer.score([GREY] * 4, captions) == [1.0, 0.0, 0.0, None]
     (note,) = scorer.notes()
     assert note.kind == "missing"
     assert "a cat" in note.text
@@ -424,7 +535,9 @@ def test_geneval_scores_each_image_by_the_line_of_its_prompt(small_geneval, no_c
 
 def test_geneval_names_what_it_lacks_also_with_random_networks(small_geneval, no_caches):
     (scorer,) = scorers_for(["geneval"], "full")
-    assert scorer.available().text.endswith("lanternbench fetch mask2former clip-l14 geneval-prompts geneval-names")
+    assert scorer.available().text.endswith(
+        "lanternbench fetch mask2former clip-l14 geneval-prompts geneval-names"
+    )
     (scorer,) = scorers_for(["geneval"], "full", Setup(random=True))
     assert scorer.available().text.endswith("lanternbench fetch geneval-prompts geneval-names")
     (scorer,) = scorers_for([f"geneval:{small_geneval}"], "full")
@@ -443,7 +556,11 @@ def test_genevals_score_is_the_mean_of_the_means_of_its_tasks():
 
     tasks = ["colors"] * 6 + ["position"] * 2
     values = {"ar": [1, 1, 1, 1, 1, 0, 0, 1], "sjd": [1, 1, 1, 1, 1, 1, 0, 0]}
-    samples = [sample(i, label, t, v) for label, own in values.items() for i, (t, v) in enumerate(zip(tasks, own))]
+    samples = [
+        sample(i, label, t, v)
+        for label, own in values.items()
+        for i, (t, v) in enumerate(zip(tasks, own))
+    ]
     rows = {row.label: row for row in summarise(Figures(samples), {}).rows}
     assert rows["ar"].figure("geneval").value == pytest.approx((5 / 6 + 1 / 2) / 2)
     assert rows["sjd"].figure("geneval").value == pytest.approx(1 / 2)

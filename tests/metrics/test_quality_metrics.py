@@ -46,11 +46,15 @@ class Means(torch.nn.Module):
 
 
 def coloured(count: int, seed: int, mean: float = 120.0) -> list[Image.Image]:
-    colours = np.random.default_rng(seed).normal(mean, 30, (count, 3)).clip(0, 255).astype(np.uint8)
+    colours = (
+        np.random.default_rng(seed).normal(mean, 30, (count, 3)).clip(0, 255).astype(np.uint8)
+    )
     return [Image.new("RGB", (2, 2), tuple(map(int, c))) for c in colours]
 
 
-def gaussian(count: int, width: int, mean: float = 0.0, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
+def gaussian(
+    count: int, width: int, mean: float = 0.0, deviation: float = 1.0, seed: int = 0
+) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return mean + deviation * torch.randn(count, width, generator=generator, dtype=torch.float64)
 
@@ -161,7 +165,8 @@ def test_damaged_features_are_computed_again(saved, tmp_path, damage):
 def test_processes_that_fill_one_cache_do_not_disturb_each_other(saved):
     """Two writers of one entry are stopped in the middle of their writing, in either order."""
 
-    def nested(x: torch.Tensor) -> torch.Tensor:  # another process computes and stores the same meanwhile
+    # another process computes and stores the same meanwhile
+    def nested(x: torch.Tensor) -> torch.Tensor:
         features(Net(Means(), plain_image, "s"), ImageFiles(saved[:1]))
         return Means()(x)
 
@@ -185,7 +190,9 @@ def test_features_are_kept_and_an_interrupted_computation_continues(saved):
     net = Net(Counting(), plain_image, "a")
     found = features(net, ImageFiles(saved))
     assert net.module.seen == 150 - 128
-    assert torch.equal(found, features(Net(Means(), plain_image), map(read_image, saved)).float().double())
+    assert torch.equal(
+        found, features(Net(Means(), plain_image), map(read_image, saved)).float().double()
+    )
     assert torch.equal(features(net, ImageFiles(saved)), found)
     features(net, ImageFiles(saved[:64]))
     assert net.module.seen == 150 - 128
@@ -222,12 +229,15 @@ def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
     assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
-    assert "fid-inf, which takes the bias off, needs 8192" in scorer.caution(torch.zeros(4999, 2048))
+    assert "fid-inf, which takes the bias off, needs 8192" in scorer.caution(
+        torch.zeros(4999, 2048)
+    )
 
 
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
     rng = np.random.default_rng(0)
-    noise = Image.fromarray(rng.integers(100, 156, (90, 700, 3), dtype=np.uint8))  # no overshoot to clip
+    # no overshoot to clip
+    noise = Image.fromarray(rng.integers(100, 156, (90, 700, 3), dtype=np.uint8))
     clean = clean_image(noise)
     assert (clean.shape, clean.dtype) == ((3, 299, 299), torch.uint8)
     eight_bit = plain_image(noise.resize((299, 299), Image.Resampling.BICUBIC))
@@ -249,7 +259,10 @@ def test_a_set_that_shows_one_kind_only_is_precise_and_recalls_little():
     precise, recalled = feature_metric.precision_recall(two_kinds, gaussian(100, 4, seed=1))
     assert precise > 0.7
     assert 0.3 < recalled <= 0.5
-    assert feature_metric.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (recalled, precise)
+    assert feature_metric.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (
+        recalled,
+        precise,
+    )
 
 
 def test_precision_is_what_the_definition_says(monkeypatch):
@@ -257,7 +270,8 @@ def test_precision_is_what_the_definition_says(monkeypatch):
     expected = 0
     for point in made:
         for centre in real:
-            radius = sorted(float((centre - other).norm()) for other in real)[3]  # the 0th is itself
+            # the 0th is itself
+            radius = sorted(float((centre - other).norm()) for other in real)[3]
             if float((point - centre).norm()) <= radius:
                 expected += 1
                 break
@@ -269,7 +283,9 @@ def test_precision_is_what_the_definition_says(monkeypatch):
 
 
 class Kinds(torch.nn.Module):
-    """A net that is sure of one of ten kinds, by the brightness of the image; or that sees no difference."""
+    """A net that is sure of one of ten kinds, by the brightness of the image; or that sees no
+    difference.
+    """
 
     def __init__(self, sure: float = 100.0):
         super().__init__()
@@ -320,8 +336,18 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "red", "##s"]
 @pytest.fixture
 def small_reward(tmp_path, monkeypatch):
     """ImageReward at a tiny size, as its two files."""
-    vision = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = vision | {"vocab_size": 11, "encoder_hidden_size": 8, "bos_token_id": 2, "sep_token_id": 3}
+    vision = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    text = vision | {
+        "vocab_size": 11,
+        "encoder_hidden_size": 8,
+        "bos_token_id": 2,
+        "sep_token_id": 3,
+    }
     monkeypatch.setattr(blip_reward, "RewardModel", partial(blip_reward.RewardModel, vision, text))
     monkeypatch.setitem(blip_reward.TEXT, "vocab_size", 11)
     torch.manual_seed(0)
@@ -330,7 +356,10 @@ def small_reward(tmp_path, monkeypatch):
         torch.nn.init.normal_(weights, std=0.2)
     state = dict(model.state_dict())
     back = {new: old for old, new in _official_names(state).items()}
-    torch.save({back[k]: v for k, v in state.items()} | {"blip.text_proj.bias": torch.zeros(1)}, tmp_path / "r.pt")
+    torch.save(
+        {back[k]: v for k, v in state.items()} | {"blip.text_proj.bias": torch.zeros(1)},
+        tmp_path / "r.pt",
+    )
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
     return tmp_path / "r.pt", tmp_path / "vocab.txt"
 
@@ -345,14 +374,21 @@ def _official_names(state) -> dict[str, str]:
     """Official name -> ours, for one layer of each kind."""
     blocks = {"norm1": "layer_norm1", "norm2": "layer_norm2", "attn.qkv": "self_attn.qkv"}
     blocks |= {"attn.proj": "self_attn.projection", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}
-    names = {"cls_token": "embeddings.class_embedding", "pos_embed": "embeddings.position_embedding"}
+    names = {
+        "cls_token": "embeddings.class_embedding",
+        "pos_embed": "embeddings.position_embedding",
+    }
     pairs = {f"blocks.0.{a}": f"encoder.layers.0.{b}" for a, b in blocks.items()}
     pairs |= {"patch_embed.proj": "embeddings.patch_embedding", "norm": "post_layernorm"}
     for end in ("weight", "bias"):
         names |= {f"{a}.{end}": f"{b}.{end}" for a, b in pairs.items()}
     found = {f"blip.visual_encoder.{a}": f"vision.{b}" for a, b in names.items()}
-    found |= {k.replace("text.", "blip.text_encoder.", 1): k for k in state if k.startswith("text.")}
-    return found | {k.replace("head.", "mlp.layers.", 1): k for k in state if k.startswith("head.")}
+    found |= {
+        k.replace("text.", "blip.text_encoder.", 1): k for k in state if k.startswith("text.")
+    }
+    return found | {
+        k.replace("head.", "mlp.layers.", 1): k for k in state if k.startswith("head.")
+    }
 
 
 def test_image_reward_reads_its_official_files_image_and_caption(put_weights, small_reward):
@@ -364,13 +400,19 @@ def test_image_reward_reads_its_official_files_image_and_caption(put_weights, sm
     assert scorer.score([red], ["a cat"]) == pytest.approx([a], abs=1e-5)
 
 
-@pytest.mark.parametrize("caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"])
+@pytest.mark.parametrize(
+    "caption", ["", "🦊🌈", "円" * 500, "\ud800 a", "cat " * 999, "[DEC] [SEP]"]
+)
 def test_image_reward_takes_any_caption_and_a_single_pixel(put_weights, small_reward, caption):
-    (value,) = image_reward_of(put_weights, *small_reward).score([Image.new("RGB", (1, 1))], [caption])
+    (value,) = image_reward_of(put_weights, *small_reward).score(
+        [Image.new("RGB", (1, 1))], [caption]
+    )
     assert np.isfinite(value)
 
 
-def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(put_weights, small_reward, tmp_path):
+def test_a_wrong_vocabulary_or_weights_file_is_a_users_mistake(
+    put_weights, small_reward, tmp_path
+):
     weights, words = small_reward
     other = tmp_path / "other.txt"
     for content in (b"a\nb\n", b"\xff\xfe"):
@@ -399,7 +441,9 @@ def test_a_weights_file_that_is_torn_or_would_run_code_is_refused(tmp_path, cont
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
-        torch.save({"state_dict": Harm(tmp_path / "harmed")} if content == "harm" else content, path)
+        torch.save(
+            {"state_dict": Harm(tmp_path / "harmed")} if content == "harm" else content, path
+        )
     with pytest.raises(UserError, match="is not the HPSv2 file") as error:
         files.tensors(path, "HPSv2")
     assert len(str(error.value).splitlines()) == 1
@@ -409,7 +453,9 @@ def test_a_weights_file_that_is_torn_or_would_run_code_is_refused(tmp_path, cont
 # HPSv2
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (224, 100), (100, 224), (224, 224), (7, 500)])
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 3000), (3000, 1), (224, 100), (100, 224), (224, 224), (7, 500)]
+)
 def test_any_size_fits_the_letterbox_and_its_margin_is_black(size):
     pixels = clip.letterbox(Image.new("RGB", size, "white"))
     assert pixels.shape == (3, 224, 224)
@@ -424,7 +470,11 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path, monkeypatch, put_weight
 
     tower = {"layers": 1, "width": 16}
     text = tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}
-    config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 32, "head_width": 8}, "text_cfg": text}
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": tower | {"patch_size": 32, "head_width": 8},
+        "text_cfg": text,
+    }
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, tmp_path / "hps.pt")
@@ -434,7 +484,9 @@ def test_hpsv2_is_the_cosine_of_its_checkpoint(tmp_path, monkeypatch, put_weight
     (value,) = scorer.score([GREY], ["a grey square"])
     with torch.inference_mode():
         image = model.encode_image(clip.letterbox(GREY)[None], normalize=True)
-        caption = model.encode_text(open_clip.get_tokenizer("ViT-H-14")(["a grey square"]), normalize=True)
+        caption = model.encode_text(
+            open_clip.get_tokenizer("ViT-H-14")(["a grey square"]), normalize=True
+        )
     assert value == pytest.approx(float((image * caption).sum()), abs=1e-5)
     monkeypatch.setattr("open_clip.get_model_config", lambda name: config | {"embed_dim": 4})
     with pytest.raises(UserError, match="is not the HPSv2 file"):
@@ -453,18 +505,24 @@ def test_the_aesthetic_score_is_the_published_head_on_the_image_embedding(tmp_pa
         def encode_image(self, pixels):
             return pixels.mean((2, 3)).repeat(1, 3)[:, :8]
 
-    encoder = Encoder(Model(), lambda images: torch.stack([openai_pixels()(i) for i in images]), None)  # type: ignore
+    encoder = Encoder(
+        Model(), lambda images: torch.stack([openai_pixels()(i) for i in images]), None
+    )  # type: ignore
     scorer = scorer_by(clip.aesthetic_score(encoder, tmp_path / "head.pth", 8))
     red = Image.new("RGB", (8, 8), "red")
     values = scorer.score([red, GREY, red], ["a", "b", "c"])
     assert values[0] == values[2] != values[1]
-    assert values[0] == pytest.approx(float(head(encoder.images([red]).clone()).squeeze()), abs=1e-5)
+    assert values[0] == pytest.approx(
+        float(head(encoder.images([red]).clone()).squeeze()), abs=1e-5
+    )
     with pytest.raises(UserError, match="is not the LAION's aesthetic predictor file"):
         clip.aesthetic_score(encoder, tmp_path / "head.pth", 9)
 
 
 def test_the_published_heads_have_the_layers_that_their_files_name():
-    shapes = {k: tuple(v.shape) for k, v in linear_head(768).state_dict().items() if k.endswith("weight")}
+    shapes = {
+        k: tuple(v.shape) for k, v in linear_head(768).state_dict().items() if k.endswith("weight")
+    }
     assert shapes == {
         "0.weight": (1024, 768), "2.weight": (128, 1024), "4.weight": (64, 128), "6.weight": (16, 64),
         "7.weight": (1, 16),
@@ -495,7 +553,9 @@ def test_any_model_of_open_clip_is_a_metric_that_says_how_to_get_it(no_caches):
     assert scorer.available().text.endswith("lanternbench fetch clip:ViT-L-14/openai")
     (remote,) = plain_files("clip:ViT-L-14/openai")
     assert remote.path.name == scorer.weights[0].file.rpartition("/")[2]
-    assert remote.url.startswith("https://huggingface.co/timm/vit_large_patch14_clip_224.openai/resolve/main/")
+    assert remote.url.startswith(
+        "https://huggingface.co/timm/vit_large_patch14_clip_224.openai/resolve/main/"
+    )
     for name in ("clip:ViT-L-14", "clip:ViT-L-14/nobody", "clip:nothing/openai"):
         with pytest.raises(UserError, match="clip:MODEL/TAG"):
             scorers_for([name], "full")
@@ -505,9 +565,14 @@ def test_a_model_of_open_clip_scores_from_its_file(no_caches, monkeypatch):
     import open_clip
 
     tower = {"layers": 1, "width": 16}
-    config = {"embed_dim": 8, "vision_cfg": tower | {"patch_size": 32, "head_width": 8, "image_size": 64}}
+    config = {
+        "embed_dim": 8,
+        "vision_cfg": tower | {"patch_size": 32, "head_width": 8, "image_size": 64},
+    }
     config |= {"text_cfg": tower | {"context_length": 77, "vocab_size": 49408, "heads": 2}}
-    monkeypatch.setattr("open_clip.factory.get_model_config", lambda name: json.loads(json.dumps(config)))
+    monkeypatch.setattr(
+        "open_clip.factory.get_model_config", lambda name: json.loads(json.dumps(config))
+    )
     torch.manual_seed(0)
     model = open_clip.CLIP(**config).eval()
     (scorer,) = scorers_for(["clip:ViT-B-16/datacomp_xl_s13b_b90k"])
@@ -517,13 +582,26 @@ def test_a_model_of_open_clip_scores_from_its_file(no_caches, monkeypatch):
     (value,) = scorer.score([GREY], ["a grey square"])
     pixels = image_transform_v2(PreprocessCfg(size=64), is_train=False)(GREY)[None]
     with torch.inference_mode():
-        caption = model.encode_text(open_clip.get_tokenizer("ViT-B-32")(["a grey square"]), normalize=True)
+        caption = model.encode_text(
+            open_clip.get_tokenizer("ViT-B-32")(["a grey square"]), normalize=True
+        )
         expected = float((model.encode_image(pixels, normalize=True) * caption).sum())
     assert value == pytest.approx(expected, abs=1e-5)
 
 
-def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_time(no_caches, tmp_path):
-    names = ["clip", "fid", "image-reward", "hpsv2", "inception-score", "aesthetic", "precision-recall", "fid-inf"]
+def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_time(
+    no_caches, tmp_path
+):
+    names = [
+        "clip",
+        "fid",
+        "image-reward",
+        "hpsv2",
+        "inception-score",
+        "aesthetic",
+        "precision-recall",
+        "fid-inf",
+    ]
     for n in range(2):
         GREY.save(tmp_path / f"{n}.png")
     made = scorers_for(names, "tiny", Setup(tmp_path, random=True))

@@ -1,4 +1,6 @@
-"""Anole as a target: what its decoder means is what the engine decodes, with any method, from files or without."""
+"""Anole as a target: what its decoder means is what the engine decodes, with any method, from
+files or without.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "adt-tree", "sjd", "jacobi"]
 ALL_IDS = ChameleonConfig(32, 2, 2, 48, vocab_size=16384, positions=128, grid=GRID)
 IMAGES = replace(ALL_IDS, vocab_size=CODES, prompt_ids=ALL_IDS.vocab_size)
 VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
-SMALL_TREES = {"static": "twig-8", "chain": "chain-3", "medusa": "twig-8", "depth": 3, "draft_top_k": 3}
+SMALL_TREES = {
+    "static": "twig-8",
+    "chain": "chain-3",
+    "medusa": "twig-8",
+    "depth": 3,
+    "draft_top_k": 3,
+}
 SMALL_TREES |= {"total_nodes": 8, "width_range": (1, 9), "l_k": 1, "near": 8}
 
 
@@ -63,7 +71,9 @@ def small(dialect: str, device: str = "cpu") -> Target:
 
 
 def of_images(whole: Chameleon, vocab: Vocabulary) -> Chameleon:
-    net = Chameleon(IMAGES if whole.config == ALL_IDS else replace(IMAGES, prompt_ids=whole.config.vocab_size))
+    net = Chameleon(
+        IMAGES if whole.config == ALL_IDS else replace(IMAGES, prompt_ids=whole.config.vocab_size)
+    )
     net.load_state_dict(image_tables(whole.state_dict(), vocab.to_id))
     return net.eval().requires_grad_(False)
 
@@ -86,7 +96,13 @@ def anole(whole) -> Target:
     return replace(made, model=of_images(whole, vocab), drafters=drafters, options=SMALL_TREES)
 
 
-def decoded(target: Target, name: str, captions: list[str] = CAPTIONS, temperature: float = 0.0, **options: Any):
+def decoded(
+    target: Target,
+    name: str,
+    captions: list[str] = CAPTIONS,
+    temperature: float = 0.0,
+    **options: Any,
+):
     return engine.generate(build(target, method(name, **options), temperature), captions)
 
 
@@ -95,17 +111,21 @@ def greedy(anole) -> Tensor:
     return torch.stack([g.tokens for g in decoded(anole, "ar")])
 
 
-def test_greedy_tokens_are_what_the_whole_vocabulary_says_when_only_image_ids_may_be_drawn(anole, whole, greedy):
+def test_greedy_tokens_are_what_the_whole_vocabulary_says_when_only_image_ids_may_be_drawn(
+    anole, whole, greedy
+):
     ids, mask = anole.text(CAPTIONS)
     for row, seen, tokens in zip(ids, mask.bool(), greedy, strict=True):
         logits = []
-        for prompt in ([0, *row[seen].tolist(), 8710, 8197], [0, 8197]):  # each alone: no row is padded
+        # each alone: no row is padded
+        for prompt in ([0, *row[seen].tolist(), 8710, 8197], [0, 8197]):
             prefix = whole.tok_embeddings(torch.tensor([prompt]))
             valid = torch.ones(prefix.shape[:2], dtype=torch.bool)
             logits.append(whole.output(whole.teacher_forced(prefix, valid, tokens[None] + 4)))
         guided = logits[1] + (logits[0] - logits[1]) * GUIDANCE
         assert torch.equal(guided[0, :, 4 : 4 + CODES].argmax(-1), tokens)
-        assert not torch.equal(guided[0].argmax(-1) - 4, tokens)  # without the rule other ids would win
+        # without the rule other ids would win
+        assert not torch.equal(guided[0].argmax(-1) - 4, tokens)
     assert len(greedy.unique()) > 4
     assert not torch.equal(*greedy)
 
@@ -119,7 +139,10 @@ def test_greedy_output_of_lossless_methods_is_that_of_ar(anole, greedy, name):
 
 @pytest.mark.parametrize("name", ["eagle-2", "cool-sd"])
 def test_left_padding_changes_no_image(anole, name):
-    together, alone = decoded(anole, name, temperature=1.0), decoded(anole, name, CAPTIONS[:1], 1.0)
+    together, alone = (
+        decoded(anole, name, temperature=1.0),
+        decoded(anole, name, CAPTIONS[:1], 1.0),
+    )
     assert torch.equal(together[0].tokens, alone[0].tokens)
     assert together[0].accept_lengths == alone[0].accept_lengths
 
@@ -174,7 +197,13 @@ def test_random_weights_decode_without_any_file(anole):
 def test_the_catalogue_knows_the_shape_licence_and_files_of_anole(tmp_path):
     row = entry("anole-7b")
     cfg = ChameleonConfig(**row.shape)
-    assert (cfg.dim, cfg.n_layer, cfg.grid, cfg.vocab_size, row.guidance) == (4096, 32, (32, 32), 8192, 3.0)
+    assert (cfg.dim, cfg.n_layer, cfg.grid, cfg.vocab_size, row.guidance) == (
+        4096,
+        32,
+        (32, 32),
+        8192,
+        3.0,
+    )
     assert row.licence == "Chameleon Research License"
     with pytest.raises(UserError, match="'anole-7b' lacks its model"):
         load_target(f"anole-7b={tmp_path}")
@@ -183,7 +212,13 @@ def test_the_catalogue_knows_the_shape_licence_and_files_of_anole(tmp_path):
 # ---- files ----
 
 LETTERS = str.maketrans("0123456789", "ABCDEFGHIJ")
-WORDS = ["<s>", "<pad>", "</s>", "<unk>", *(f"IMGIMG{str(c).translate(LETTERS)}Z" for c in range(CODES))]
+WORDS = [
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+    *(f"IMGIMG{str(c).translate(LETTERS)}Z" for c in range(CODES)),
+]
 WORDS += ["<eoss>", "<racm3:break>", "<reserved08706>", "a", "red", "circle", "<"]
 SHAPE = {"grid": 4, "vocab_size": CODES, "prompt_ids": len(WORDS)}
 PUBLISHED = {
@@ -194,7 +229,14 @@ PUBLISHED = {
     "num_key_value_heads": 2,
     "intermediate_size": 48,
     "vocab_size": len(WORDS),
-    "vq_config": {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "z_channels": 16, "n_embed": CODES, "embed_dim": 8},
+    "vq_config": {
+        "ch": 32,
+        "ch_mult": [1, 2],
+        "num_res_blocks": 1,
+        "z_channels": 16,
+        "n_embed": CODES,
+        "embed_dim": 8,
+    },
 }
 
 
@@ -213,10 +255,16 @@ def official(state: dict[str, Tensor], last: int) -> dict[str, Tensor]:
     """The tokeniser's weights under the official names: the finest level of the decoder first."""
     found = {}
     for key, value in state.items():
-        key = re.sub(r"^decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", key)
+        key = re.sub(
+            r"^decoder\.conv_blocks\.(\d+)", lambda m: f"decoder.up.{last - int(m[1])}", key
+        )
         key = re.sub(r"^encoder\.conv_blocks", "encoder.down", key)
         key = re.sub(r"((?:up|down)\.\d+)\.res\.", r"\1.block.", key)
-        for ours, theirs in (("mid.0.", "mid.block_1."), ("mid.1.", "mid.attn_1."), ("mid.2.", "mid.block_2.")):
+        for ours, theirs in (
+            ("mid.0.", "mid.block_1."),
+            ("mid.1.", "mid.attn_1."),
+            ("mid.2.", "mid.block_2."),
+        ):
             key = key.replace(ours, theirs)
         found[key] = value
     return found
@@ -291,7 +339,9 @@ def test_no_caption_writes_a_special_or_an_image_token(files):
 def test_the_official_tokeniser_serves_where_the_checkpoint_has_no_decoder(files):
     folder, _, vq, _ = files
     (folder / "eagle" / "pytorch_model.bin").unlink()
-    state = {k: v.clone() for k, v in read_state(folder / "model").items() if "vqmodel.decoder" not in k}
+    state = {
+        k: v.clone() for k, v in read_state(folder / "model").items() if "vqmodel.decoder" not in k
+    }
     save_file(state, folder / "model" / "model.safetensors")
     with pytest.raises(UserError, match=r"no image decoder: put Meta's vqgan\.ckpt into"):
         load(folder)

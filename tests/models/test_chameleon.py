@@ -1,4 +1,6 @@
-"""The Chameleon family: the decoder and image encoder of transformers are reproduced; ids, rules and prompts hold."""
+"""The Chameleon family: the decoder and image encoder of transformers are reproduced; ids, rules
+and prompts hold.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import numpy as np
 import pytest
 import torch
 from golden_checks.chameleon_vqgan import centre_square, from_pixels, on_white
-from image_ids import Vocabulary, anole_rule, codes_of, lumina_rule, of_names, open_image, published
+from image_ids import (
+    Vocabulary,
+    anole_rule,
+    codes_of,
+    lumina_rule,
+    of_names,
+    open_image,
+    published,
+)
 from PIL import Image
 from torch import Tensor
 
@@ -34,9 +44,22 @@ from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import IdTokeniser, padded
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
-TINY = ChameleonConfig(dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64)
-TINY_VQ = VQConfig(ch=32, ch_mult=(1, 2), num_res_blocks=1, codebook_size=16, codebook_dim=8, attention=False)
-NAMES = {"<s>": 0, "<pad>": 1, "</s>": 2, "IMGIMGAZ": 4, "IMGIMGBZ": 5, "<eoss>": 6, "<racm3:break>": 7, "<image>": 8}
+TINY = ChameleonConfig(
+    dim=32, n_layer=2, n_head=4, hidden=48, n_kv_head=2, vocab_size=40, positions=64
+)
+TINY_VQ = VQConfig(
+    ch=32, ch_mult=(1, 2), num_res_blocks=1, codebook_size=16, codebook_dim=8, attention=False
+)
+NAMES = {
+    "<s>": 0,
+    "<pad>": 1,
+    "</s>": 2,
+    "IMGIMGAZ": 4,
+    "IMGIMGBZ": 5,
+    "<eoss>": 6,
+    "<racm3:break>": 7,
+    "<image>": 8,
+}
 
 
 def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
@@ -56,7 +79,12 @@ def reference(swin: bool) -> Any:
     from transformers import ChameleonConfig as HFConfig
     from transformers import ChameleonForConditionalGeneration
 
-    image = {"base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1, "latent_channels": 16}
+    image = {
+        "base_channels": 32,
+        "channel_multiplier": [1, 2],
+        "num_res_blocks": 1,
+        "latent_channels": 16,
+    }
     config = HFConfig(
         vocab_size=40,
         hidden_size=32,
@@ -88,9 +116,12 @@ def test_the_decoder_computes_what_transformers_computes(swin):
     ids[1, :3] = 1
     valid = ids != 1
     want = net(input_ids=ids, attention_mask=valid.long()).logits
-    hidden = model.teacher_forced(model.tok_embeddings(ids[:, :4]), valid[:, :4], torch.roll(ids[:, 3:], -1, 1))
+    hidden = model.teacher_forced(
+        model.tok_embeddings(ids[:, :4]), valid[:, :4], torch.roll(ids[:, 3:], -1, 1)
+    )
     got = model.output(hidden)
-    unmasked = torch.tensor([i for i in range(40) if i not in (4, 5)])  # transformers forbids the image ids
+    # transformers forbids the image ids
+    unmasked = torch.tensor([i for i in range(40) if i not in (4, 5)])
     assert torch.allclose(got[..., unmasked], want[:, 3:, unmasked], atol=1e-4)
     assert (want[:, 3:, 4:6] < -1e30).all()
     assert got[..., 4:6].abs().max() < 1e3
@@ -100,9 +131,12 @@ def test_the_image_encoder_computes_what_transformers_computes():
     net = reference(False)
     cfg = vq_config(net.config.vq_config.to_dict())
     vq = VQModel(cfg, spherical=False).requires_grad_(False)
-    missing, unexpected = vq.load_state_dict(from_vqgan(net.state_dict(), len(cfg.ch_mult)), strict=False)
+    missing, unexpected = vq.load_state_dict(
+        from_vqgan(net.state_dict(), len(cfg.ch_mult)), strict=False
+    )
     assert not unexpected
-    assert all(k.startswith(("decoder.", "post_quant_conv.")) for k in missing)  # transformers only encodes
+    # transformers only encodes
+    assert all(k.startswith(("decoder.", "post_quant_conv.")) for k in missing)
     images = torch.rand(2, 3, 16, 24) * 2 - 1
     want = net.model.vqmodel.encode(images).image_tokens
     assert torch.equal(vq.encode(images), want.view(2, 8, 12))
@@ -118,9 +152,14 @@ def official(model: Chameleon, fused: bool) -> dict[str, Tensor]:
             value = value[0]
         if not fused and ".wqkv." in key:
             parts = value.split([32, 16, 16])
-            state |= {key.replace("wqkv", f"w{c}"): part for c, part in zip("qkv", parts, strict=True)}
+            state |= {
+                key.replace("wqkv", f"w{c}"): part for c, part in zip("qkv", parts, strict=True)
+            }
         elif not fused and ".w13." in key:
-            state |= {key.replace("w13", f"w{c}"): part for c, part in zip("13", value.chunk(2), strict=True)}
+            state |= {
+                key.replace("w13", f"w{c}"): part
+                for c, part in zip("13", value.chunk(2), strict=True)
+            }
         else:
             state[key] = value
     return state
@@ -134,7 +173,9 @@ def test_metas_layout_loads_whole_or_layer_by_layer(fused):
             p.copy_(p[:1].expand_as(p))
     state = official(model, fused)
     layer = {k: v for k, v in state.items() if k.startswith("layers.1.")}
-    whole, part = (from_published(part, ("model.",), model.config.decoder) for part in (state, layer))
+    whole, part = (
+        from_published(part, ("model.",), model.config.decoder) for part in (state, layer)
+    )
     assert all(torch.equal(v, whole[k]) for k, v in model.state_dict().items())
     assert whole.keys() == model.state_dict().keys()
     assert part.keys() == {k for k in whole if k.startswith("layers.1.")}
@@ -161,7 +202,9 @@ def test_a_checkpoint_of_another_shape_or_architecture_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"has no 'layers\.2\."):
         load(replace(TINY, n_layer=3), dict(state))
     with pytest.raises(UserError, match="3 rows for 4 heads"):
-        from_published({"model.layers.0.self_attn.q_norm.weight": torch.ones(3, 8)}, ("model.",), TINY.decoder)
+        from_published(
+            {"model.layers.0.self_attn.q_norm.weight": torch.ones(3, 8)}, ("model.",), TINY.decoder
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +238,9 @@ def test_a_tokeniser_with_attention_in_its_levels_is_refused():
     assert vq_config({"embed_dim": 8, "n_embed": 16, "ddconfig": shape}) == TINY_VQ
     with pytest.raises(UserError, match="attention in its levels"):
         vq_config({"embed_dim": 8, "n_embed": 16, "ddconfig": shape | {"attn_resolutions": [16]}})
-    assert vq_config({"embed_dim": 8, "ddconfig": shape}) == replace(TINY_VQ, codebook_size=VQ.codebook_size)
+    assert vq_config({"embed_dim": 8, "ddconfig": shape}) == replace(
+        TINY_VQ, codebook_size=VQ.codebook_size
+    )
 
 
 def test_pixels_survive_the_way_in_and_out():
@@ -214,7 +259,15 @@ def test_image_ids_and_codebook_indices_are_inverse():
     vocab = published()
     codes = torch.arange(8192).view(2, -1)
     assert torch.equal(codes_of(vocab.to_id[codes], vocab), codes)
-    assert codes_of(torch.tensor([0, 3, 4, 8195, 8196, 65535, -1]), vocab).tolist() == [-1, -1, 0, 8191, -1, -1, -1]
+    assert codes_of(torch.tensor([0, 3, 4, 8195, 8196, 65535, -1]), vocab).tolist() == [
+        -1,
+        -1,
+        0,
+        8191,
+        -1,
+        -1,
+        -1,
+    ]
 
 
 def test_the_published_vocabulary_is_read_from_its_file(tmp_path):
@@ -227,9 +280,17 @@ def test_the_published_vocabulary_is_read_from_its_file(tmp_path):
         return of_names(IdTokeniser(path, SPECIAL).names)
 
     vocab = vocabulary(names)
-    assert (vocab.to_id.tolist(), vocab.image_start, vocab.image_end, vocab.ids[TURN_END]) == ([4, 5], 7, 6, 9)
+    assert (vocab.to_id.tolist(), vocab.image_start, vocab.image_end, vocab.ids[TURN_END]) == (
+        [4, 5],
+        7,
+        6,
+        9,
+    )
     for broken, message in (
-        ({n: i for n, i in names.items() if n != "IMGIMGAZ"}, "names 1 image tokens but not every one once"),
+        (
+            {n: i for n, i in names.items() if n != "IMGIMGAZ"},
+            "names 1 image tokens but not every one once",
+        ),
         (names | {"IMGIMGAAZ": 10}, "names 3 image tokens but not every one once"),
         (names | {"IMGIMG?Z": 10}, "names 3 image tokens but not every one once"),
         ({n: i for n, i in names.items() if n != "<eoss>"}, "has no token <eoss>"),
@@ -279,9 +340,15 @@ def test_anole_draws_every_token_among_the_image_ids():
 
 def test_prompts_are_framed_as_published():
     vocab = published()
-    assert anole_frame(SPECIAL, 512, 512).prompt([300, 301]) == ([0, 300, 301, 8710, 8197], [0, 8197])
+    assert anole_frame(SPECIAL, 512, 512).prompt([300, 301]) == (
+        [0, 300, 301, 8710, 8197],
+        [0, 8197],
+    )
     lumina = lumina_frame(SPECIAL, 768, 512)
-    assert lumina.template == "Generate an image of 768x512 according to the following prompt:\n{caption}"
+    assert (
+        lumina.template
+        == "Generate an image of 768x512 according to the following prompt:\n{caption}"
+    )
     prompt = lumina.prompt([300])
     assert prompt == ([0, 300, 8710, 8197, 8820, 8828], [8197, 8820, 8828])  # the height first
     ids, valid = padded(prompt, SPECIAL[PAD], "left")

@@ -72,7 +72,9 @@ def test_a_truncated_file_is_named(tmp_path, state):
         whole = (tmp_path / name).read_bytes()
         for size in (0, 5, len(whole) // 2):
             (tmp_path / name).write_bytes(whole[:size])
-            with pytest.raises(UserError, match=rf"{name} is truncated or damaged|{name} holds more than tensors"):
+            with pytest.raises(
+                UserError, match=rf"{name} is truncated or damaged|{name} holds more than tensors"
+            ):
                 read_state(tmp_path / name)
 
 
@@ -87,7 +89,9 @@ def test_an_index_names_no_file_outside_its_folder(tmp_path, state):
     inside = tmp_path / "inside"
     inside.mkdir()
     save_file(state, tmp_path / "secret.safetensors")
-    (inside / "x.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(state, "../secret.safetensors")}))
+    (inside / "x.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(state, "../secret.safetensors")})
+    )
     with pytest.raises(UserError, match=r"lacks the shard secret\.safetensors"):
         read_state(inside)
     (inside / "x.index.json").write_text("[]")
@@ -121,7 +125,9 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, state, monkeypatch):
 
 def test_another_architecture_or_size_is_refused(tmp_path, state):
     torch.save({"encoder.weight": torch.ones(3)}, tmp_path / "other.pt")
-    with pytest.raises(UserError, match=r"has no 'first\.weight' \(3 of 3 weights are absent\): it is not a Small"):
+    with pytest.raises(
+        UserError, match=r"has no 'first\.weight' \(3 of 3 weights are absent\): it is not a Small"
+    ):
         load(tmp_path / "other.pt")
     torch.save(state | {"second.weight": torch.ones(8, 32)}, tmp_path / "size.pt")
     with pytest.raises(UserError, match=r"\[8, 32\] but this target needs \[8, 64\]"):

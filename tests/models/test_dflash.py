@@ -1,4 +1,6 @@
-"""DFlash: a block's distributions are those of a plain network over the committed context, however computed."""
+"""DFlash: a block's distributions are those of a plain network over the committed context, however
+computed.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,17 @@ TREE = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 def blocky(kind: str, causal: bool = False, block: int = 4) -> Target:
     """A target of four layers with a random DFlash drafter of two."""
     made = deep(kind)
-    net = scrambled(DFlash.untrained(made.model, block, 2, causal), 1).to(made.dtype).eval().requires_grad_(False)
+    net = (
+        scrambled(DFlash.untrained(made.model, block, 2, causal), 1)
+        .to(made.dtype)
+        .eval()
+        .requires_grad_(False)
+    )
     net.mask = torch.nn.Parameter(torch.randn_like(net.mask), False)
     return replace(
-        made, drafters=made.drafters | {"dflash": net}, options=made.options | {"block": f"chain-{block - 1}"}
+        made,
+        drafters=made.drafters | {"dflash": net},
+        options=made.options | {"block": f"chain-{block - 1}"},
     )
 
 
@@ -57,8 +66,12 @@ def turned(x: Tensor, angle: Tensor) -> Tensor:
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
 
-def plain_block(net: DFlash, features: Tensor, seen: Tensor, rope: Tensor, block: Tensor) -> Tensor:
-    """DFlash's network, plainly, for one row: features [n, …] of positions, block [B, dim], rope [n + B, d/2]."""
+def plain_block(
+    net: DFlash, features: Tensor, seen: Tensor, rope: Tensor, block: Tensor
+) -> Tensor:
+    """DFlash's network, plainly, for one row: features [n, …] of positions, block [B, dim], rope
+    [n + B, d/2].
+    """
     config, w = net.config, net.state_dict()
     eps, d, heads, kv = config.norm_eps, config.head_dim, config.n_head, config.kv_heads
     n, x = len(features), block
@@ -70,26 +83,41 @@ def plain_block(net: DFlash, features: Tensor, seen: Tensor, rope: Tensor, block
         wq, wk, wv = w[at + "attention.wqkv.weight"].split([heads * d, kv * d, kv * d])
         normed = rms(x, w[at + "attention_norm.weight"], eps)
         both = torch.cat([context, normed])
-        q = turned(rms((normed @ wq.T).unflatten(-1, (heads, d)), w[at + "attention.q_norm.weight"], eps), rope[n:])
-        k = turned(rms((both @ wk.T).unflatten(-1, (kv, d)), w[at + "attention.k_norm.weight"], eps), rope)
-        k, v = (y.repeat_interleave(heads // kv, 1) for y in (k, (both @ wv.T).unflatten(-1, (kv, d))))
+        q = turned(
+            rms((normed @ wq.T).unflatten(-1, (heads, d)), w[at + "attention.q_norm.weight"], eps),
+            rope[n:],
+        )
+        k = turned(
+            rms((both @ wk.T).unflatten(-1, (kv, d)), w[at + "attention.k_norm.weight"], eps), rope
+        )
+        k, v = (
+            y.repeat_interleave(heads // kv, 1) for y in (k, (both @ wv.T).unflatten(-1, (kv, d)))
+        )
         scores = torch.einsum("qhd,khd->hqk", q, k) / d**0.5
         weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-        x = x + torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ w[at + "attention.wo.weight"].T
+        x = (
+            x
+            + torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ w[at + "attention.wo.weight"].T
+        )
         normed = rms(x, w[at + "ffn_norm.weight"], eps)
         gate, up = (normed @ w[at + "feed_forward.w13.weight"].T).chunk(2, -1)
         x = x + (F.silu(gate) * up) @ w[at + "feed_forward.w2.weight"].T
     return rms(x, w["norm.weight"], eps)[1:]
 
 
-def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: int, length: int) -> Tensor:
-    """The distributions [B − 1, V] that the drafter has to give after ``length`` committed tokens: no cache."""
+def plain_drafts(
+    target: Target, captions: list[str], tokens: Tensor, prompt: int, length: int
+) -> Tensor:
+    """The distributions [B − 1, V] that the drafter has to give after ``length`` committed tokens:
+    no cache.
+    """
     net, model = target.drafters["dflash"], target.model
     prefix = target.prefix(captions, target.guidance)
     states = losses.target_states(target, prefix, tokens, net.depths)
     width, p = target.row_width, prefix.valid.shape[1]
     slot = lambda token: p + token + (token // width if width else 0)  # noqa: E731
-    at = [*range(p - 1), *(slot(t) - 1 for t in range(length))]  # every state that predicted a committed token
+    # every state that predicted a committed token
+    at = [*range(p - 1), *(slot(t) - 1 for t in range(length))]
     here = [slot(length - 1 + i) for i in range(net.block)]
     rope = model.rope[torch.tensor(at + here).clamp(max=len(model.rope) - 1)]
     anchor = model.tok_embeddings(tokens[prompt, length - 1])
@@ -98,13 +126,21 @@ def plain_drafts(target: Target, captions: list[str], tokens: Tensor, prompt: in
     for row in (prompt, prompt + len(captions))[: len(prefix.valid) // len(captions)]:
         seen = torch.cat([prefix.seen[row], torch.ones(length, dtype=torch.bool)])
         rows.append(plain_block(net, states[row, at], seen, rope, block))
-    return build(target, method("dflash")).warp(model.logits(torch.stack(rows), target.guidance))[0]
+    return build(target, method("dflash")).warp(model.logits(torch.stack(rows), target.guidance))[
+        0
+    ]
 
 
 def of_transformers(net: DFlash) -> Any:
-    """DFlash's layers as Qwen3's, of which the published drafters are made, with the weights of ``net``."""
+    """DFlash's layers as Qwen3's, of which the published drafters are made, with the weights of
+    ``net``.
+    """
     from transformers import Qwen3Config
-    from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+    from transformers.models.qwen3.modeling_qwen3 import (
+        Qwen3DecoderLayer,
+        Qwen3RMSNorm,
+        Qwen3RotaryEmbedding,
+    )
 
     config, w = net.config, net.state_dict()
     qwen = Qwen3Config(
@@ -112,7 +148,8 @@ def of_transformers(net: DFlash) -> Any:
         num_key_value_heads=config.kv_heads, head_dim=config.head_dim, intermediate_size=config.hidden,
         rms_norm_eps=config.norm_eps, rope_parameters={"rope_type": "default", "rope_theta": 1e4},
     )  # fmt: skip
-    halves = torch.cat([torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)])  # of pairs, there
+    # of pairs, there
+    halves = torch.cat([torch.arange(0, config.head_dim, 2), torch.arange(1, config.head_dim, 2)])
     own: dict[str, Tensor] = {}
     for i in range(config.n_layer):
         at = f"layers.{i}."
@@ -140,14 +177,25 @@ def of_transformers(net: DFlash) -> Any:
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
-@pytest.mark.parametrize(("block", "layers", "kv_heads", "context"), [(16, 5, 4, 40), (4, 1, 2, 7), (8, 2, 1, 0)])
+@pytest.mark.parametrize(
+    ("block", "layers", "kv_heads", "context"), [(16, 5, 4, 40), (4, 1, 2, 7), (8, 2, 1, 0)]
+)
 @torch.no_grad()
-def test_the_network_is_dflash_s_put_together_of_transformers_own_parts(causal, block, layers, kv_heads, context):
-    """Qwen3's norms, projections, rotation, attention and MLP; what is ours is only who attends to whom."""
-    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb, eager_attention_forward
+def test_the_network_is_dflash_s_put_together_of_transformers_own_parts(
+    causal, block, layers, kv_heads, context
+):
+    """Qwen3's norms, projections, rotation, attention and MLP; what is ours is only who attends to
+    whom.
+    """
+    from transformers.models.qwen3.modeling_qwen3 import (
+        apply_rotary_pos_emb,
+        eager_attention_forward,
+    )
 
     torch.manual_seed(0)
-    net = DFlash(shape(DecoderConfig(64, layers, 4, 96, 50, kv_heads, 1e-6), layers), block, (1, 3), causal).eval()
+    net = DFlash(
+        shape(DecoderConfig(64, layers, 4, 96, 50, kv_heads, 1e-6), layers), block, (1, 3), causal
+    ).eval()
     for name, p in net.named_parameters():
         p.copy_(0.15 * torch.randn_like(p) + ("norm" in name))
     features, anchor = torch.randn(2, context, 3 * 64), torch.randn(2, 64)
@@ -184,7 +232,8 @@ def test_the_network_is_dflash_s_put_together_of_transformers_own_parts(causal, 
 @pytest.mark.parametrize("kind", slow_but(SMALL, KINDS))
 def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind, causal, batch):
     target, captions = blocky(kind, causal), captions_of(kind)[:batch]
-    decoder = build(target, method("dflash"), simulate_acceptance=2.0)  # so that some drafts are taken
+    # so that some drafts are taken
+    decoder = build(target, method("dflash"), simulate_acceptance=2.0)
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = decoder.proposer.draft
 
@@ -222,12 +271,17 @@ def test_recorded_batched_and_single_decodes_have_the_same_tokens(kind, paths):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"tree": "static", "shape": TREE}, {"tree": "dynamic"}, {"variant": "reference"}], ids=str
+    "options",
+    [{}, {"tree": "static", "shape": TREE}, {"tree": "dynamic"}, {"variant": "reference"}],
+    ids=str,
 )
 def test_at_temperature_0_it_keeps_the_target_s_tokens_and_may_lose_rows_of_the_batch(options):
     target = blocky("lumina")
     captions = [*CAPTIONS, "a third"]
-    ar, fast = (engine.generate(build(target, m, 0.0), captions) for m in (method("ar"), method("dflash", **options)))
+    ar, fast = (
+        engine.generate(build(target, m, 0.0), captions)
+        for m in (method("ar"), method("dflash", **options))
+    )
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ar, fast, strict=True))
 
 
@@ -235,7 +289,9 @@ def test_training_reads_and_drafts_what_decoding_does():
     for kind in ("lumina", "tiny"):
         target, captions = blocky(kind), captions_of(kind)
         net, length = target.drafters["dflash"], target.length
-        tokens = torch.randint(target.vocab, (2, length), generator=torch.Generator().manual_seed(0))
+        tokens = torch.randint(
+            target.vocab, (2, length), generator=torch.Generator().manual_seed(0)
+        )
         with torch.no_grad():
             net.float(), target.model.float()
             prefix = target.prefix(captions, target.guidance)
@@ -259,7 +315,9 @@ def test_blocks_past_the_image_and_other_blocks_teach_nothing():
     logits = lambda x: target.model.logits(x, 3.0)  # noqa: E731
     with torch.no_grad():
         fed, _ = losses.block_read(target, net, target.prefix(["x"], 3.0), tokens)
-        several, alone = (losses.block_drafts(net, fed, torch.tensor(at)) for at in ([5, 80, length - 2], [80]))
+        several, alone = (
+            losses.block_drafts(net, fed, torch.tensor(at)) for at in ([5, 80, length - 2], [80])
+        )
         assert (several[:, 1] - alone[:, 0]).abs().max() < 1e-5
         q = torch.rand(1, length - 1, target.vocab).softmax(-1)
         found = losses.block_losses(
@@ -279,7 +337,12 @@ def test_a_file_says_what_it_is_and_is_checked(tmp_path, monkeypatch):
     save_file(state, tmp_path / "a.safetensors")
     loaded, kind = with_drafter(replace(target, drafters={}), str(tmp_path))
     again = loaded.drafters["dflash"]
-    assert (kind, again.block, again.depths, again.causal) == ("dflash", net.block, net.depths, True)
+    assert (kind, again.block, again.depths, again.causal) == (
+        "dflash",
+        net.block,
+        net.depths,
+        True,
+    )
     assert "JetSpec" in again.about
     bad = {
         "block": (state | {"block_size": torch.tensor(1)}, "blocks of 1"),
@@ -309,7 +372,9 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
     made = replace(blocky(kind), drafters={})
     made.model.float()
     chosen = replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions_of(kind)))
-    plan = drafter.Plan("any", chosen, 2, 1, 3e-3, 0, recipe="dflash", block=3, layers=2, causal=kind == "janus")
+    plan = drafter.Plan(
+        "any", chosen, 2, 1, 3e-3, 0, recipe="dflash", block=3, layers=2, causal=kind == "janus"
+    )
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: made)
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     drafted, name = with_drafter(made, str(tmp_path / "out"))
@@ -322,5 +387,12 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
     engine.generate(build(drafted, method("dflash", depth=2)), captions_of(kind), max_steps=3)
     with pytest.raises(UserError, match=r"other settings \(start, sizes\)"):
         drafter.train(replace(plan, block=4), "cpu", tmp_path / "work", tmp_path / "o")
-    with pytest.raises(UserError, match="holds a drafter of kind dflash, of which eagle-1 makes none"):
-        drafter.train(replace(plan, start=tmp_path / "out", recipe="eagle-1"), "cpu", tmp_path / "w", tmp_path / "o2")
+    with pytest.raises(
+        UserError, match="holds a drafter of kind dflash, of which eagle-1 makes none"
+    ):
+        drafter.train(
+            replace(plan, start=tmp_path / "out", recipe="eagle-1"),
+            "cpu",
+            tmp_path / "w",
+            tmp_path / "o2",
+        )

@@ -27,7 +27,9 @@ CAPTION = "a large red star on the left on a noisy blue background"
 SHAPE = {"dim": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 4, "model_type": "c2i"}
 
 
-def decoded(target: Target, name: str, caption: str = CAPTION, temperature: float = 0.0) -> engine.Generation:
+def decoded(
+    target: Target, name: str, caption: str = CAPTION, temperature: float = 0.0
+) -> engine.Generation:
     return engine.generate(build(target, method(name), temperature), [caption])[0]
 
 
@@ -42,9 +44,13 @@ def random_llamagen(seed: int, **changes: object) -> LlamaGen:
 @pytest.fixture
 def classes() -> Target:
     """A class-conditional target, small, without a drafter."""
-    vq = VQModel(VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=64, codebook_dim=8, attention=False))
+    vq = VQModel(
+        VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=64, codebook_dim=8, attention=False)
+    )
     labels = lambda captions: llamagen.class_labels(captions, "cpu")  # noqa: E731
-    return Target("classes", random_llamagen(0, n_layer=2), vq, labels, guidance=4.0, eagle_pads="uniform")
+    return Target(
+        "classes", random_llamagen(0, n_layer=2), vq, labels, guidance=4.0, eagle_pads="uniform"
+    )
 
 
 @pytest.fixture
@@ -56,7 +62,10 @@ def known(tmp_path, monkeypatch):
     for module in (catalogue, entries):
         monkeypatch.setattr(module, "catalogue", lambda: rows)
     (row.folder / "model").mkdir(parents=True)
-    torch.save({"model": llamagen.to_official(random_llamagen(1).state_dict())}, row.folder / "model" / "small.pt")
+    torch.save(
+        {"model": llamagen.to_official(random_llamagen(1).state_dict())},
+        row.folder / "model" / "small.pt",
+    )
     return row
 
 
@@ -74,7 +83,9 @@ def test_a_smaller_target_drafts_by_name_and_from_a_folder(classes, known):
     for spec in ("small-c2i", f"small-c2i={known.folder}"):
         made, kind = with_drafter(classes, spec)
         assert kind == "model"
-        assert torch.equal(made.drafters["model"].tok_embeddings.weight, random_llamagen(1).tok_embeddings.weight)
+        assert torch.equal(
+            made.drafters["model"].tok_embeddings.weight, random_llamagen(1).tok_embeddings.weight
+        )
         assert torch.equal(decoded(made, "sd", "7").tokens, want.tokens)
     assert not classes.drafters
 
@@ -82,7 +93,8 @@ def test_a_smaller_target_drafts_by_name_and_from_a_folder(classes, known):
 def test_an_eagle_drafter_is_read_from_a_file_or_folder(shallow_8x8, tmp_path):
     own = decoded(shallow_8x8, "eagle-1", temperature=1.0)
     save_file(
-        {k: v.float() for k, v in tiny.read(tiny.WEIGHTS / "eagle.safetensors")[0].items()}, tmp_path / "a.safetensors"
+        {k: v.float() for k, v in tiny.read(tiny.WEIGHTS / "eagle.safetensors")[0].items()},
+        tmp_path / "a.safetensors",
     )
     bare = replace(shallow_8x8, drafters={})
     for path in (tmp_path, tmp_path / "a.safetensors"):
@@ -96,7 +108,11 @@ def test_an_eagle_drafter_is_read_from_a_file_or_folder(shallow_8x8, tmp_path):
 def test_a_drafter_has_the_dtype_of_its_target(classes, known, tmp_path):
     halved = replace(classes, model=classes.model.bfloat16())
     save_file(classes.model.eagle_state(classes.model.new_eagle()), tmp_path / "a.safetensors")
-    for spec, given in (("small-c2i", False), ("small-c2i", True), (str(tmp_path / "a.safetensors"), False)):
+    for spec, given in (
+        ("small-c2i", False),
+        ("small-c2i", True),
+        (str(tmp_path / "a.safetensors"), False),
+    ):
         made, kind = with_drafter(halved, spec, random_weights=given)
         assert {p.dtype for p in made.drafters[kind].parameters()} == {torch.bfloat16}
         assert len(decoded(made, "sd" if kind == "model" else "eagle-1", "7").tokens) == 16
@@ -134,11 +150,15 @@ def test_what_is_no_drafter_is_refused(classes, target, known, tmp_path):
     with pytest.raises(UserError, match="'small-c2i' lacks its model"):
         with_drafter(target, f"small-c2i={tmp_path / 'empty'}")
     config = settings.sweep({"methods": ["eagle-1"], "drafter": "tiny", "num_prompts": 1})
-    with pytest.raises(UserError, match="'tiny' is a drafter of kind 'model', which no method of this run uses"):
+    with pytest.raises(
+        UserError, match="'tiny' is a drafter of kind 'model', which no method of this run uses"
+    ):
         sweep.run(config, tmp_path)
 
 
 def test_the_drafter_counts_in_the_fingerprint_and_nothing_changes_without_one():
-    plain, drafted = (settings.sweep({"methods": ["sd"], "drafter": d}).record() for d in (None, "tiny"))
+    plain, drafted = (
+        settings.sweep({"methods": ["sd"], "drafter": d}).record() for d in (None, "tiny")
+    )
     assert drafted == plain | {"drafter": "tiny"}
     assert "drafter" not in plain

@@ -1,4 +1,6 @@
-"""EAGLE-3: it reads the target's states at three depths, however they were computed; it is trained and loaded."""
+"""EAGLE-3: it reads the target's states at three depths, however they were computed; it is trained
+and loaded.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def deep(kind: str) -> Target:
     elif kind in ("janus", "emu3"):
         made = made_small(kind, n_layer=4)
     else:
-        made = random_chameleon(vars(IMAGES) | {"grid": 4, "dialect": kind, "n_layer": 4}, GUIDANCE, VQ)
+        made = random_chameleon(
+            vars(IMAGES) | {"grid": 4, "dialect": kind, "n_layer": 4}, GUIDANCE, VQ
+        )
         scrambled(made.model, 0)
     net = scrambled(made.model.new_eagle(fused=True), 1).to(made.dtype)
     return replace(made, drafters=made.drafters | {"eagle-3": net}, options=SMALL_TREES)
@@ -65,7 +69,10 @@ def by_hooks(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
     """States over prefix and tokens, plainly: no cache, a hook on the layers in question."""
     seen: list[Tensor] = []
     model = target.model
-    hooks = [model.layers[n - 1].register_forward_hook(lambda *given: seen.append(given[2])) for n in (2, 3)]
+    hooks = [
+        model.layers[n - 1].register_forward_hook(lambda *given: seen.append(given[2]))
+        for n in (2, 3)
+    ]
     with torch.inference_mode():
         last = losses.target_states(target, target.prefix(captions, target.guidance), tokens)
     for hook in hooks:
@@ -73,18 +80,26 @@ def by_hooks(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
     return torch.cat([last, *seen], -1)
 
 
-@pytest.mark.parametrize("shape", ["chain-3", [[0], [1], [0, 0], [0, 1], [1, 0]]], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "shape", ["chain-3", [[0], [1], [0, 0], [0, 1], [1, 0]]], ids=["chain", "tree"]
+)
 @pytest.mark.parametrize("kind", slow_but(["tiny", *SMALL], KINDS))
 def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape):
     target, captions = deep(kind), captions_of(kind)
-    decoder = build(target, method("eagle-3", shape=shape), simulate_acceptance=2.0)  # so that some drafts are taken
+    # so that some drafts are taken
+    decoder = build(target, method("eagle-3", shape=shape), simulate_acceptance=2.0)
     states: list[tuple[list[int], list[int], list[int], Tensor]] = []
     honest = decoder.proposer.draft
 
     def draft(state: DecodeState, own: Any, u: Tensor) -> Any:
         last = state.now.last
         states.append(
-            (list(state.origin), list(state.now.length.host or ()), list(last.advance.host or ()), last.hidden)
+            (
+                list(state.origin),
+                list(state.now.length.host or ()),
+                list(last.advance.host or ()),
+                last.hidden,
+            )
         )
         return honest(state, own, u)
 
@@ -111,7 +126,9 @@ def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape
 @pytest.mark.slow
 def test_recorded_batched_and_single_decodes_of_rows_with_ends_have_the_same_tokens():
     target, captions = deep("lumina"), CAPTIONS
-    decoders = [build(t, method("eagle-3")) for t in (target, replace(target, graphs=Graphs(frozen)))]
+    decoders = [
+        build(t, method("eagle-3")) for t in (target, replace(target, graphs=Graphs(frozen)))
+    ]
     batch, recorded = (engine.generate(d, captions, max_steps=4) for d in decoders)
     alone = [engine.generate(decoders[0], [c], max_steps=6)[0] for c in captions]
     for a, b, c in zip(batch, recorded, alone, strict=True):
@@ -139,7 +156,9 @@ def test_at_temperature_0_it_keeps_the_target_s_tokens_on_every_tree(kind, name)
 def test_nobody_else_is_handed_more_than_the_last_states(name, target, monkeypatch):
     widths: set[int] = set()
     honest = DecodeState.logits
-    monkeypatch.setattr(DecodeState, "logits", lambda self, x: widths.add(x.shape[-1]) or honest(self, x))
+    monkeypatch.setattr(
+        DecodeState, "logits", lambda self, x: widths.add(x.shape[-1]) or honest(self, x)
+    )
     engine.generate(build(target, method(name)), CAPTIONS[:1], max_steps=3)
     assert widths == {target.model.config.dim}
 
@@ -159,7 +178,10 @@ def test_every_method_on_eagle_runs_on_it():
 
 def test_it_starts_out_as_the_eagle_1_drafter_that_it_starts_from():
     cfg = IMAGES.decoder
-    for one in (load_unpacked("tiny").drafters["eagle"], scrambled(Eagle(cfg, False, 1e-5, 2, 16, 64), 3)):
+    for one in (
+        load_unpacked("tiny").drafters["eagle"],
+        scrambled(Eagle(cfg, False, 1e-5, 2, 16, 64), 3),
+    ):
         three, x = one.fused(), torch.randn(2, 5, one.config.dim)
         wide = torch.cat([x, torch.randn(2, 5, 2 * one.config.dim)], -1)
         assert torch.equal(three.read(wide), one.read(x))
@@ -180,13 +202,16 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     state = load_file(tmp_path / "out" / "model.safetensors")
     dim = made.model.config.dim
-    assert (state["fusion.weight"] - torch.eye(dim, 3 * dim)).abs().max() > 1e-4  # all three blocks learn
+    # all three blocks learn
+    assert (state["fusion.weight"] - torch.eye(dim, 3 * dim)).abs().max() > 1e-4
     assert all((block.abs().sum() > 0) for block in state["fusion.weight"].split(dim, 1)[1:])
     drafted, name = with_drafter(made, str(tmp_path / "out"))
     assert name == "eagle-3"
     engine.generate(build(drafted, method("eagle-3")), captions_of(kind), max_steps=3)
     one = replace(plan, start=tmp_path / "out", recipe="eagle-1")
-    with pytest.raises(UserError, match="holds a drafter of kind eagle-3, of which eagle-1 makes none"):
+    with pytest.raises(
+        UserError, match="holds a drafter of kind eagle-3, of which eagle-1 makes none"
+    ):
         drafter.train(one, "cpu", tmp_path / "w", tmp_path / "o")
     with pytest.raises(UserError, match=r"other settings \(start, recipe\)"):
         drafter.train(replace(plan, recipe="eagle-1"), "cpu", tmp_path / "work", tmp_path / "o")
@@ -205,7 +230,14 @@ def test_its_recipe_is_five_levels_without_regression(target):
         logits: Callable[[Tensor], Tensor] = lambda x: made.model.logits(x, made.guidance)  # noqa: E731
         found = losses.losses(drafts, fed, same_rng(), logits, wanted, losses.RECIPES[recipe])
         assert sum(key.startswith("accept-") for key in found) == levels
-        plain = losses.losses(drafts, fed, same_rng(), logits, wanted, losses.RECIPES[recipe]._replace(regression=0.0))
+        plain = losses.losses(
+            drafts,
+            fed,
+            same_rng(),
+            logits,
+            wanted,
+            losses.RECIPES[recipe]._replace(regression=0.0),
+        )
         assert (found["loss"] == plain["loss"]) == (recipe == "eagle-3")
 
 
@@ -229,7 +261,9 @@ def test_every_tensor_of_a_file_is_used_and_every_mistake_is_named(tmp_path):
     assert all(torch.equal(v, own[k]) for k, v in target.drafters["eagle-3"].state_dict().items())
     with pytest.raises(UserError, match=r"has a 'd2t' that a Eagle of this kind has no place for"):
         loaded(state | {"d2t": torch.zeros(4)})
-    with pytest.raises(UserError, match=r"'fusion\.weight' in .* is \[32, 128\] but this target needs \[32, 96\]"):
+    with pytest.raises(
+        UserError, match=r"'fusion\.weight' in .* is \[32, 128\] but this target needs \[32, 96\]"
+    ):
         loaded(state | {"fusion.weight": torch.zeros(32, 128)})
     with pytest.raises(UserError, match=r"holds no EAGLE drafter: it has no 'fc\.weight'"):
         loaded({"midlayer.mlp.up_proj.weight": torch.zeros(4, 4)})
@@ -246,7 +280,9 @@ def test_a_run_whose_methods_do_not_use_it_says_how_they_would(tmp_path):
     save_file(to_published(net.state_dict()), tmp_path / "three.safetensors")
     with pytest.raises(UserError, match=r"choose one that does, .* or give --proposal eagle-3"):
         load_with_drafter("tiny", str(tmp_path / "three.safetensors"), used={"eagle"})
-    assert load_with_drafter("tiny", str(tmp_path / "three.safetensors"), used={"eagle-3"}).drafters["eagle-3"]
+    assert load_with_drafter(
+        "tiny", str(tmp_path / "three.safetensors"), used={"eagle-3"}
+    ).drafters["eagle-3"]
 
 
 def test_a_folder_made_before_has_no_such_drafter(tmp_path: Path):

@@ -1,4 +1,6 @@
-"""EAGLE drafters as published: their own embedding table, any number of layers, shared heads, biases; all of a file."""
+"""EAGLE drafters as published: their own embedding table, any number of layers, shared heads,
+biases; all of a file.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ State = dict[str, Tensor]
 DEPTH = 3
 
 
-def published(dim: int, heads: int, kv: int, hidden: int, layers: int, words: int, bias: bool, seed: int = 5) -> State:
+def published(
+    dim: int, heads: int, kv: int, hidden: int, layers: int, words: int, bias: bool, seed: int = 5
+) -> State:
     """A drafter for LlamaGen in LANTERN's layout; ``words``: rows of its own table."""
     gen, d = torch.Generator().manual_seed(seed), dim // heads
     shapes = {"fc.weight": (dim, 2 * dim), "fc.bias": (dim,)}
@@ -58,18 +62,26 @@ def published(dim: int, heads: int, kv: int, hidden: int, layers: int, words: in
 
 
 def plain_features(state: State, x: Tensor, rope: Tensor, head_dim: int) -> Tensor:
-    """A drafter of LlamaGen's kind over a whole sequence: x [R, n, 2 · dim], rope complex [n, d/2] -> [R, n, dim]."""
+    """A drafter of LlamaGen's kind over a whole sequence: x [R, n, 2 · dim], rope complex [n, d/2]
+    -> [R, n, dim].
+    """
     x = F.linear(x, state["fc.weight"], state.get("fc.bias"))
     rows, n, dim = x.shape
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return x * state[name] / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() if name in state else x
+        return (
+            x * state[name] / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+            if name in state
+            else x
+        )
 
     for i in range(sum(key.endswith("down_proj.weight") for key in state)):
         at, y = f"layers.{i}.", norm(x, f"layers.{i}.input_layernorm.weight")
 
         def turned(name: str, y: Tensor = y, at: str = at) -> Tensor:
-            made = F.linear(y, state[f"{at}self_attn.{name}.weight"], state.get(f"{at}self_attn.{name}.bias"))
+            made = F.linear(
+                y, state[f"{at}self_attn.{name}.weight"], state.get(f"{at}self_attn.{name}.bias")
+            )
             made = made.view(rows, n, -1, head_dim)
             if name != "v_proj":
                 pairs = torch.complex(made[..., 0::2], made[..., 1::2]) * rope[:, None]
@@ -80,38 +92,53 @@ def plain_features(state: State, x: Tensor, rope: Tensor, head_dim: int) -> Tens
         scores = torch.einsum("rqhd,rkhd->rhqk", q, k) / head_dim**0.5
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
         y = torch.einsum("rhqk,rkhd->rqhd", scores.softmax(-1), v).flatten(-2)
-        x = x + F.linear(y, state[f"{at}self_attn.o_proj.weight"], state.get(f"{at}self_attn.o_proj.bias"))
+        x = x + F.linear(
+            y, state[f"{at}self_attn.o_proj.weight"], state.get(f"{at}self_attn.o_proj.bias")
+        )
         y = norm(x, f"{at}post_attention_layernorm.weight")
         gate, up = (y @ state[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
         x = x + (F.silu(gate) * up) @ state[f"{at}mlp.down_proj.weight"].T
     return x
 
 
-def plain_chain(target: Target, state: State, caption: str, tokens: Tensor, lengths: list[int]) -> list[Tensor]:
+def plain_chain(
+    target: Target, state: State, caption: str, tokens: Tensor, lengths: list[int]
+) -> list[Tensor]:
     """Guided logits of each step's root and of the chain drafted from it, at T = 0: [D, V] a step.
 
     ``tokens`` [L] of the image, of which a step knows as many as ``lengths`` says.
     """
-    model, prefix, table = target.model, target.prefix([caption], target.guidance), state["embed_tokens.weight"]
+    model, prefix, table = (
+        target.model,
+        target.prefix([caption], target.guidance),
+        state["embed_tokens.weight"],
+    )
     rows, p = prefix.valid.shape
     x = torch.cat([prefix.embeddings, model.tok_embeddings(tokens).expand(rows, -1, -1)], 1)
     n = x.shape[1]
     hidden = model(x, model.rope[None, :n, None], prefix_mask(prefix.valid, n, target.pad_rows))
     found = []
     for length in lengths:
-        ids = torch.cat([torch.zeros(p - 1, dtype=torch.long), tokens[:length]])  # token 0 stands for every prompt's id
+        # token 0 stands for every prompt's id
+        ids = torch.cat([torch.zeros(p - 1, dtype=torch.long), tokens[:length]])
         states, made = hidden[:, : p + length - 1], []
         for _ in range(DEPTH):
             fed = torch.cat([table[ids].expand(rows, -1, -1), states], -1)
-            last = plain_features(state, fed, model.rope[1 : len(ids) + 1], model.config.decoder.head_dim)[:, -1:]
+            last = plain_features(
+                state, fed, model.rope[1 : len(ids) + 1], model.config.decoder.head_dim
+            )[:, -1:]
             made.append(guide(model.output(last), target.guidance)[0, 0])
             ids, states = torch.cat([ids, made[-1].argmax()[None]]), torch.cat([states, last], 1)
         found.append(torch.stack(made))
     return found
 
 
-def drafted(target: Target, caption: str, monkeypatch: Any, steps: int) -> tuple[Any, list[Tensor], list[int]]:
-    """A decode at T = 0 with chains: what it made, each step's drafter logits [D, V], tokens known before the step."""
+def drafted(
+    target: Target, caption: str, monkeypatch: Any, steps: int
+) -> tuple[Any, list[Tensor], list[int]]:
+    """A decode at T = 0 with chains: what it made, each step's drafter logits [D, V], tokens known
+    before the step.
+    """
     logits: list[list[Tensor]] = []
     lengths: list[int] = []
     root = EagleDrafter.root
@@ -165,13 +192,17 @@ def test_a_drafter_drafts_with_its_own_table_step_for_step(shared, tmp_path, mon
     ]
     assert made.accept_lengths == accepted
     assert torch.equal(made.tokens[: lengths[-1]], ar[: lengths[-1]])
-    assert own.accept_lengths != made.accept_lengths  # with the target's own table it drafts something else
+    # with the target's own table it drafts something else
+    assert own.accept_lengths != made.accept_lengths
 
 
 @pytest.mark.parametrize(
-    ("layers", "kv", "bias"), [(1, 2, False), (2, 2, False), (1, 1, False), (1, 2, True), (3, 1, True)]
+    ("layers", "kv", "bias"),
+    [(1, 2, False), (2, 2, False), (1, 1, False), (1, 2, True), (3, 1, True)],
 )
-def test_a_drafter_has_the_layers_heads_and_biases_of_its_file(layers, kv, bias, tmp_path, monkeypatch):
+def test_a_drafter_has_the_layers_heads_and_biases_of_its_file(
+    layers, kv, bias, tmp_path, monkeypatch
+):
     made = small("anole")
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
     target = Target("classes", random_llamagen(0, n_layer=2), made.vq, labels, guidance=4.0)
@@ -182,7 +213,9 @@ def test_a_drafter_has_the_layers_heads_and_biases_of_its_file(layers, kv, bias,
     ar = engine.generate(build(target, method("ar"), 0.0), ["7"])[0].tokens
     _, logits, lengths = drafted(target, "7", monkeypatch, 12)
     kept = [i for i, n in enumerate(lengths) if n + DEPTH < target.length]
-    agree([logits[i] for i in kept], plain_chain(target, state, "7", ar, [lengths[i] for i in kept]))
+    agree(
+        [logits[i] for i in kept], plain_chain(target, state, "7", ar, [lengths[i] for i in kept])
+    )
 
 
 @pytest.mark.parametrize("dialect", ["anole", "lumina"])
@@ -191,11 +224,15 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     net, ids = target.drafters["eagle"], target.model.image_ids
     torch.manual_seed(8)
     table = torch.randn(IMAGES.prompt_ids, IMAGES.dim)
-    save_file(target.model.eagle_state(net) | {"embed_tokens.weight": table}, tmp_path / "a.safetensors")
+    save_file(
+        target.model.eagle_state(net) | {"embed_tokens.weight": table}, tmp_path / "a.safetensors"
+    )
     other = with_drafter(replace(target, drafters={}), str(tmp_path))[0]
     made = other.drafters["eagle"]
     prefix = other.prefix(CAPTIONS, other.guidance)
-    assert torch.equal(made.embed_prompt(prefix.ahead_ids, other.model), table[prefix.features[:, 1:]])
+    assert torch.equal(
+        made.embed_prompt(prefix.ahead_ids, other.model), table[prefix.features[:, 1:]]
+    )
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
     run = build(other, method("eagle-1", shape="chain-3"), 0.0)
     plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
@@ -219,8 +256,12 @@ def test_a_drafter_without_a_table_reads_its_target_s(tmp_path):
     target = small("anole")
     save_file(target.model.eagle_state(target.drafters["eagle"]), tmp_path / "a.safetensors")
     net = with_drafter(replace(target, drafters={}), str(tmp_path))[0].drafters["eagle"]
-    assert torch.equal(net.embed(torch.arange(4), target.model), target.model.tok_embeddings.weight[:4])
-    assert torch.equal(net.embed_prompt(torch.arange(9), target.model), target.model.cls_embedding.weight[:9])
+    assert torch.equal(
+        net.embed(torch.arange(4), target.model), target.model.tok_embeddings.weight[:4]
+    )
+    assert torch.equal(
+        net.embed_prompt(torch.arange(9), target.model), target.model.cls_embedding.weight[:9]
+    )
 
 
 def test_a_tensor_that_has_no_place_is_named(tmp_path):
@@ -228,7 +269,11 @@ def test_a_tensor_that_has_no_place_is_named(tmp_path):
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
     classes = Target("classes", random_llamagen(0, n_layer=2), target.vq, labels, guidance=4.0)
     state = published(32, 2, 2, 48, 1, 64, False)
-    for name in ("layers.0.mlp.down_proj.bias", "lm_head.weight", "layers.0.input_layernorm.weight"):
+    for name in (
+        "layers.0.mlp.down_proj.bias",
+        "lm_head.weight",
+        "layers.0.input_layernorm.weight",
+    ):
         with pytest.raises(UserError, match="has no place"):
             with_file(classes, state | {name: torch.zeros(32)}, tmp_path)
     with pytest.raises(UserError, match=r"'hidden_norm\.weight' that a Eagle"):
@@ -237,13 +282,19 @@ def test_a_tensor_that_has_no_place_is_named(tmp_path):
     with pytest.raises(UserError, match=r"layers\.0\.self_attn\.v_proj\.weight"):
         with_file(classes, lacking, tmp_path)
     with pytest.raises(
-        UserError, match=r"'tok_embeddings\.weight' in .* is \[60, 32\] but this target needs \[64, 32\]"
+        UserError,
+        match=r"'tok_embeddings\.weight' in .* is \[60, 32\] but this target needs \[64, 32\]",
     ):
         with_file(classes, state | {"embed_tokens.weight": torch.zeros(60, 32)}, tmp_path)
-    short = target.model.eagle_state(target.drafters["eagle"]) | {"embed_tokens.weight": torch.zeros(9, 32)}
-    with pytest.raises(UserError, match=r"'embed_tokens\.weight' has 9 ids but the target image tokens up to id"):
+    short = target.model.eagle_state(target.drafters["eagle"]) | {
+        "embed_tokens.weight": torch.zeros(9, 32)
+    }
+    with pytest.raises(
+        UserError, match=r"'embed_tokens\.weight' has 9 ids but the target image tokens up to id"
+    ):
         with_file(target, short, tmp_path)
-    rotary = {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}  # older files hold it; it is computed
+    # older files hold it; it is computed
+    rotary = {"layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     assert with_file(classes, state | rotary, tmp_path).drafters["eagle"].config.n_layer == 1
 
 

@@ -1,4 +1,6 @@
-"""Emu3-Gen against transformers' own class, on small random weights, from the layouts of its checkpoints."""
+"""Emu3-Gen against transformers' own class, on small random weights, from the layouts of its
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,24 @@ from lanternbench.models.target import Target
 
 CODES, SIDE, GUIDANCE = 48, 8, 3.0
 CAPTIONS = ["a red circle on a large blue square", "a circle"]
-SPECIAL = [emu3.PAD, emu3.ROW_END, "<|extra_201|>", emu3.BOS, "<|extra_204|>", emu3.TOKENS_START, emu3.IMAGE_START]
-SPECIAL += [emu3.TURN, "<|image end|>", "<image>", *(f"<|visual token {i:06d}|>" for i in range(CODES))]
-WORDS = sorted({*re.findall(r"\w+|[^\w\s]", NEGATIVE + QUALITY + " ".join(CAPTIONS)), "8", "<unk>", "*"})
+SPECIAL = [
+    emu3.PAD,
+    emu3.ROW_END,
+    "<|extra_201|>",
+    emu3.BOS,
+    "<|extra_204|>",
+    emu3.TOKENS_START,
+    emu3.IMAGE_START,
+]
+SPECIAL += [
+    emu3.TURN,
+    "<|image end|>",
+    "<image>",
+    *(f"<|visual token {i:06d}|>" for i in range(CODES)),
+]
+WORDS = sorted(
+    {*re.findall(r"\w+|[^\w\s]", NEGATIVE + QUALITY + " ".join(CAPTIONS)), "8", "<unk>", "*"}
+)
 VOCAB = {w: i for i, w in enumerate([*WORDS, *SPECIAL])}
 VQ = {
     "base_channels": 32, "channel_multiplier": [1, 2], "num_res_blocks": 1, "attn_resolutions": [1],
@@ -69,13 +86,23 @@ def theirs() -> Any:
 
 def original(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """transformers' key names -> the original releases': of the model, and of the image tokeniser."""
-    model = {k.replace("model.text_model.", "model."): v for k, v in state.items() if "vqmodel" not in k}
+    model = {
+        k.replace("model.text_model.", "model."): v for k, v in state.items() if "vqmodel" not in k
+    }
     vq = {}
     for key, value in state.items():
         if key.startswith("model.vqmodel."):
-            key = key.removeprefix("model.vqmodel.").replace("middle_block.attn_norm.", "mid.attn_1.norm.")
-            key = re.sub(r"(?:up_block|down_block)\.(up|down)\.(\d+)\.attn_norms\.(\d+)\.", r"\1.\2.attn.\3.norm.", key)
-            key = re.sub(r"(?:up_block|down_block)\.(up|down)\.", r"\1.", key).replace("middle_block.", "mid.")
+            key = key.removeprefix("model.vqmodel.").replace(
+                "middle_block.attn_norm.", "mid.attn_1.norm."
+            )
+            key = re.sub(
+                r"(?:up_block|down_block)\.(up|down)\.(\d+)\.attn_norms\.(\d+)\.",
+                r"\1.\2.attn.\3.norm.",
+                key,
+            )
+            key = re.sub(r"(?:up_block|down_block)\.(up|down)\.", r"\1.", key).replace(
+                "middle_block.", "mid."
+            )
             if m := re.search(r"\.(q|k|v|out)_proj\.", key):
                 key = key.replace(m[0], ".proj_out." if m[1] == "out" else f".{m[1]}.")
                 value = value[..., None, None] if value.ndim == 2 else value
@@ -107,7 +134,9 @@ def write(folder: Path, net: Any, layout: str) -> Path:
             "model.vqmodel.": "vqmodel.",
         }
         for theirs, ours in old.items():
-            state = {k.replace(theirs, ours) if k.startswith(theirs) else k: v for k, v in state.items()}
+            state = {
+                k.replace(theirs, ours) if k.startswith(theirs) else k: v for k, v in state.items()
+            }
     save_file(state, here / "model.safetensors")
     (here / "config.json").write_text(json.dumps(config))
     return folder
@@ -121,7 +150,9 @@ def loaded(request, theirs, tmp_path) -> Target:
 def prompts(target: Target, caption: str) -> tuple[list[int], list[int]]:
     """Conditional and unconditional ids, without padding."""
     prefix = target.prefix([caption], GUIDANCE)
-    cond, uncond = (ids[seen].tolist() for ids, seen in zip(prefix.features, prefix.valid, strict=True))
+    cond, uncond = (
+        ids[seen].tolist() for ids, seen in zip(prefix.features, prefix.valid, strict=True)
+    )
     return cond, uncond
 
 
@@ -136,7 +167,8 @@ def test_prompts_are_the_published_ones(loaded):
     frame = f"{emu3.IMAGE_START}{SIDE}*{SIDE}{emu3.TOKENS_START}"
     want = [encode(f"{emu3.BOS}{text}{frame}").ids for text in ("a circle" + QUALITY, NEGATIVE)]
     assert list(prompts(loaded, "a circle")) == want
-    assert len(want[0]) < len(want[1])  # of unequal length: the shorter is padded, and padding is not attended to
+    # of unequal length: the shorter is padded, and padding is not attended to
+    assert len(want[0]) < len(want[1])
     assert loaded.prefix(["a circle"], GUIDANCE).valid.sum(1).tolist() == [len(x) for x in want]
     cunning = prompts(loaded, f"a <|visual token 000003|> circle {emu3.ROW_END}")[0]
     assert cunning == want[0]
@@ -153,7 +185,9 @@ def test_logits_are_those_of_transformers(loaded, theirs):
     seen = torch.cat([prefix.valid, torch.ones(4, ids.shape[1], dtype=torch.bool)], 1).long()
     with torch.no_grad():
         position = (seen.cumsum(1) - 1).clamp(min=0)
-        want = theirs(input_ids=whole, attention_mask=seen, position_ids=position).logits[:, p - 1 : -1]
+        want = theirs(input_ids=whole, attention_mask=seen, position_ids=position).logits[
+            :, p - 1 : -1
+        ]
     want = want[:, ids[0] != loaded.row_end, first : first + CODES]
     from lanternbench.training.losses import target_states
 
@@ -179,7 +213,9 @@ def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, thei
     want = made[0, len(cond) :].view(SIDE, SIDE + 1)[:, :-1].flatten() - first
     packed(loaded)
     for name in ("ar", "eagle-1", "sjd"):
-        target = replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)})
+        target = replace(
+            loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)}
+        )
         found = engine.generate(build(target, method(name), 0.0), [CAPTIONS[1]])[0].tokens
         assert torch.equal(found, want), name
     assert len(want.unique()) > 8
@@ -204,7 +240,9 @@ def test_files_that_do_not_belong_together_are_refused(theirs, tmp_path):
         Emu3Family().decoder(ROW, folder, "cpu")
     (folder / "model" / "config.json").write_text(config)
     words = (folder / "model" / "tokenizer.json").read_text()
-    (folder / "model" / "tokenizer.json").write_text(words.replace("visual token 000007", "other token"))
+    (folder / "model" / "tokenizer.json").write_text(
+        words.replace("visual token 000007", "other token")
+    )
     with pytest.raises(UserError, match="names 47 image tokens but not every one once"):
         Emu3Family().decoder(ROW, folder, "cpu")
 
@@ -219,7 +257,15 @@ def test_a_checkpoint_for_another_image_size_is_refused(theirs, tmp_path):
 def test_random_weights_have_the_published_shapes():
     row = entry("emu3-gen")
     assert (row.guidance, row.top_k, row.licence) == (3.0, 2048, "Apache-2.0")
-    small = {"dim": 32, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "hidden": 48, "prompt_ids": 8192, "grid": 4}
+    small = {
+        "dim": 32,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_kv_head": 1,
+        "hidden": 48,
+        "prompt_ids": 8192,
+        "grid": 4,
+    }
     row = small_row(small | {"vocab_size": CODES, "first_image_id": 100, "vq": VQ}, GUIDANCE)
     target = Emu3Family().random_target(row, "cpu")
     made = engine.generate(build(target, method("eagle-1", shape="chain-3")), CAPTIONS)

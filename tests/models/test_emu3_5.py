@@ -1,4 +1,6 @@
-"""Emu3.5: the network as transformers' layers of the same form compute it, drawn from by the published rules."""
+"""Emu3.5: the network as transformers' layers of the same form compute it, drawn from by the
+published rules.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,19 @@ from lanternbench.utils.graph_capture import Graphs
 CODES, ROWS, COLUMNS, GUIDANCE = 40, 4, 6, 5.0
 BOS, EOL, EOI, TURN = "<|extra_203|>", "<|extra_200|>", "<|image end|>", "<|extra_100|>"
 BOI, IMG, PAD = "<|image start|>", "<|image token|>", "<|endoftext|>"
-SPECIAL = [PAD, EOL, BOS, TURN, IMG, BOI, EOI, *(f"<|visual token {i:06d}|>" for i in range(CODES))]
-WORDS = re.findall(r"\S+", "you are a helpful assistant for t2i task . user : ring red blue 4 6 * <unk>")
+SPECIAL = [
+    PAD,
+    EOL,
+    BOS,
+    TURN,
+    IMG,
+    BOI,
+    EOI,
+    *(f"<|visual token {i:06d}|>" for i in range(CODES)),
+]
+WORDS = re.findall(
+    r"\S+", "you are a helpful assistant for t2i task . user : ring red blue 4 6 * <unk>"
+)
 VOCAB = {w: i for i, w in enumerate([*WORDS, *SPECIAL])}
 FIRST = VOCAB["<|visual token 000000|>"]
 HEADS, KV_HEADS, HEAD_WIDTH, DIM = 4, 2, 8, 24  # the heads together are wider than the stack
@@ -40,7 +53,9 @@ HEADS, KV_HEADS, HEAD_WIDTH, DIM = 4, 2, 8, 24  # the heads together are wider t
 
 @pytest.fixture(scope="module")
 def theirs() -> Any:
-    """A decoder of Emu3.5's form in transformers: RMSNorm on every head's q and k, heads of a width of their own."""
+    """A decoder of Emu3.5's form in transformers: RMSNorm on every head's q and k, heads of a
+    width of their own.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -49,7 +64,11 @@ def theirs() -> Any:
         head_dim=HEAD_WIDTH, intermediate_size=48, vocab_size=len(VOCAB), rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, tie_word_embeddings=False,
     )  # fmt: skip
-    net = Qwen3ForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    net = (
+        Qwen3ForCausalLM._from_config(config, attn_implementation="eager")
+        .eval()
+        .requires_grad_(False)
+    )
     for name, p in net.named_parameters():
         p.copy_(torch.randn_like(p) * 0.4 + ("norm" in name))
     return net
@@ -81,7 +100,9 @@ def prompt(target: Target, text: str) -> list[int]:
 
 
 def published_step(net: Any, cond: list[int], uncond: list[int], drawn: list[int]) -> Tensor:
-    """The logits [ids] that the published processors leave after ``drawn`` ids of an image, EOL included."""
+    """The logits [ids] that the published processors leave after ``drawn`` ids of an image, EOL
+    included.
+    """
     position = len(drawn) + 1
     allowed = torch.full((len(VOCAB),), -math.inf)
     if position == ROWS * (COLUMNS + 1):
@@ -90,7 +111,9 @@ def published_step(net: Any, cond: list[int], uncond: list[int], drawn: list[int
     if position % (COLUMNS + 1) == 0:
         allowed[VOCAB[EOL]] = 0
         return allowed
-    c, u = (net(torch.tensor([ids + drawn])).logits[0, -1].log_softmax(-1) for ids in (cond, uncond))
+    c, u = (
+        net(torch.tensor([ids + drawn])).logits[0, -1].log_softmax(-1) for ids in (cond, uncond)
+    )
     allowed[FIRST : FIRST + CODES] = 0
     return GUIDANCE * (c - u) + u + allowed
 
@@ -109,15 +132,29 @@ def test_prompts_are_the_published_ones(loaded):
 def target(loaded) -> Target:
     """The same, packed, with an EAGLE drafter."""
     torch.manual_seed(1)
-    return packed(replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)}))
+    return packed(
+        replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)})
+    )
 
 
-GREEDY = [*((name, {}) for name in ("ar", "scd", "eagle-1", "cool-sd")), ("zipar", {"window": 99}), ("pjd", {"c": 99})]
-METHODS = [("scd", {}), ("eagle-1", {}), ("cool-sd", {}), ("zipar", {"window": 2}), ("pjd", {"c": 2, "window": 3})]
+GREEDY = [
+    *((name, {}) for name in ("ar", "scd", "eagle-1", "cool-sd")),
+    ("zipar", {"window": 99}),
+    ("pjd", {"c": 99}),
+]
+METHODS = [
+    ("scd", {}),
+    ("eagle-1", {}),
+    ("cool-sd", {}),
+    ("zipar", {"window": 2}),
+    ("pjd", {"c": 2, "window": 3}),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), GREEDY)
-def test_greedy_tokens_are_those_that_the_published_rules_draw(loaded, target, theirs, name, options):
+def test_greedy_tokens_are_those_that_the_published_rules_draw(
+    loaded, target, theirs, name, options
+):
     cond, uncond = (
         prompt(loaded, text)
         for text in (
@@ -130,7 +167,9 @@ def test_greedy_tokens_are_those_that_the_published_rules_draw(loaded, target, t
         drawn.append(int(published_step(theirs, cond, uncond, drawn).argmax()))
     assert drawn.count(VOCAB[EOL]) == ROWS - 1
     want = [i - FIRST for i in drawn if i not in (VOCAB[EOL], VOCAB[EOI])]
-    found = generate(build(target, method(name, **options), 0.0), ["a blue ring"])[0].tokens.tolist()
+    found = generate(build(target, method(name, **options), 0.0), ["a blue ring"])[
+        0
+    ].tokens.tolist()
     assert found == want
     assert len(set(want)) > 4
 
@@ -162,12 +201,21 @@ def test_zipar_draws_rows_with_their_ends_in_the_forwards_of_its_schedule(target
 
 
 def test_the_distribution_is_that_of_the_published_rules(loaded, theirs):
-    """Guidance of log-probabilities, then the mask of image tokens, then top-k: normalisers do not count."""
+    """Guidance of log-probabilities, then the mask of image tokens, then top-k: normalisers do not
+    count.
+    """
     cond, uncond = prompt(loaded, "a red ring"), prompt(loaded, "")
     logits = published_step(theirs, cond, uncond, [])
     kept = logits.topk(7)
-    want = torch.zeros(len(VOCAB)).scatter(0, kept.indices, kept.values.softmax(-1))[FIRST : FIRST + CODES]
-    both = torch.stack([theirs(torch.tensor([ids])).logits[0, -1, FIRST : FIRST + CODES] for ids in (cond, uncond)])
+    want = torch.zeros(len(VOCAB)).scatter(0, kept.indices, kept.values.softmax(-1))[
+        FIRST : FIRST + CODES
+    ]
+    both = torch.stack(
+        [
+            theirs(torch.tensor([ids])).logits[0, -1, FIRST : FIRST + CODES]
+            for ids in (cond, uncond)
+        ]
+    )
     found = Warp(1.0, 7, 1.0)(both[1] + GUIDANCE * (both[0] - both[1]))
     assert (found - want).abs().max() < 1e-6
 
@@ -184,10 +232,14 @@ def test_the_catalogue_has_the_published_sizes_and_defaults():
     for grid in row.grids:  # about 1024 × 1024 pixels, a token being 16 × 16
         rows, columns = map(int, grid.split("x"))
         assert 0.9 < rows * columns / 64**2 < 1.1
-        assert catalogue.resized(row, f"grid={grid}", random_weights=False).shape["grid"] == (rows, columns)
+        assert catalogue.resized(row, f"grid={grid}", random_weights=False).shape["grid"] == (
+            rows,
+            columns,
+        )
     config = Emu3Family().config(row)
     weights = config.n_layer * (
-        config.dim * config.head_width * (2 * config.n_head + 2 * config.n_kv_head) + 3 * config.dim * config.hidden
+        config.dim * config.head_width * (2 * config.n_head + 2 * config.n_kv_head)
+        + 3 * config.dim * config.hidden
     )
     assert weights / 1e9 == pytest.approx(31.2, abs=0.05)  # as the paper counts the transformer
     assert not Emu3Family.dialects["emu3.5"].images

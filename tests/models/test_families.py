@@ -1,4 +1,6 @@
-"""Families of targets: registered components with rows of their own, which a plug-in's family may bring too."""
+"""Families of targets: registered components with rows of their own, which a plug-in's family may
+bring too.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ MODELS = Path(catalogue.__file__).parent
 def plugged(tmp_path, monkeypatch):
     """A family of someone else's, for as long as the test runs."""
     rows = tmp_path / "rows.yaml"
-    rows.write_text("theirs-1b:\n  about: somebody's target\n  licence: MIT\n  gigabytes: 2\n  guidance: 4.5\n")
+    rows.write_text(
+        "theirs-1b:\n  about: somebody's target\n  licence: MIT\n  gigabytes: 2\n  guidance: 4.5\n"
+    )
 
     class Theirs(Family):
         needs = ()
 
-        def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+        def load(
+            self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+        ) -> Target:
             return small("anole")
 
     Theirs.rows = rows
@@ -49,7 +55,9 @@ def test_a_family_of_someone_else_s_brings_its_rows_and_decodes(plugged):
     row = catalogue.entry("theirs-1b")
     assert (row.family, row.licence, row.guidance) == ("theirs", "MIT", 4.5)
     target = catalogue.load_target("theirs-1b")
-    made = engine.generate(build(target, method("eagle-1", shape="chain-3"), 0.0), ["a red circle"])
+    made = engine.generate(
+        build(target, method("eagle-1", shape="chain-3"), 0.0), ["a red circle"]
+    )
     assert len(made[0].tokens) == target.length
 
 
@@ -87,8 +95,14 @@ def test_packing_leaves_a_model_s_dtype_and_device_to_be_asked(target):
 def test_a_smaller_part_of_a_target_is_run_with_random_weights_alone(name):
     target = catalogue.load_target(f"{name}:layers=1,grid=3", random_weights=True)
     whole = catalogue.entry(name).shape
-    assert (len(target.model.layers), target.length, target.model.config.dim) == (1, 9, whole["dim"])
-    with pytest.raises(UserError, match=f"'{name}:layers=1' has sizes without weights: add --random-weights"):
+    assert (len(target.model.layers), target.length, target.model.config.dim) == (
+        1,
+        9,
+        whole["dim"],
+    )
+    with pytest.raises(
+        UserError, match=f"'{name}:layers=1' has sizes without weights: add --random-weights"
+    ):
         catalogue.load_target(f"{name}:layers=1")
     with pytest.raises(UserError, match="unknown target"):
         catalogue.load_target(f"{name}:layers=0", random_weights=True)
@@ -108,5 +122,7 @@ def test_a_target_says_what_it_puts_captions_into(name):
     row = catalogue.entry(name)
     shape = {"dim": 16, "n_layer": 1, "n_head": 2} | ({} if "llamagen" in name else {"hidden": 16})
     shape |= {"n_kv_head": 1} if row.family == "emu3" else {"vq": SMALL_VQ}
-    target = catalogue.family(row.family).random_target(row.model_copy(update={"shape": row.shape | shape}), "cpu")
+    target = catalogue.family(row.family).random_target(
+        row.model_copy(update={"shape": row.shape | shape}), "cpu"
+    )
     assert target.prompt_template == TEMPLATES[name]

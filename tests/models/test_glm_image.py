@@ -1,4 +1,6 @@
-"""GLM-Image: two grids and three-dimensional positions, token for token as transformers' class draws them."""
+"""GLM-Image: two grids and three-dimensional positions, token for token as transformers' class
+draws them.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,22 @@ def theirs() -> Any:
     from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 
     torch.manual_seed(0)
-    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 2, 1]}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 2, 1],
+    }
     text = {"vocab_size": len(VOCAB), "vision_vocab_size": HEAD, "hidden_size": 64, "intermediate_size": 48,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": rope,
             "max_position_embeddings": 2048, "pad_token_id": 0, "eos_token_id": END}  # fmt: skip
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "image_size": 64}
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "image_size": 64,
+    }
     images = {"embed_dim": 8, "num_embeddings": CODES, "latent_channels": 16}
     config = GlmImageConfig(
         text_config=text, vision_config=vision, vq_config=images, image_start_token_id=START, image_end_token_id=END,
@@ -86,7 +99,9 @@ def folder(theirs, tmp_path_factory) -> Path:
     tokenizer.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in SPECIAL])
     tokenizer.save(str(words / "tokenizer.json"))
     (words / "chat_template.jinja").write_text(TEMPLATE)
-    save_file({k: v.clone() for k, v in theirs.state_dict().items()}, weights / "model.safetensors")
+    save_file(
+        {k: v.clone() for k, v in theirs.state_dict().items()}, weights / "model.safetensors"
+    )
     (weights / "config.json").write_text(json.dumps(theirs.config.to_dict()))
     return root
 
@@ -115,8 +130,12 @@ def prompt(target: Target, caption: str) -> list[int]:
     return target.text.tokenizer.encode(chat).ids
 
 
-def drawn_by_transformers(net: Any, ids: list[int], choose: Any, fine: tuple[int, int] = FINE) -> list[int]:
-    """``generate`` of ``fine`` after the coarse grid, by the rule ``choose`` of (scores [ids], tokens so far)."""
+def drawn_by_transformers(
+    net: Any, ids: list[int], choose: Any, fine: tuple[int, int] = FINE
+) -> list[int]:
+    """``generate`` of ``fine`` after the coarse grid, by the rule ``choose`` of (scores [ids],
+    tokens so far).
+    """
     from transformers import LogitsProcessor
 
     class Rule(LogitsProcessor):
@@ -136,7 +155,10 @@ def drawn_by_transformers(net: Any, ids: list[int], choose: Any, fine: tuple[int
 
 @pytest.fixture(scope="module")
 def greedy(theirs, loaded) -> list[list[int]]:
-    return [drawn_by_transformers(theirs, prompt(loaded, c), lambda x, _: int(x.argmax())) for c in CAPTIONS]
+    return [
+        drawn_by_transformers(theirs, prompt(loaded, c), lambda x, _: int(x.argmax()))
+        for c in CAPTIONS
+    ]
 
 
 def decode(
@@ -150,7 +172,11 @@ def test_prompts_are_the_processor_s(loaded):
     rows = [ids[seen].tolist() for ids, seen in zip(prefix.features, prefix.valid, strict=True)]
     assert rows == [prompt(loaded, caption) for caption in CAPTIONS]
     assert loaded.prompt_template == "<|user|> {caption}"
-    hostile = loaded.prefix([f"a <eop> <|dit_token_{END}|> <|dit_token_3|> ring"], 1.0).features[0].tolist()
+    hostile = (
+        loaded.prefix([f"a <eop> <|dit_token_{END}|> <|dit_token_3|> ring"], 1.0)
+        .features[0]
+        .tolist()
+    )
     assert hostile == prompt(loaded, "a ring")
 
 
@@ -164,7 +190,9 @@ def test_positions_are_those_that_transformers_gives(theirs, loaded):
     assert torch.equal(found[len(ids) :].T, after[:, :-1])  # the last is of the end token
 
 
-@pytest.mark.parametrize("name", slow_but(["ar", "scd", "adt-tree"], ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"]))
+@pytest.mark.parametrize(
+    "name", slow_but(["ar", "scd", "adt-tree"], ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"])
+)
 def test_greedy_tokens_are_those_of_generate(target, greedy, name):
     """One by one and in a batch of prompts of different lengths; drafting methods too."""
     together = decode(target, name, CAPTIONS)
@@ -181,7 +209,9 @@ def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(
     seed = row_seed(0, caption, decoder.method.key)
     made = generate(decoder, [caption])[0].tokens.tolist()
     proposer = decoder.proposer
-    u = row_uniforms([seed], target.length, proposer.nodes + proposer.uniforms, target.device)[0, :, 0]
+    u = row_uniforms([seed], target.length, proposer.nodes + proposer.uniforms, target.device)[
+        0, :, 0
+    ]
 
     def inverse_cdf(scores: Tensor, position: int) -> int:
         return int(draw(warp(scores)[None], u[position - 1][None]))
@@ -199,9 +229,12 @@ def test_a_batch_draws_what_single_prompts_draw(target, name):
 @pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "scd", "eagle-1"]))
 def test_recorded_steps_draw_the_same_with_prompts_of_any_length(target, name):
     """A recording's rotary table is that of the prompt at hand."""
-    recorded = replace(target, graphs=Graphs(frozen))  # the caches are one prompt's after the other's
+    # the caches are one prompt's after the other's
+    recorded = replace(target, graphs=Graphs(frozen))
     for caption in CAPTIONS:
-        assert torch.equal(decode(recorded, name, [caption])[0], decode(target, name, [caption])[0])
+        assert torch.equal(
+            decode(recorded, name, [caption])[0], decode(target, name, [caption])[0]
+        )
 
 
 def test_no_id_that_is_not_an_image_token_is_drawn(target, loaded, theirs):
@@ -213,7 +246,9 @@ def test_no_id_that_is_not_an_image_token_is_drawn(target, loaded, theirs):
 
 
 def test_the_published_size_has_a_coarse_grid_of_the_same_proportions():
-    made = GlmImageFamily().random_target(catalogue.resized(entry("glm-image"), "layers=1,grid=36x24", True), "meta")
+    made = GlmImageFamily().random_target(
+        catalogue.resized(entry("glm-image"), "layers=1,grid=36x24", True), "meta"
+    )
     assert made.grids == ((19, 13), (36, 24))
     assert made.length == 19 * 13 + 36 * 24
     at = positions(7, made.grids)
@@ -225,7 +260,8 @@ def test_the_published_size_has_a_coarse_grid_of_the_same_proportions():
 
 
 @pytest.mark.parametrize(
-    "fine", [FINE, *map(grid_of, entry("glm-image").grids), grid_of(entry("glm-image").shape["grid"])]
+    "fine",
+    [FINE, *map(grid_of, entry("glm-image").grids), grid_of(entry("glm-image").shape["grid"])],
 )
 def test_the_grids_are_those_that_the_processor_asks_for(fine):
     from transformers.models.glm_image.processing_glm_image import GlmImageProcessor
@@ -237,15 +273,25 @@ def test_the_grids_are_those_that_the_processor_asks_for(fine):
 
 @pytest.mark.slow
 def test_a_36_x_24_image_after_19_x_13_tokens_is_generate_s_token_for_token(theirs, folder):
-    """At a size that people run, 1152 × 768 pixels: one by one, in windows, with a drafter, in both orders."""
+    """At a size that people run, 1152 × 768 pixels: one by one, in windows, with a drafter, in
+    both orders.
+    """
     large = GlmImageFamily().load(row(grid=[36, 24]), folder, "cpu")
     torch.manual_seed(1)
     drafter = large.model.new_eagle().eval().requires_grad_(False)
     large = packed(replace(large, drafters={"eagle": drafter}))
     assert (large.grids, large.length) == ((COARSE, (36, 24)), 1111)
-    want = drawn_by_transformers(theirs, prompt(large, CAPTIONS[0]), lambda x, _: int(x.argmax()), (36, 24))
+    want = drawn_by_transformers(
+        theirs, prompt(large, CAPTIONS[0]), lambda x, _: int(x.argmax()), (36, 24)
+    )
     assert len(set(want)) > 10
-    for name, options in {"ar": {}, "scd": {}, "eagle-1": {}, "cool-sd": {}, "zipar": {"window": 24}}.items():
+    for name, options in {
+        "ar": {},
+        "scd": {},
+        "eagle-1": {},
+        "cool-sd": {},
+        "zipar": {"window": 24},
+    }.items():
         assert decode(large, name, CAPTIONS[:1], **options)[0].tolist() == want
     (made,) = generate(build(large, method("zipar", window=8), 1.0), CAPTIONS[:1])
     assert 1 + made.steps == PREVIEW + 2 * 24 + 34 * 8
@@ -255,7 +301,10 @@ def test_the_catalogue_s_defaults_are_the_published_ones_unless_given():
     row = entry("glm-image")
     assert (row.guidance, row.top_k, row.temperature, row.top_p) == (1.0, 0, 0.9, 0.75)
     own = {"target": "glm-image:layers=2", "methods": ["ar"]}
-    assert [(s.temperature, s.top_p) for s in (checked(Sweep, own), checked(Sweep, own | {"target": "tiny"}))] == [
+    assert [
+        (s.temperature, s.top_p)
+        for s in (checked(Sweep, own), checked(Sweep, own | {"target": "tiny"}))
+    ] == [
         (0.9, 0.75),
         (1.0, 1.0),
     ]
@@ -287,7 +336,10 @@ def test_a_drafter_is_written_and_read_whole(target, tmp_path):
     net = target.model.new_eagle()
     for p in net.parameters():
         torch.nn.init.normal_(p)
-    save_file({k: v.contiguous() for k, v in target.model.eagle_state(net).items()}, tmp_path / "eagle.safetensors")
+    save_file(
+        {k: v.contiguous() for k, v in target.model.eagle_state(net).items()},
+        tmp_path / "eagle.safetensors",
+    )
     assert "layers.0.post_mlp_layernorm.weight" in target.model.eagle_state(net)
     found = drafter_at(tmp_path / "eagle.safetensors", target.model, "cpu").state_dict()
     assert found.keys() == net.state_dict().keys()
@@ -315,7 +367,9 @@ def test_a_config_of_something_else_is_one_sentence(folder, tmp_path, change, sa
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("template", ["{{ messages[", "no caption", "{{ ''.__class__.__mro__ }}{{ 1 / 0 }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ messages[", "no caption", "{{ ''.__class__.__mro__ }}{{ 1 / 0 }}"]
+)
 def test_a_chat_template_that_cannot_be_used_is_one_sentence(folder, tmp_path, template):
     shutil.copytree(folder / "model", tmp_path / "model")
     (tmp_path / "model" / "processor" / "chat_template.jinja").write_text(template)
@@ -323,7 +377,9 @@ def test_a_chat_template_that_cannot_be_used_is_one_sentence(folder, tmp_path, t
         GlmImageFamily().load(row(), tmp_path, "cpu")
 
 
-def test_without_a_template_a_prompt_is_the_caption_and_the_files_may_lie_in_one_folder(folder, tmp_path, greedy):
+def test_without_a_template_a_prompt_is_the_caption_and_the_files_may_lie_in_one_folder(
+    folder, tmp_path, greedy
+):
     (tmp_path / "model").mkdir()
     for path in folder.rglob("*.*"):
         if path.is_file() and path.suffix != ".jinja":
@@ -341,12 +397,16 @@ def test_without_the_diffusion_model_there_are_tokens_and_a_sentence(loaded):
 
 @pytest.fixture(scope="module")
 def drawing(folder, tmp_path_factory) -> Path:
-    """The same folder with a small diffusion model of random weights, as the pipeline's own code saves it."""
+    """The same folder with a small diffusion model of random weights, as the pipeline's own code
+    saves it.
+    """
     diffusers = pytest.importorskip("diffusers")
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
     torch.manual_seed(2)
-    text = T5EncoderModel(T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=384))
+    text = T5EncoderModel(
+        T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=384)
+    )
     transformer = diffusers.GlmImageTransformer2DModel(
         in_channels=4, out_channels=4, num_layers=1, attention_head_dim=16, num_attention_heads=2, text_embed_dim=16,
         time_embed_dim=16, condition_dim=8, prior_vq_quantizer_codebook_size=CODES,
@@ -357,7 +417,9 @@ def drawing(folder, tmp_path_factory) -> Path:
         latents_mean=[0.0] * 4, latents_std=[1.0] * 4,
     )  # fmt: skip
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
-    made = diffusers.GlmImagePipeline(ByT5Tokenizer(), None, text, None, vae, transformer, scheduler)
+    made = diffusers.GlmImagePipeline(
+        ByT5Tokenizer(), None, text, None, vae, transformer, scheduler
+    )
     root: Path = tmp_path_factory.mktemp("drawing")
     shutil.copytree(folder, root, dirs_exist_ok=True)
     made.save_pretrained(root / "diffusion")
@@ -399,10 +461,16 @@ def test_a_damaged_diffusion_model_is_one_sentence(drawing, tmp_path):
     assert "\n" not in str(error.value)
 
 
-ROWS = [("zipar", {"window": 2}), ("zipar", {"window": "adaptive", "s_min": 1}), ("pjd", {"c": 2, "window": 3})]
+ROWS = [
+    ("zipar", {"window": 2}),
+    ("zipar", {"window": "adaptive", "s_min": 1}),
+    ("pjd", {"c": 2, "window": 3}),
+]
 
 
-@pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 99}), ("pjd", {"c": 99}), ("pjd", {"c": 4})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("zipar", {"window": 99}), ("pjd", {"c": 99}), ("pjd", {"c": 4})]
+)
 def test_one_row_at_a_time_is_raster_order_over_both_grids(target, greedy, name, options):
     assert [tokens.tolist() for tokens in decode(target, name, CAPTIONS, **options)] == greedy
 
@@ -414,14 +482,18 @@ def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_on
 
 
 @pytest.mark.parametrize(("name", "options"), slow_but(ROWS[1:], ROWS))
-def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(target, name, options):
+def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(
+    target, name, options
+):
     decoder = build(target, method(name, **options), 1.0)
     together = generate(decoder, CAPTIONS, trace=True)
     for caption, made in zip(CAPTIONS, together, strict=True):
         assert torch.equal(made.tokens, decode(target, name, [caption], 1.0, **options)[0])
     trace: Any = together[0].trace
     losses = row_losses(trace, decoder.rule, decoder.residual)
-    for one, of_tokens in zip(figures(decoder, together), losses[:, PREVIEW:].view(-1, *FINE), strict=True):
+    for one, of_tokens in zip(
+        figures(decoder, together), losses[:, PREVIEW:].view(-1, *FINE), strict=True
+    ):
         assert one["row_loss"] == pytest.approx(of_tokens.mean(1).tolist(), abs=1e-5)
         assert one["column_loss"] == pytest.approx(of_tokens.mean(0).tolist(), abs=1e-5)
     assert losses[:, : PREVIEW + 1].max() < 1e-4

@@ -1,4 +1,6 @@
-"""``hf:FOLDER``: transformers' own forward behind the engine gives the tokens of the family written for the model."""
+"""``hf:FOLDER``: transformers' own forward behind the engine gives the tokens of the family
+written for the model.
+"""
 
 from __future__ import annotations
 
@@ -41,17 +43,24 @@ SAID = {
 def folder(theirs, tmp_path_factory) -> Path:  # noqa: F811
     where = write(tmp_path_factory.mktemp("emu3"), theirs, "transformers")
     config = json.loads((where / "model" / "config.json").read_text())
-    (where / "model" / "config.json").write_text(json.dumps(config | {"architectures": [type(theirs).__name__]}))
+    (where / "model" / "config.json").write_text(
+        json.dumps(config | {"architectures": [type(theirs).__name__]})
+    )
     (where / "model" / SETTINGS).write_text(yaml.safe_dump(SAID))
     return where
 
 
 @pytest.fixture(scope="module")
 def both(folder):
-    """The same checkpoint by the family of ours and by transformers, with the same drafters of random weights."""
+    """The same checkpoint by the family of ours and by transformers, with the same drafters of
+    random weights.
+    """
     native = Emu3Family().load(ROW, folder, "cpu")
     torch.manual_seed(1)
-    nets = {net.kind: net.eval().requires_grad_(False) for net in map(native.model.new_eagle, (False, True))}
+    nets = {
+        net.kind: net.eval().requires_grad_(False)
+        for net in map(native.model.new_eagle, (False, True))
+    }
     other = load_target(f"hf:{folder / 'model'}")
     return replace(native, drafters=nets), replace(other, drafters=nets)
 
@@ -67,7 +76,9 @@ def both(folder):
         ("cool-sd", {"shape": "mc_sim_7b_63"}, 1.0),
     ],
 )
-def test_every_kind_of_method_draws_the_tokens_of_the_native_family(both, name, options, temperature):
+def test_every_kind_of_method_draws_the_tokens_of_the_native_family(
+    both, name, options, temperature
+):
     tokens = []
     for target in both:
         decoder = build(target, method(name, **options), temperature)
@@ -86,13 +97,28 @@ def test_images_are_those_of_the_model_s_own_tokeniser(both):
 def test_the_command_runs_it_and_records_its_template(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_text("a circle\n")
-    command = ["run", "--target", f"hf:{folder / 'model'}", "-m", "scd", "--window", "4", "--dtype", "float32"]
-    done = CliRunner().invoke(app, [*command, "--prompts", "prompts.txt", "-n", "1", "--metrics", ""])
+    command = [
+        "run",
+        "--target",
+        f"hf:{folder / 'model'}",
+        "-m",
+        "scd",
+        "--window",
+        "4",
+        "--dtype",
+        "float32",
+    ]
+    done = CliRunner().invoke(
+        app, [*command, "--prompts", "prompts.txt", "-n", "1", "--metrics", ""]
+    )
     assert done.exit_code == 0, done.output
     info = json.loads(next(tmp_path.glob("results/*/run.json")).read_text())
     assert info["target"]["prompt_template"] == SAID["prompt"]
     summary = json.loads(next(tmp_path.glob("results/*/summary.json")).read_text())
-    assert any("the target runs through transformers' own layers" in note["text"] for note in summary["notes"])
+    assert any(
+        "the target runs through transformers' own layers" in note["text"]
+        for note in summary["notes"]
+    )
 
 
 @pytest.mark.parametrize(

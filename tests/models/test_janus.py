@@ -1,4 +1,6 @@
-"""Janus-Pro against transformers' own class, on small random weights, from both layouts of its checkpoints."""
+"""Janus-Pro against transformers' own class, on small random weights, from both layouts of its
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ from lanternbench.models.target import Target
 
 CODES, SIDE, GUIDANCE = 64, 8, 5.0
 CAPTIONS = ["a red circle on a large blue square", "a circle"]
-WORDS = [BOS, "<｜end▁of▁sentence｜>", PAD, IMAGE_START, "<end_of_image>", "<image_placeholder>", "<|User|>"]
+WORDS = [
+    BOS,
+    "<｜end▁of▁sentence｜>",
+    PAD,
+    IMAGE_START,
+    "<end_of_image>",
+    "<image_placeholder>",
+    "<|User|>",
+]
 WORDS += ["<|Assistant|>", "<unk>", ":", "a", "red", "circle", "on", "large", "blue", "square"]
 ROW = small_row({"grid": SIDE, "vq": {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "z_channels": 32,
                                        "codebook_size": CODES, "codebook_dim": 8}}, GUIDANCE)  # fmt: skip
@@ -88,7 +98,9 @@ def write(folder: Path, net: Any, layout: str) -> Path:
     here.mkdir()
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+|:"), "isolated")
-    tokenizer.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in WORDS[:8]])
+    tokenizer.add_special_tokens(
+        [AddedToken(w, special=True, normalized=False) for w in WORDS[:8]]
+    )
     tokenizer.save(str(here / "tokenizer.json"))
     state = {k: v.clone() for k, v in net.state_dict().items()}
     config = net.config.to_dict()
@@ -116,7 +128,9 @@ def prompt_ids(target: Target, caption: str) -> list[int]:
 
 
 def test_prompts_are_those_of_the_published_conversation(loaded):
-    """As the published processor writes it, word by word; unknown blanks are <unk> in this small vocabulary."""
+    """As the published processor writes it, word by word; unknown blanks are <unk> in this small
+    vocabulary.
+    """
     text = "<|User|>: a circle\n\n<|Assistant|>:" + IMAGE_START
     made = loaded.text.tokenizer.encode(text, add_special_tokens=False).ids
     cond = [WORDS.index(BOS), *made]
@@ -139,12 +153,16 @@ def test_logits_are_those_of_transformers(loaded, theirs):
         words = theirs.get_input_embeddings()(prefix.features)
         x = torch.cat([words, image.repeat(2, 1, 1)], 1)
         valid = torch.cat([prefix.valid, torch.ones(4, 20, dtype=torch.bool)], 1).long()
-        hidden = theirs.model.language_model(inputs_embeds=x, attention_mask=valid).last_hidden_state
+        hidden = theirs.model.language_model(
+            inputs_embeds=x, attention_mask=valid
+        ).last_hidden_state
         want = theirs.model.generation_head(hidden[:, prefix.valid.shape[1] - 1 : -1])
     got = loaded.model.teacher_forced(prefix.embeddings, prefix.valid, tokens.repeat(2, 1))
     assert (loaded.model.logits(got) - want).abs().max() < 1e-4 * max(1, float(want.abs().max()))
     guided = want[2:] + (want[:2] - want[2:]) * GUIDANCE
-    assert (loaded.model.logits(got, GUIDANCE) - guided).abs().max() < 1e-3 * max(1, float(guided.abs().max()))
+    assert (loaded.model.logits(got, GUIDANCE) - guided).abs().max() < 1e-3 * max(
+        1, float(guided.abs().max())
+    )
 
 
 def test_cached_decoding_gives_the_states_of_one_pass(loaded):

@@ -1,4 +1,6 @@
-"""Checkpoints in every official layout load as they are; what is not one of them is refused in one sentence."""
+"""Checkpoints in every official layout load as they are; what is not one of them is refused in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import family as families
 from lanternbench.models.chameleon import checkpoint as published_chameleon
-from lanternbench.models.chameleon.checkpoint import ROW_END, Chameleon, ChameleonConfig, ChameleonFamily
+from lanternbench.models.chameleon.checkpoint import (
+    ROW_END,
+    Chameleon,
+    ChameleonConfig,
+    ChameleonFamily,
+)
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import drafter_at
 from lanternbench.models.llamagen import checkpoint as llamagen
@@ -66,7 +73,9 @@ def save_shards(here: Path, state: dict[str, Tensor], count: int = 3) -> None:
 def hugging_face(net: Any, layers: dict[str, Tensor]) -> dict[str, Tensor]:
     top = {"tok_embeddings.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
     state = net.state_dict()
-    return {f"model.{k}": v for k, v in layers.items() if k not in top} | {top[k]: state[k] for k in top}
+    return {f"model.{k}": v for k, v in layers.items() if k not in top} | {
+        top[k]: state[k] for k in top
+    }
 
 
 # ---- LlamaGen ----
@@ -95,13 +104,21 @@ def t5(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
-    words = {w: i for i, w in enumerate(["<pad>", "</s>", "<unk>", "a", "red", "circle", "square"])}
+    words = {
+        w: i for i, w in enumerate(["<pad>", "</s>", "<unk>", "a", "red", "circle", "square"])
+    }
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "$A </s>", special_tokens=[("</s>", 1)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
     torch.manual_seed(0)
-    net = T5EncoderModel(T5Config(vocab_size=7, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).eval()
+    net = T5EncoderModel(
+        T5Config(vocab_size=7, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    ).eval()
     fast.save_pretrained(tmp_path / "text")
     net.save_pretrained(tmp_path / "text")
     return net
@@ -120,19 +137,25 @@ def test_a_checkpoint_of_another_image_size_is_refused(tmp_path):
     net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
     (tmp_path / "model").mkdir()
     table = {"freqs_cis": torch.zeros(net.config.prefix + 4 * net.config.grid[0] ** 2, 4, 2)}
-    torch.save({"model": llamagen.to_official(net.state_dict()) | table}, tmp_path / "model" / "t2i.pt")
+    torch.save(
+        {"model": llamagen.to_official(net.state_dict()) | table}, tmp_path / "model" / "t2i.pt"
+    )
     with pytest.raises(UserError, match="it is of another image size"):
         LlamaGenFamily().decoder(small_row(TEXT), tmp_path, "cpu")
 
 
 def test_a_text_encoder_of_another_size_is_refused(tmp_path, t5):
     features = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 2048)
-    with pytest.raises(UserError, match="gives features 16 wide but this target reads 2048: it has to be Flan-T5-XL"):
+    with pytest.raises(
+        UserError,
+        match="gives features 16 wide but this target reads 2048: it has to be Flan-T5-XL",
+    ):
         features(["a red circle"])
 
 
 @pytest.mark.parametrize(
-    "layout", [".pt", ".pt of FSDP", ".pt as torch once wrote it", "LANTERN's shards", "LANTERN's .bin"]
+    "layout",
+    [".pt", ".pt of FSDP", ".pt as torch once wrote it", "LANTERN's shards", "LANTERN's .bin"],
 )
 @pytest.mark.parametrize("shape", [TEXT, CLASSES])
 def test_a_llamagen_decoder_comes_back_from_every_layout(tmp_path, layout, shape):
@@ -146,21 +169,29 @@ def test_a_llamagen_target_decodes_from_its_folder(tmp_path, t5, small_vq):
     drafter = scrambled(Eagle(replace(net.config.decoder, first_norm=False)), 1)
     write(tmp_path / "model", net, ".pt")
     (tmp_path / "eagle").mkdir()
-    embedding = {"embed_tokens.weight": torch.randn(64, 32)}  # LANTERN's files have a table of their own
-    torch.save(to_published(drafter.state_dict()) | embedding, tmp_path / "eagle" / "pytorch_model.bin")
+    # LANTERN's files have a table of their own
+    embedding = {"embed_tokens.weight": torch.randn(64, 32)}
+    torch.save(
+        to_published(drafter.state_dict()) | embedding, tmp_path / "eagle" / "pytorch_model.bin"
+    )
     made = LlamaGenFamily().load(small_row(TEXT, 7.5, 8), tmp_path, "cpu")
     assert equal(made.model, net.state_dict())
     assert equal(made.vq, small_vq.state_dict())
     assert equal(
-        made.drafters["eagle"], drafter.state_dict() | {"tok_embeddings.weight": embedding["embed_tokens.weight"]}
+        made.drafters["eagle"],
+        drafter.state_dict() | {"tok_embeddings.weight": embedding["embed_tokens.weight"]},
     )
     assert (made.pad_rows, made.guidance, made.top_k) == ("uniform", 7.5, 8)
-    ar, drafted = (engine.generate(build(made, method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1"))
+    ar, drafted = (
+        engine.generate(build(made, method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1")
+    )
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
     assert made.images(ar[0].tokens[None])[0].size == (8, 8)
 
 
-def test_a_llamagen_target_comes_in_the_dtype_asked_for_and_its_image_tokeniser_in_float32(tmp_path, t5, small_vq):
+def test_a_llamagen_target_comes_in_the_dtype_asked_for_and_its_image_tokeniser_in_float32(
+    tmp_path, t5, small_vq
+):
     net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
     drafter = scrambled(Eagle(replace(net.config.decoder, first_norm=False)), 1)
     write(tmp_path / "model", net, ".pt")
@@ -168,15 +199,20 @@ def test_a_llamagen_target_comes_in_the_dtype_asked_for_and_its_image_tokeniser_
     torch.save(to_published(drafter.state_dict()), tmp_path / "eagle" / "pytorch_model.bin")
     made = LlamaGenFamily().load(small_row(TEXT, 7.5, 8), tmp_path, "cpu", torch.bfloat16)
     assert equal(made.model, {k: v.bfloat16() for k, v in net.state_dict().items()})
-    assert equal(made.drafters["eagle"], {k: v.bfloat16() for k, v in drafter.state_dict().items()})
+    assert equal(
+        made.drafters["eagle"], {k: v.bfloat16() for k, v in drafter.state_dict().items()}
+    )
     assert equal(made.vq, small_vq.state_dict())
     assert made.text([CAPTION])[0].dtype == torch.bfloat16
     assert len(engine.generate(build(made, method("eagle-1")), [CAPTION])[0].tokens) == 16
 
 
 def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5, monkeypatch):
-    features, mask = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["A  RED circle!", "square"])
-    assert mask.tolist() == [[1] * 4 + [0] * 4, [1] * 2 + [0] * 6]  # the end of the sentence counts
+    features, mask = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(
+        ["A  RED circle!", "square"]
+    )
+    # the end of the sentence counts
+    assert mask.tolist() == [[1] * 4 + [0] * 4, [1] * 2 + [0] * 6]
     want = t5(input_ids=torch.tensor([[3, 4, 2, 1]])).last_hidden_state[0]
     assert torch.allclose(features[0, :4], want, atol=1e-6)
     assert features[0, 4:].abs().max() == 0
@@ -184,13 +220,18 @@ def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5,
         file.unlink()
     again = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["square", "a red circle!"])
     assert torch.equal(again[0], features.flip(0))
-    for caption, dtype in (("circle", torch.float32), ("square", torch.bfloat16)):  # kept for its own dtype alone
-        with pytest.raises(UserError, match=r"cannot read the text encoder in .*; fetch the target again"):
+    # kept for its own dtype alone
+    for caption, dtype in (("circle", torch.float32), ("square", torch.bfloat16)):
+        with pytest.raises(
+            UserError, match=r"cannot read the text encoder in .*; fetch the target again"
+        ):
             T5Features(tmp_path / "text", 8, "cpu", dtype, 16)([caption])
     assert len(list((tmp_path / "features").iterdir())) == 2
 
 
-def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_time_counts(small_vq):
+def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_time_counts(
+    small_vq,
+):
     features = RandomT5Features(120, "meta", torch.float32, 2048, 36)
     encoder, _ = features._encoder()
     assert sum(p.numel() for p in encoder.parameters()) == 1_223_527_424  # Flan-T5-XL's encoder
@@ -202,10 +243,13 @@ def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_ti
     assert not torch.equal(texts[0, 0], texts[1, 0])
     assert torch.equal(again.text(["a red circle"])[0][0], texts[0])
     assert made.encode_seconds(["square"]) > 0
-    assert made.text.layers == TEXT["n_layer"] < FLAN_T5_XL["num_layers"]  # NAME:layers=N cuts it as well
+    # NAME:layers=N cuts it as well
+    assert made.text.layers == TEXT["n_layer"] < FLAN_T5_XL["num_layers"]
 
 
-def test_features_kept_from_before_the_clock_count_what_they_cost_the_encoder(tmp_path, t5, small_vq):
+def test_features_kept_from_before_the_clock_count_what_they_cost_the_encoder(
+    tmp_path, t5, small_vq
+):
     write(tmp_path / "model", scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0), ".pt")
     made = LlamaGenFamily().load(small_row(TEXT, 7.5, 8), tmp_path, "cpu")
     made.prepare([CAPTION, "a square"])
@@ -213,7 +257,8 @@ def test_features_kept_from_before_the_clock_count_what_they_cost_the_encoder(tm
     assert min(each) > 0
     assert made.encode_seconds([CAPTION, "a square"]) == pytest.approx(sum(each))
     (path,) = made.text.prepare([CAPTION])
-    save_file(load_file(path), path, {"encode_seconds": "1000.0"})  # as a large encoder on a slow machine
+    # as a large encoder on a slow machine
+    save_file(load_file(path), path, {"encode_seconds": "1000.0"})
     ((sample, _),) = make_samples(build(made, method("ar")), [Prompt("0", CAPTION)], 0, True)
     assert 1000 < sample.encode_s < 1100
     assert sample.decode_s < 100
@@ -226,7 +271,8 @@ def test_a_long_caption_is_cut_to_the_conditioning_positions(tmp_path, t5):
 
 # ---- Chameleon ----
 
-NUMBERED = [*WORDS, *(f"<reserved{n:05d}>" for n in range(len(WORDS) - 4, 8820))]  # <reservedN> has id N + 4
+# <reservedN> has id N + 4
+NUMBERED = [*WORDS, *(f"<reserved{n:05d}>" for n in range(len(WORDS) - 4, 8820))]
 
 
 @pytest.fixture
@@ -234,7 +280,9 @@ def chameleon(tmp_path) -> tuple[Chameleon, Any]:
     """A folder with tokeniser and image decoder, but no weights of the language model yet."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    names = {w: i for i, w in enumerate(NUMBERED) if w != "<reserved08706>"} | {"<reserved08706>": 8710}
+    names = {w: i for i, w in enumerate(NUMBERED) if w != "<reserved08706>"} | {
+        "<reserved08706>": 8710
+    }
     tokenizer = Tokenizer(models.WordLevel(names, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     (tmp_path / "model").mkdir()
@@ -245,7 +293,9 @@ def chameleon(tmp_path) -> tuple[Chameleon, Any]:
             p.copy_(p[:1].expand_as(p))  # one row for all heads, as in the files of a 7B model
     vq = scrambled(VQModel(SMALL_VQ, spherical=False), 5)
     (tmp_path / "vq" / "tokenizer").mkdir(parents=True)  # where the hub has it
-    torch.save({"state_dict": official(vq.state_dict(), 1)}, tmp_path / "vq" / "tokenizer" / "vqgan.ckpt")
+    torch.save(
+        {"state_dict": official(vq.state_dict(), 1)}, tmp_path / "vq" / "tokenizer" / "vqgan.ckpt"
+    )
     return net, vq
 
 
@@ -262,16 +312,29 @@ def lumina_files(here: Path, net: Chameleon) -> None:
 def meta_files(here: Path, net: Chameleon) -> None:
     """As Meta and the authors of Anole released them."""
     (here / "tokenizer.json").rename(here / "text_tokenizer.json")
-    model = {"dim": 32, "n_layers": 2, "n_heads": 2, "norm_eps": 1e-5, "vocab_size": len(NUMBERED), "multiple_of": 16}
+    model = {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "norm_eps": 1e-5,
+        "vocab_size": len(NUMBERED),
+        "multiple_of": 16,
+    }
     (here / "params.json").write_text(json.dumps({"model": model | {"ffn_dim_multiplier": 0.5}}))
     state = {"rope.freqs": torch.ones(1)}
     for key, value in net.state_dict().items():
         if "_norm." in key and re.search(r"[qk]_norm", key):
             state[key.replace("_norm.", "_normalization.")] = value[0].clone()
         elif ".wqkv." in key:
-            state |= {key.replace("wqkv", f"w{c}"): v.clone() for c, v in zip("qkv", value.chunk(3), strict=True)}
+            state |= {
+                key.replace("wqkv", f"w{c}"): v.clone()
+                for c, v in zip("qkv", value.chunk(3), strict=True)
+            }
         elif ".w13." in key:
-            state |= {key.replace("w13", f"w{c}"): v.clone() for c, v in zip("13", value.chunk(2), strict=True)}
+            state |= {
+                key.replace("w13", f"w{c}"): v.clone()
+                for c, v in zip("13", value.chunk(2), strict=True)
+            }
         else:
             state[key] = value
     torch.save(state, here / "consolidated.pth")
@@ -279,7 +342,9 @@ def meta_files(here: Path, net: Chameleon) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("files", "dialect"), [(lumina_files, "lumina"), (meta_files, "anole")])
-def test_a_chameleon_target_decodes_from_its_folder(tmp_path, chameleon, files, dialect, dtype, monkeypatch):
+def test_a_chameleon_target_decodes_from_its_folder(
+    tmp_path, chameleon, files, dialect, dtype, monkeypatch
+):
     net, vq = chameleon
     here = tmp_path / "model"
     files(here, net)
@@ -300,7 +365,9 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
     net, _ = chameleon
     here = tmp_path / "model"
     lumina_files(here, net)
-    with pytest.raises(UserError, match=r"has no 'cls_embedding|another size|of another architecture"):
+    with pytest.raises(
+        UserError, match=r"has no 'cls_embedding|another size|of another architecture"
+    ):
         LlamaGenFamily().decoder(small_row(CLASSES), tmp_path, "cpu")  # the files of a Chameleon
     broken = halves(scrambled(Eagle(net.config.decoder), 0).state_dict(), 16)
     for name, change in (
@@ -320,14 +387,18 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
 def test_meta_s_parameters_without_a_width_are_refused(tmp_path, chameleon):
     meta_files(tmp_path / "model", chameleon[0])
     (tmp_path / "model" / "params.json").write_text(json.dumps({"model": {"n_layers": 2}}))
-    with pytest.raises(UserError, match=r"params\.json is no config of Chameleon \(it has no 'dim'\)"):
+    with pytest.raises(
+        UserError, match=r"params\.json is no config of Chameleon \(it has no 'dim'\)"
+    ):
         ChameleonFamily().decoder(small_row({}), tmp_path, "cpu")
 
 
 @pytest.mark.slow
 def test_loading_takes_hardly_more_memory_than_the_checkpoint_s_size():
     script = ROOT / "benchmarks" / "loading.py"
-    done = subprocess.run([sys.executable, str(script), "150"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(script), "150"], capture_output=True, text=True, check=True
+    )
     ratios = [float(r) for r in re.findall(r"([\d.]+) ×", done.stdout)]
     assert len(ratios) == 4
     assert max(ratios) < 1.2, done.stdout

@@ -1,4 +1,6 @@
-"""Lumina-mGPT as a target: row ends are forced, cost no step, and every method sees the image as the model wrote it."""
+"""Lumina-mGPT as a target: row ends are forced, cost no step, and every method sees the image as
+the model wrote it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from lanternbench.engine.row_ends import token_in, with_row_ends
 from lanternbench.imported.run import log_probs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.chameleon.checkpoint import ROW_END, SPECIAL, Chameleon, ChameleonFamily, lumina_frame
+from lanternbench.models.chameleon.checkpoint import (
+    ROW_END,
+    SPECIAL,
+    Chameleon,
+    ChameleonFamily,
+    lumina_frame,
+)
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
@@ -53,10 +61,18 @@ def lumina(wholes) -> Target:
         net.load_state_dict(image_tables(whole.state_dict(), VOCAB.to_id))
         nets.append(net.eval().requires_grad_(False))
     eagle = scrambled(Eagle(IMAGE_ONLY.decoder, norm_eps=IMAGE_ONLY.norm_eps), 1)
-    return replace(made, model=nets[0], drafters={"eagle": eagle, "model": nets[1]}, options=SMALL_TREES)
+    return replace(
+        made, model=nets[0], drafters={"eagle": eagle, "model": nets[1]}, options=SMALL_TREES
+    )
 
 
-def decoded(target: Target, name: str, captions: list[str] = CAPTIONS, temperature: float = 0.0, **options: Any):
+def decoded(
+    target: Target,
+    name: str,
+    captions: list[str] = CAPTIONS,
+    temperature: float = 0.0,
+    **options: Any,
+):
     decoder = build(target, method(name, **options), temperature)
     return engine.generate(decoder, captions, trace=True)
 
@@ -67,7 +83,9 @@ def greedy(lumina) -> Tensor:
 
 
 def written(target: Target, caption: str, tokens: Tensor) -> list[list[int]]:
-    """Every id that the model reads, without cache or padding: conditional and unconditional, to the last image id."""
+    """Every id that the model reads, without cache or padding: conditional and unconditional, to
+    the last image id.
+    """
     pixels = SIDE * 16
     text = f"Generate an image of {pixels}x{pixels} according to the following prompt:\n{caption}"
     prompt = lumina_frame(SPECIAL, pixels, pixels).prompt(target.text([text])[0][0].tolist())
@@ -141,7 +159,9 @@ def test_recorded_forwards_give_the_tokens_of_eager_ones_across_row_ends(lumina,
 
 @pytest.mark.parametrize("name", slow_but(["ar", "sjd"], ["ar", "eagle-1", "sd", "sjd"]))
 def test_one_recording_serves_prompts_of_every_length(lumina, name):
-    """The slots of image tokens depend on the prompt's length, and a recording must not keep those of the first."""
+    """The slots of image tokens depend on the prompt's length, and a recording must not keep those
+    of the first.
+    """
     decoder = build(replace(lumina, graphs=Graphs(frozen)), method(name), 1.0)
     lengths, recordings = set(), []
     for caption in ("red", "a much longer caption", "red"):
@@ -183,8 +203,12 @@ def test_every_token_is_verified_by_the_distribution_after_all_ids_before_it(lum
 
 @pytest.mark.parametrize("name", [*DRAFTING, "cool-sd"])
 def test_prompts_in_different_columns_of_a_row_get_what_they_get_alone(lumina, name):
-    together, alone = decoded(lumina, name, temperature=1.0), decoded(lumina, name, CAPTIONS[1:], 1.0)
-    assert together[0].accept_lengths != together[1].accept_lengths  # or they would stand in the same column
+    together, alone = (
+        decoded(lumina, name, temperature=1.0),
+        decoded(lumina, name, CAPTIONS[1:], 1.0),
+    )
+    # or they would stand in the same column
+    assert together[0].accept_lengths != together[1].accept_lengths
     assert torch.equal(together[1].tokens, alone[0].tokens)
     assert together[1].accept_lengths == alone[0].accept_lengths
 
@@ -192,13 +216,20 @@ def test_prompts_in_different_columns_of_a_row_get_what_they_get_alone(lumina, n
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["ar", *DRAFTING, "lantern", "cool-sd"])
-def test_in_bfloat16_the_row_ends_stand_where_they_stand_in_float32(lumina, wholes, name, temperature):
+def test_in_bfloat16_the_row_ends_stand_where_they_stand_in_float32(
+    lumina, wholes, name, temperature
+):
     cast = lambda net: deepcopy(net).bfloat16()  # noqa: E731
-    halved = replace(lumina, model=cast(lumina.model), drafters={k: cast(v) for k, v in lumina.drafters.items()})
+    halved = replace(
+        lumina, model=cast(lumina.model), drafters={k: cast(v) for k, v in lumina.drafters.items()}
+    )
     made = decoded(halved, name, temperature=temperature)
     for i, caption in enumerate(CAPTIONS):
         q, tokens = made[0].trace.q[i], made[i].tokens
-        own, other = (guided_logits(lumina, wholes[0], c, tokens).softmax(-1) for c in (caption, CAPTIONS[1 - i]))
+        own, other = (
+            guided_logits(lumina, wholes[0], c, tokens).softmax(-1)
+            for c in (caption, CAPTIONS[1 - i])
+        )
         assert 0 < (q - own).abs().sum(-1).mean() / 2 < 0.05
         assert (q - other).abs().sum(-1).mean() / 2 > 0.3
 
@@ -206,7 +237,10 @@ def test_in_bfloat16_the_row_ends_stand_where_they_stand_in_float32(lumina, whol
 def test_a_small_model_drafts_from_all_ids_before(lumina, wholes):
     made = decoded(lumina, "sd", temperature=1.0, depth=6)
     for i, caption in enumerate(CAPTIONS):
-        want, got = guided_logits(lumina, wholes[1], caption, made[i].tokens).softmax(-1), made[0].trace.p[i]
+        want, got = (
+            guided_logits(lumina, wholes[1], caption, made[i].tokens).softmax(-1),
+            made[0].trace.p[i],
+        )
         known = made[0].trace.tried[i] > 0  # a leaf has no drafted children
         assert known.sum() > SIDE
         assert (got - want)[known].abs().max() < 1e-4
@@ -214,7 +248,9 @@ def test_a_small_model_drafts_from_all_ids_before(lumina, wholes):
 
 @pytest.mark.parametrize("shape", ["chain-6", "twig-8"])
 def test_eagle_reads_row_ends_as_any_other_token(lumina, wholes, shape):
-    """Committed ids come with the target's states; drafted ones, row ends too, with the drafter's own."""
+    """Committed ids come with the target's states; drafted ones, row ends too, with the drafter's
+    own.
+    """
     made = decoded(lumina, "eagle-1", temperature=1.0, shape=shape)
     for i, caption in enumerate(CAPTIONS):
         begun = 1
@@ -227,13 +263,20 @@ def test_eagle_reads_row_ends_as_any_other_token(lumina, wholes, shape):
             begun += count
 
 
-def drafted(target: Target, whole: Chameleon, caption: str, tokens: Tensor, begun: int, count: int) -> Tensor:
-    """Uncached: what EAGLE gives for ``count`` tokens when ``begun`` are committed, each after those before it."""
+def drafted(
+    target: Target, whole: Chameleon, caption: str, tokens: Tensor, begun: int, count: int
+) -> Tensor:
+    """Uncached: what EAGLE gives for ``count`` tokens when ``begun`` are committed, each after
+    those before it.
+    """
     net, logits = target.drafters["eagle"], []
     for ids in written(target, caption, tokens):
         start = len(ids) - (SIDE * (SIDE + 1) - 1)
         root = start + raster(SIDE * SIDE, SIDE, 0, 0, 99, torch.device("cpu")).slots[begun]
-        ahead, feature = whole.tok_embeddings(torch.tensor([ids]))[:, 1:], states(whole, ids)[:, :root]
+        ahead, feature = (
+            whole.tok_embeddings(torch.tensor([ids]))[:, 1:],
+            states(whole, ids)[:, :root],
+        )
         row = []
         for at in range(root, len(ids)):
             x = net.fuse(ahead[:, : feature.shape[1]], feature)
@@ -255,9 +298,16 @@ def test_without_guidance_there_is_one_row_and_it_still_agrees(lumina):
 def test_prompts_are_lumina_s_and_the_unconditional_one_has_no_text(lumina):
     prefix = lumina.prefix(CAPTIONS, GUIDANCE)
     for row, caption in enumerate(CAPTIONS):
-        cond, uncond = (ids[: -(SIDE * (SIDE + 1) - 1)] for ids in written(lumina, caption, torch.zeros(16).long()))
+        cond, uncond = (
+            ids[: -(SIDE * (SIDE + 1) - 1)]
+            for ids in written(lumina, caption, torch.zeros(16).long())
+        )
         assert prefix.features[row][prefix.valid[row]].tolist() == cond
-        assert prefix.features[row + 2][prefix.valid[row + 2]].tolist() == uncond == [8197, 8806, 8806]
+        assert (
+            prefix.features[row + 2][prefix.valid[row + 2]].tolist()
+            == uncond
+            == [8197, 8806, 8806]
+        )
 
 
 def test_the_catalogue_knows_the_three_sizes():
@@ -275,8 +325,14 @@ def test_the_catalogue_knows_the_three_sizes():
 def test_slots_are_the_places_in_the_image_as_written(width, height):
     rule, length = lumina_rule(VOCAB, width * 16, height * 16), width * height
     layout = raster(length, width, 0, 0, 99, torch.device("cpu"))
-    assert list(layout.slots[1 : length + 1]) == rule.drawn().tolist() == layout.slot_of[1 : length + 1].tolist()
-    assert raster(length, width, 5, 0, 99, torch.device("cpu")).slots == tuple(s + 5 for s in layout.slots)
+    assert (
+        list(layout.slots[1 : length + 1])
+        == rule.drawn().tolist()
+        == layout.slot_of[1 : length + 1].tolist()
+    )
+    assert raster(length, width, 5, 0, 99, torch.device("cpu")).slots == tuple(
+        s + 5 for s in layout.slots
+    )
     row_ends = [n for n in range(rule.length) if rule.forced(n) == ROW_END]
     after = [layout.slots[n] + 1 for n in range(length + 1) if layout.row_end_after[n]]
     assert after == row_ends[:-1]  # nothing is drawn after the last
@@ -308,9 +364,13 @@ def test_a_row_end_is_seen_by_the_descendants_of_its_node_alone():
     assert seen[1, 4].int().tolist() == [1, 1, 0, 0, 1, 0]
 
 
-def test_imported_tokens_have_the_log_probabilities_of_an_uncached_forward_across_row_ends(lumina, wholes, greedy):
+def test_imported_tokens_have_the_log_probabilities_of_an_uncached_forward_across_row_ends(
+    lumina, wholes, greedy
+):
     precise = replace(lumina, model=deepcopy(lumina.model).double())
     got = log_probs(build(precise, method("ar"), 1.0), CAPTIONS, greedy)
     for i, caption in enumerate(CAPTIONS):
-        want = guided_logits(lumina, deepcopy(wholes[0]).double(), caption, greedy[i]).log_softmax(-1)
+        want = guided_logits(lumina, deepcopy(wholes[0]).double(), caption, greedy[i]).log_softmax(
+            -1
+        )
         assert (got[i] - want.gather(-1, greedy[i][:, None])[:, 0]).abs().max() < 1e-5

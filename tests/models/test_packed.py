@@ -14,12 +14,21 @@ from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import packing
-from lanternbench.models.packing import HalfLinear, PackedLinear, QuickNorm, TransposedLinear, available, pack
+from lanternbench.models.packing import (
+    HalfLinear,
+    PackedLinear,
+    QuickNorm,
+    TransposedLinear,
+    available,
+    pack,
+)
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.transformer import DecoderConfig, FeedForward, RMSNorm
 from lanternbench.profile import step_profile as profile
 
-pytestmark = pytest.mark.skipif(not available(), reason="this build of torch has no packed linear layers")
+pytestmark = pytest.mark.skipif(
+    not available(), reason="this build of torch has no packed linear layers"
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -35,15 +44,21 @@ def test_a_packed_layer_gives_what_the_plain_one_gives(kind, bias, dtype):
     for rows in (1, 2, 12, 120):
         x = torch.randn(2, rows, 512, dtype=dtype)
         wanted = plain(x).float()
-        assert torch.allclose(packed(x).float(), wanted, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
+        assert torch.allclose(
+            packed(x).float(), wanted, atol=2e-2 if dtype is torch.bfloat16 else 1e-5
+        )
         assert not torch.allclose(packed(x + 1).float(), wanted, atol=2e-2)
 
 
-@pytest.mark.skipif(not available(kind=HalfLinear), reason="this machine has no products of float32 and float16")
+@pytest.mark.skipif(
+    not available(kind=HalfLinear), reason="this machine has no products of float32 and float16"
+)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("threads", [1, 2])
 @torch.inference_mode()
-def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_elsewhere(threads, bias):
+def test_float16_weights_change_nothing_where_they_are_exact_and_are_not_used_elsewhere(
+    threads, bias
+):
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     plain = nn.Linear(128, 704, bias=bias)
@@ -105,7 +120,16 @@ def test_each_layer_gets_the_layout_of_its_size_and_none_stays_twice():
 
 
 def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
-    shape = dict(dim=512, n_layer=2, n_head=8, grid=4, vocab_size=512, caption_dim=64, cls_token_num=8, vq=SMALL_VQ)
+    shape = dict(
+        dim=512,
+        n_layer=2,
+        n_head=8,
+        grid=4,
+        vocab_size=512,
+        caption_dim=64,
+        cls_token_num=8,
+        vq=SMALL_VQ,
+    )
     plain = random_llamagen(shape, 3.0, 0)
     made = [plain, replace(plain, model=deepcopy(plain.model), drafters=deepcopy(plain.drafters))]
     pack(made[1].model)
@@ -113,7 +137,10 @@ def test_a_packed_target_decodes_the_same_tokens_and_counts_the_same_bytes():
     assert any(isinstance(m, PackedLinear) for m in made[1].model.modules())
     assert profile.read_bytes(made[0].model) == profile.read_bytes(made[1].model)
     for name in ("ar", "eagle-1"):
-        tokens = [engine.generate(build(t, method(name), temperature=0), ["a cat"])[0].tokens for t in made]
+        tokens = [
+            engine.generate(build(t, method(name), temperature=0), ["a cat"])[0].tokens
+            for t in made
+        ]
         assert torch.equal(*tokens)
 
 

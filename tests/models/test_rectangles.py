@@ -37,7 +37,9 @@ def rectangle(request) -> Target:
     return family(kind).random_target(small_row(SHAPES[request.param]), "cpu")
 
 
-def tokens(target: Target, name: str, captions: list[str], temperature: float = 1.0) -> list[torch.Tensor]:
+def tokens(
+    target: Target, name: str, captions: list[str], temperature: float = 1.0
+) -> list[torch.Tensor]:
     return [g.tokens for g in generate(build(target, method(name), temperature), captions)]
 
 
@@ -45,7 +47,9 @@ def tokens(target: Target, name: str, captions: list[str], temperature: float = 
 def test_a_rectangle_is_drawn_as_ar_draws_it_at_temperature_0(rectangle, name):
     assert rectangle.grid == (ROWS, COLUMNS)
     assert rectangle.row_width in (0, COLUMNS)
-    for made, want in zip(tokens(rectangle, name, CAPTIONS, 0), tokens(rectangle, "ar", CAPTIONS, 0), strict=True):
+    for made, want in zip(
+        tokens(rectangle, name, CAPTIONS, 0), tokens(rectangle, "ar", CAPTIONS, 0), strict=True
+    ):
         assert len(made) == ROWS * COLUMNS
         assert torch.equal(made, want)
 
@@ -73,7 +77,10 @@ def test_a_target_draws_the_grids_that_it_offers_and_random_weights_any():
     row = entry("lumina-mgpt-7b-768")
     assert catalogue.resized(row, "grid=36x64", random_weights=False).shape["grid"] == (36, 64)
     assert catalogue.resized(row, "layers=2,grid=3x5", random_weights=True).shape["grid"] == (3, 5)
-    with pytest.raises(UserError, match="sizes without weights: add --random-weights, or name one of its grids: 36x64"):
+    with pytest.raises(
+        UserError,
+        match="sizes without weights: add --random-weights, or name one of its grids: 36x64",
+    ):
         catalogue.load_unpacked("lumina-mgpt-7b-768:grid=36x65")
     with pytest.raises(UserError, match=r"lacks its model in .*lumina-mgpt-7b-768"):
         catalogue.load_unpacked("lumina-mgpt-7b-768:grid=36x64")

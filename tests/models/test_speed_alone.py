@@ -1,4 +1,6 @@
-"""``hf:FOLDER`` without an image tokeniser: speed, τ and fidelity are measured, and nothing claims to have images."""
+"""``hf:FOLDER`` without an image tokeniser: speed, τ and fidelity are measured, and nothing claims
+to have images.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from lanternbench.models.vq import VQConfig, VQModel
 
 CODES, SIDE, WORDS = 40, 4, ["<unk>", "<image>", "a", "red", "circle"]
 SENTENCE = "The target has no image tokeniser: its speed, τ and fidelity are measured, no images and no quality."
-SETTINGS = {"grid": SIDE, "image_tokens": [len(WORDS), CODES], "prompt": "{caption}<image>", "unconditional": "<image>"}
+SETTINGS = {
+    "grid": SIDE,
+    "image_tokens": [len(WORDS), CODES],
+    "prompt": "{caption}<image>",
+    "unconditional": "<image>",
+}
 
 
 def write(folder: Path) -> Path:
@@ -39,7 +46,9 @@ def write(folder: Path) -> Path:
         )
     )  # fmt: skip
     net.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(["<image>"])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -58,10 +67,21 @@ def cli(*args: str) -> Result:
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory) -> Path:
-    """The folder of a run of two methods over two prompts, with the metrics that any run has by default."""
+    """The folder of a run of two methods over two prompts, with the metrics that any run has by
+    default.
+    """
     here = tmp_path_factory.mktemp("here")
     (here / "prompts.txt").write_text("a red circle\na circle\n")
-    options = ["--prompts", str(here / "prompts.txt"), "-n", "2", "--window", "4", "--out", str(here / "results")]
+    options = [
+        "--prompts",
+        str(here / "prompts.txt"),
+        "-n",
+        "2",
+        "--window",
+        "4",
+        "--out",
+        str(here / "results"),
+    ]
     done = cli("run", "--target", f"hf:{folder}", "-m", "sjd", *options)
     assert done.exit_code == 0, done.output
     assert SENTENCE in " ".join(done.output.split())
@@ -69,14 +89,19 @@ def run(folder, tmp_path_factory) -> Path:
 
 
 def test_the_run_has_speed_steps_and_fidelity_and_neither_images_nor_scores(run):
-    rows = {row["label"]: row["figures"] for row in json.loads((run / "summary.json").read_text())["rows"]}
+    rows = {
+        row["label"]: row["figures"]
+        for row in json.loads((run / "summary.json").read_text())["rows"]
+    }
     assert len(rows) == 2
     for figures in rows.values():
         assert figures["accept_len"]["value"] >= 1
         assert figures["latency_s"]["value"] > 0
         assert figures["fidelity_loss"]["value"] < 1e-5
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert [(s["image"], s["metrics"], len(s["token_ids"])) for s in samples] == [(None, {}, SIDE**2)] * 4
+    assert [(s["image"], s["metrics"], len(s["token_ids"])) for s in samples] == [
+        (None, {}, SIDE**2)
+    ] * 4
     assert not list((run / "images").iterdir())
 
 
@@ -90,16 +115,24 @@ def test_table_and_page_say_so_in_one_sentence(run, tmp_path):
 
 
 def test_what_needs_images_is_refused_with_the_reason(run, folder, tmp_path):
-    for args in (("score", str(run)), ("report", str(run), "--grid"), ("codebook", f"hf:{folder}")):
+    for args in (
+        ("score", str(run)),
+        ("report", str(run), "--grid"),
+        ("codebook", f"hf:{folder}"),
+    ):
         done = cli(*args)
         assert isinstance(done.exception, UserError), args
         assert "has no image tokeniser" in str(done.exception)
-    assert "has no images to export" in str(cli("score", str(run), "--export", "geneval", str(tmp_path)).exception)
+    assert "has no images to export" in str(
+        cli("score", str(run), "--export", "geneval", str(tmp_path)).exception
+    )
 
 
 @pytest.mark.parametrize("name", ["lantern", "lantern++", "gsd"])
 def test_a_rule_that_compares_codes_is_refused_with_the_reason(folder, name):
-    with pytest.raises(UserError, match="no image tokeniser, whose codes say which tokens look alike"):
+    with pytest.raises(
+        UserError, match="no image tokeniser, whose codes say which tokens look alike"
+    ):
         build(load_target(f"hf:{folder}"), method("sjd", acceptance=name))
 
 
@@ -107,7 +140,9 @@ def test_in_python_the_image_is_none_and_its_map_is_there(folder):
     made = Model(load_target(f"hf:{folder}")).generate("a circle", "sjd", seed=1)
     assert made.image is None
     assert made._repr_html_() == repr(made.stats)
-    assert [axes.images[0].get_array().shape for axes in made.plot().axes if axes.images] == [(SIDE, SIDE)]
+    assert [axes.images[0].get_array().shape for axes in made.plot().axes if axes.images] == [
+        (SIDE, SIDE)
+    ]
 
 
 def test_a_tokeniser_may_have_any_number_of_codes_and_must_have_the_model_s(tmp_path, monkeypatch):
@@ -121,7 +156,10 @@ def test_a_tokeniser_may_have_any_number_of_codes_and_must_have_the_model_s(tmp_
         if codes == CODES:
             target = load_target(f"hf:{folder}")
             assert target.codebook.shape == (CODES, 4)
-            assert target.images(torch.zeros(1, SIDE**2, dtype=torch.long))[0].size == (2 * SIDE, 2 * SIDE)
+            assert target.images(torch.zeros(1, SIDE**2, dtype=torch.long))[0].size == (
+                2 * SIDE,
+                2 * SIDE,
+            )
             assert target.evaluators == "full"
         else:
             with pytest.raises(UserError, match="has 41 codes but its image_tokens are 40 tokens"):

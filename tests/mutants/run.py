@@ -1,8 +1,10 @@
-"""Would a mistake be caught?  ``make mutants``: one mutant at a time, judged by ``lanternbench verify`` and tests.
+"""Would a mistake be caught?  ``make mutants``: one mutant at a time, judged by ``lanternbench
+  verify`` and tests.
 
-A mutant is a small, plausible mistake in the package.  It is made in a scratch copy of the repository, the command and
-the tests that should notice run there, and the table says which did.  Exit codes: 0 every mutant is caught, 1 one
-survives, 2 the table in ``table.py`` no longer fits the source, or the unchanged copy fails.
+A mutant is a small, plausible mistake in the package.  It is made in a scratch copy of the
+repository, the command and the tests that should notice run there, and the table says which did.
+Exit codes: 0 every mutant is caught, 1 one survives, 2 the table in ``table.py`` no longer fits
+the source, or the unchanged copy fails.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Outcome(NamedTuple):
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """What in the table no longer fits the source: texts that are not found exactly once, tests that are gone."""
+    """What in the table no longer fits the source: texts that are not found exactly once, tests
+    that are gone.
+    """
     wrong = []
     for mutant in MUTANTS:
         for file, old, new in mutant.edits:
@@ -106,15 +110,30 @@ def applied(mutant: Mutant, copy: Path) -> Iterator[None]:
 
 
 def run(arguments: list[str], copy: Path) -> Ran:
-    """A command in the copy; a failing exit code is a mistake noticed, running too long is one too."""
-    environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    """A command in the copy; a failing exit code is a mistake noticed, running too long is one
+    too.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": str(copy),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     environment["COLUMNS"] = "200"
     start = time.perf_counter()
     try:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT
+            [sys.executable, *arguments],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
         )
-        return Ran(done.returncode != 0, _first_failure(done.stdout or done.stderr), time.perf_counter() - start)
+        return Ran(
+            done.returncode != 0,
+            _first_failure(done.stdout or done.stderr),
+            time.perf_counter() - start,
+        )
     except subprocess.TimeoutExpired:
         return Ran(True, "ran too long", time.perf_counter() - start)
 
@@ -133,7 +152,9 @@ def _first_failure(output: str) -> str:
 
 
 def verified(methods: list[str], copy: Path, quick: bool) -> Ran | None:
-    """``lanternbench verify``: its checks on tables, and if they pass (and not ``quick``) the whole command."""
+    """``lanternbench verify``: its checks on tables, and if they pass (and not ``quick``) the
+    whole command.
+    """
     if not methods:
         return None
     tables = run(["-c", TABLES, *methods], copy)
@@ -145,7 +166,11 @@ def verified(methods: list[str], copy: Path, quick: bool) -> Ran | None:
 def judge(mutant: Mutant, copy: Path, quick: bool) -> Outcome:
     with applied(mutant, copy):
         verify = verified([mutant.method] if mutant.method else [], copy, quick)
-        tests = run(["-m", "pytest", "-n", "0", "-x", "-q", *mutant.tests], copy) if mutant.tests else None
+        tests = (
+            run(["-m", "pytest", "-n", "0", "-x", "-q", *mutant.tests], copy)
+            if mutant.tests
+            else None
+        )
     return Outcome(mutant, verify, tests)
 
 
@@ -175,8 +200,13 @@ def write(text: str, page: Path) -> None:
 
 def sound(mutants: list[Mutant], copy: Path, quick: bool) -> list[str]:
     """What fails without any mutant: then nothing could be concluded."""
-    ran = [verified([method], copy, quick) for method in sorted({m.method for m in mutants if m.method})]
-    files = itertools.groupby(sorted({test for m in mutants for test in m.tests}), lambda test: test.partition("::")[0])
+    ran = [
+        verified([method], copy, quick)
+        for method in sorted({m.method for m in mutants if m.method})
+    ]
+    files = itertools.groupby(
+        sorted({test for m in mutants for test in m.tests}), lambda test: test.partition("::")[0]
+    )
     ran += [run(["-m", "pytest", "-n", "0", "-x", "-q", *tests], copy) for _, tests in files]
     return [r.what for r in ran if r is not None and r.noticed]
 
@@ -184,7 +214,9 @@ def sound(mutants: list[Mutant], copy: Path, quick: bool) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make mistakes on purpose and see who notices.")
     parser.add_argument("names", nargs="*", help="only these mutants (default: all)")
-    parser.add_argument("--write", type=Path, help="put the table into this page, between its markers")
+    parser.add_argument(
+        "--write", type=Path, help="put the table into this page, between its markers"
+    )
     parser.add_argument("--quick", action="store_true", help="of verify only the checks on tables")
     parser.add_argument("--list", action="store_true", help="name the mutants and stop")
     options = parser.parse_args()
@@ -192,7 +224,9 @@ def main() -> int:
         print("\n".join(f"{m.name:28s} {m.breaks}" for m in MUTANTS))
         return 0
     chosen = [m for m in MUTANTS if not options.names or m.name in options.names]
-    if wrong := stale() + [f"no mutant is called {n}" for n in options.names if n not in {m.name for m in MUTANTS}]:
+    if wrong := stale() + [
+        f"no mutant is called {n}" for n in options.names if n not in {m.name for m in MUTANTS}
+    ]:
         print("\n".join(wrong), file=sys.stderr)
         return 2
     with scratch_copy() as copy:
@@ -202,7 +236,11 @@ def main() -> int:
         outcomes = []
         for mutant in chosen:
             outcomes.append(judge(mutant, copy, options.quick))
-            print(f"{'caught  ' if outcomes[-1].caught else 'SURVIVES'} {mutant.name}", file=sys.stderr, flush=True)
+            print(
+                f"{'caught  ' if outcomes[-1].caught else 'SURVIVES'} {mutant.name}",
+                file=sys.stderr,
+                flush=True,
+            )
     print(markdown(outcomes))
     if options.write:
         write(markdown(outcomes), options.write)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """``edits``: (file, old text, new text), the old one found once; ``method`` to verify; ``tests`` by node id."""
+    """``edits``: (file, old text, new text), the old one found once; ``method`` to verify;
+    ``tests`` by node id.
+    """
 
     name: str
     breaks: str
@@ -17,23 +19,35 @@ class Mutant(NamedTuple):
 
 METHODS = "lanternbench/methods"
 RULES, PROPOSALS, TREES = f"{METHODS}/acceptance", f"{METHODS}/proposals", f"{METHODS}/trees"
-PLAIN = "tests/lossless/test_engine_against_plain.py::test_the_engine_samples_what_the_papers_define"
+PLAIN = (
+    "tests/lossless/test_engine_against_plain.py::test_the_engine_samples_what_the_papers_define"
+)
 DRAFTED = "tests/models/test_dflash.py::test_what_it_drafts_from_is_a_plain_network_over_the_committed_context"
 
 MUTANTS = (
     Mutant(
         "residual-ignores-f",
         "the optimal residual ignores f",
-        ((f"{METHODS}/residuals.py", "(q - rule.accepted_prob(q, p, depth)).clamp_(min=0)", "(q - p).clamp_(min=0)"),),
+        (
+            (
+                f"{METHODS}/residuals.py",
+                "(q - rule.accepted_prob(q, p, depth)).clamp_(min=0)",
+                "(q - p).clamp_(min=0)",
+            ),
+        ),
         "cool-sd",
-        ("tests/lossless/test_engine_against_plain.py::test_every_form_of_a_rule_is_held_against_its_definition",),
+        (
+            "tests/lossless/test_engine_against_plain.py::test_every_form_of_a_rule_is_held_against_its_definition",
+        ),
     ),
     Mutant(
         "omega-shifted",
         "ω is shifted by one position",
         ((f"{RULES}/exact.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
         "cool-sd",
-        ("tests/methods/test_acceptance.py::test_the_first_draft_has_the_first_omega_of_the_schedule",),
+        (
+            "tests/methods/test_acceptance.py::test_the_first_draft_has_the_first_omega_of_the_schedule",
+        ),
     ),
     Mutant(
         "residual-keeps-group",
@@ -63,7 +77,9 @@ MUTANTS = (
             ),
         ),
         "sd",
-        ("tests/engine/test_properties.py::test_verification_is_the_scalar_procedure_for_the_same_uniforms",),
+        (
+            "tests/engine/test_properties.py::test_verification_is_the_scalar_procedure_for_the_same_uniforms",
+        ),
     ),
     Mutant(
         "guidance-last",
@@ -90,16 +106,30 @@ MUTANTS = (
     Mutant(
         "siblings-not-renormalised",
         "p is not renormalised for the next sibling",
-        (("lanternbench/engine/verify.py", "p_j = normalised(p_left, torch.zeros_like(p_left))", "p_j = p_left"),),
+        (
+            (
+                "lanternbench/engine/verify.py",
+                "p_j = normalised(p_left, torch.zeros_like(p_left))",
+                "p_j = p_left",
+            ),
+        ),
         "eagle-1",
         (f"{PLAIN}[eagle-1-dense]",),
     ),
     Mutant(
         "neighbours-shifted",
         "the table of neighbours is shifted by one",
-        ((f"{RULES}/lantern.py", "stable=True).indices[:, :k]", "stable=True).indices.roll(-1, -1)[:, :k]"),),
+        (
+            (
+                f"{RULES}/lantern.py",
+                "stable=True).indices[:, :k]",
+                "stable=True).indices.roll(-1, -1)[:, :k]",
+            ),
+        ),
         "lantern",
-        ("tests/methods/test_trees.py::test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide",),
+        (
+            "tests/methods/test_trees.py::test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide",
+        ),
     ),
     Mutant(
         "p-before-top-k",
@@ -147,26 +177,44 @@ MUTANTS = (
         "LANTERN's total variation is halved",
         ((f"{RULES}/lantern.py", "distance = moved if", "distance = moved / 2 if"),),
         "lantern",
-        ("tests/methods/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",),
+        (
+            "tests/methods/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",
+        ),
     ),
     Mutant(
         "lambda-not-less-one",
         "LANTERN++ bounds by λ in place of λ − 1",
         ((f"{RULES}/lantern.py", "(self.lam - 1.0) * qx", "self.lam * qx"),),
         "lantern++",
-        ("tests/methods/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",),
+        (
+            "tests/methods/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",
+        ),
     ),
     Mutant(
         "loss-doubled",
         "the fidelity loss is doubled",
-        (("lanternbench/measure/fidelity.py", "reached, 0.5 * (q - kernel", "reached, (q - kernel"),),
+        (
+            (
+                "lanternbench/measure/fidelity.py",
+                "reached, 0.5 * (q - kernel",
+                "reached, (q - kernel",
+            ),
+        ),
         "cool-sd",
-        ("tests/measure/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",),
+        (
+            "tests/measure/test_fidelity.py::test_on_a_single_decision_of_a_chain_the_loss_is_the_total_variation",
+        ),
     ),
     Mutant(
         "adapts-the-wrong-way",
         "ADT-Tree grows shallower after success",
-        ((f"{TREES}/adaptive.py", "1 if alpha >= within.beta else -1", "-1 if alpha >= within.beta else 1"),),
+        (
+            (
+                f"{TREES}/adaptive.py",
+                "1 if alpha >= within.beta else -1",
+                "-1 if alpha >= within.beta else 1",
+            ),
+        ),
         "adt-tree",
         (
             "tests/methods/test_trees.py::test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_decode",
@@ -175,9 +223,17 @@ MUTANTS = (
     Mutant(
         "p-shifted",
         "SJD's p belongs to the position before",
-        ((f"{PROPOSALS}/jacobi.py", "rows_at(p, source), self.window", "rows_at(p, source - 1), self.window"),),
+        (
+            (
+                f"{PROPOSALS}/jacobi.py",
+                "rows_at(p, source), self.window",
+                "rows_at(p, source - 1), self.window",
+            ),
+        ),
         "sjd",
-        ("tests/lossless/test_verification.py::test_lossless_methods_have_the_targets_distribution[dense-sjd]",),
+        (
+            "tests/lossless/test_verification.py::test_lossless_methods_have_the_targets_distribution[dense-sjd]",
+        ),
     ),
     Mutant(
         "exp-rises",
@@ -202,7 +258,13 @@ MUTANTS = (
     Mutant(
         "claims-lossless",
         "the annealed rule claims to be lossless",
-        ((f"{RULES}/exact.py", "lossless: ClassVar[bool] = False", "lossless: ClassVar[bool] = True"),),
+        (
+            (
+                f"{RULES}/exact.py",
+                "lossless: ClassVar[bool] = False",
+                "lossless: ClassVar[bool] = True",
+            ),
+        ),
         "cool-sd",
         ("tests/methods/test_components.py::test_relaxed_rules_do_not_claim_to_be_lossless",),
     ),
@@ -217,14 +279,18 @@ MUTANTS = (
             ),
         ),
         "eagle-1",
-        ("tests/test_golden.py::test_what_the_published_code_computes_is_reproduced[eagle_llamagen]",),
+        (
+            "tests/test_golden.py::test_what_the_published_code_computes_is_reproduced[eagle_llamagen]",
+        ),
     ),
     Mutant(
         "old-law-kept",
         "SCD: a kept token keeps its old law p_old",
         ((f"{PROPOSALS}/jacobi.py", "        if public:\n", "        if not public:\n"),),
         "scd",
-        ("tests/methods/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",),
+        (
+            "tests/methods/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",
+        ),
     ),
     Mutant(
         "noise-shared",
@@ -237,7 +303,9 @@ MUTANTS = (
             ),
         ),
         "scd",
-        ("tests/methods/test_scd.py::test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution",),
+        (
+            "tests/methods/test_scd.py::test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution",
+        ),
     ),
     Mutant(
         "longest-path",
@@ -255,14 +323,18 @@ MUTANTS = (
             ),
         ),
         "sjd-pac",
-        ("tests/methods/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
+        (
+            "tests/methods/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",
+        ),
     ),
     Mutant(
         "siblings-with-replacement",
         "SJD-PAC: siblings drawn with replacement",
         ((f"{PROPOSALS}/sjd_pac.py", "p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)", "p[:, :t]"),),
         "sjd-pac",
-        ("tests/methods/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",),
+        (
+            "tests/methods/test_sjd_pac.py::test_siblings_are_lossless_and_the_plain_definition[dense]",
+        ),
     ),
     Mutant(
         "block-without-weight",
@@ -289,14 +361,24 @@ MUTANTS = (
             ),
         ),
         "sjd-pac",
-        ("tests/methods/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+        (
+            "tests/methods/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",
+        ),
     ),
     Mutant(
         "context-beyond-the-tree",
         "SJD-PAC: beyond the tree a column is redrawn after the token before last (changes speed alone)",
-        ((f"{PROPOSALS}/sjd_pac.py", "chain[c].expand_as(accepted)", "chain[c - 1].expand_as(accepted)"),),
+        (
+            (
+                f"{PROPOSALS}/sjd_pac.py",
+                "chain[c].expand_as(accepted)",
+                "chain[c - 1].expand_as(accepted)",
+            ),
+        ),
         "sjd-pac",
-        ("tests/methods/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",),
+        (
+            "tests/methods/test_sjd_pac.py::test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition",
+        ),
     ),
     Mutant(
         "seeds-shared",
@@ -309,7 +391,9 @@ MUTANTS = (
             ),
         ),
         "ar",
-        ("tests/lossless/test_verification.py::test_images_of_one_caption_that_are_equal_are_counted",),
+        (
+            "tests/lossless/test_verification.py::test_images_of_one_caption_that_are_equal_are_counted",
+        ),
     ),
     Mutant(
         "loss-of-two-stages",
@@ -335,14 +419,24 @@ MUTANTS = (
             ),
         ),
         "eagle-1",
-        ("tests/lossless/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+        (
+            "tests/lossless/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",
+        ),
     ),
     Mutant(
         "compaction-swaps-rows",
         "a batch that drops finished prompts swaps its unconditional rows",
-        (("lanternbench/engine/carry.py", "[prompts, prompts + batch]", "[prompts, prompts.flip(0) + batch]"),),
+        (
+            (
+                "lanternbench/engine/carry.py",
+                "[prompts, prompts + batch]",
+                "[prompts, prompts.flip(0) + batch]",
+            ),
+        ),
         "eagle-1",
-        ("tests/lossless/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",),
+        (
+            "tests/lossless/test_verification.py::test_row_ends_are_checked_against_a_plain_forward",
+        ),
     ),
     Mutant(
         "fusion-order",
@@ -362,7 +456,13 @@ MUTANTS = (
     Mutant(
         "rows-mask-short",
         "a row sees one column less of the rows above",
-        (("lanternbench/engine/rows.py", "committed = column < count[", "committed = column + 1 < count["),),
+        (
+            (
+                "lanternbench/engine/rows.py",
+                "committed = column < count[",
+                "committed = column + 1 < count[",
+            ),
+        ),
         "zipar",
         (
             "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
@@ -386,9 +486,17 @@ MUTANTS = (
     Mutant(
         "row-counts-swapped",
         "a row attends by the counts of another prompt",
-        (("lanternbench/engine/rows.py", "count[:, row.clamp(", "count.roll(1, 0)[:, row.clamp("),),
+        (
+            (
+                "lanternbench/engine/rows.py",
+                "count[:, row.clamp(",
+                "count.roll(1, 0)[:, row.clamp(",
+            ),
+        ),
         "pjd",
-        ("tests/engine/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",),
+        (
+            "tests/engine/test_orders.py::test_prompts_that_advance_at_their_own_pace_get_what_they_get_alone",
+        ),
     ),
     Mutant(
         "stale-key-kept",
@@ -416,12 +524,20 @@ MUTANTS = (
             ),
         ),
         "zipar",
-        ("tests/engine/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",),
+        (
+            "tests/engine/test_orders.py::test_the_loss_is_that_of_the_whole_context_and_falls_with_the_lead",
+        ),
     ),
     Mutant(
         "anchor-in-context",
         "a block is trained on the target's states at its own anchor",
-        (("lanternbench/training/losses.py", "(n - length) <= at[:, None]", "(n - length) <= at[:, None] + 1"),),
+        (
+            (
+                "lanternbench/training/losses.py",
+                "(n - length) <= at[:, None]",
+                "(n - length) <= at[:, None] + 1",
+            ),
+        ),
         tests=("tests/models/test_dflash.py::test_training_reads_and_drafts_what_decoding_does",),
     ),
     Mutant(
@@ -445,14 +561,28 @@ MUTANTS = (
     Mutant(
         "theta-turned",
         "SJD++ keeps the drafts that have become unlikely",
-        ((f"{PROPOSALS}/jacobi.py", "> self.theta * at(p_old, old)", "<= self.theta * at(p_old, old)"),),
+        (
+            (
+                f"{PROPOSALS}/jacobi.py",
+                "> self.theta * at(p_old, old)",
+                "<= self.theta * at(p_old, old)",
+            ),
+        ),
         "sjd++",
         ("tests/methods/test_sjd_plus.py::test_sjd_plus_keeps_what_its_definition_keeps",),
     ),
     Mutant(
         "segment-untested",
         "of a segment the tail is accepted untested in place of the head",
-        ((f"{RULES}/chains.py", "tested = (after < alpha * share)", "tested = (after >= alpha * share)"),),
-        tests=("tests/methods/test_sjd_plus.py::test_segments_are_accepted_as_often_as_their_definition_says",),
+        (
+            (
+                f"{RULES}/chains.py",
+                "tested = (after < alpha * share)",
+                "tested = (after >= alpha * share)",
+            ),
+        ),
+        tests=(
+            "tests/methods/test_sjd_plus.py::test_segments_are_accepted_as_often_as_their_definition_says",
+        ),
     ),
 )

@@ -1,4 +1,6 @@
-"""Predictions: the roofline by hand, a synthetic machine found again, runs replayed and never touched."""
+"""Predictions: the roofline by hand, a synthetic machine found again, runs replayed and never
+touched.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,16 @@ from lanternbench.models.packing import packed
 from lanternbench.models.transformer import DecoderConfig, Layer
 from lanternbench.predict import machines, predict
 from lanternbench.predict.predict import terminal_tables
-from lanternbench.predict.replay import Case, Trace, autoregressive, batches, cases, shape_of, sketch, stretched
+from lanternbench.predict.replay import (
+    Case,
+    Trace,
+    autoregressive,
+    batches,
+    cases,
+    shape_of,
+    sketch,
+    stretched,
+)
 from lanternbench.prompts import Prompt
 
 A100 = device_model("a100-40g")
@@ -73,8 +84,13 @@ AR = dict(label="ar", lengths=(1,), nodes=1, depth=0)
 @pytest.fixture
 def run(tmp_path):
     """A run of three methods on the embedded target, two prompts."""
-    config = Sweep(num_prompts=2, methods=["eagle-1", "sjd"]).record() | {"guidance": 3.0, "device": "cpu"}
-    with RunFolder.open(tmp_path, "measured", config, target={"name": "tiny", "grid": [16, 16]}) as folder:
+    config = Sweep(num_prompts=2, methods=["eagle-1", "sjd"]).record() | {
+        "guidance": 3.0,
+        "device": "cpu",
+    }
+    with RunFolder.open(
+        tmp_path, "measured", config, target={"name": "tiny", "grid": [16, 16]}
+    ) as folder:
         for number in range(2):
             folder.append(sample(**AR, number=number))
             folder.append(sample(number=number, lengths=(3, 1, 2 + number)))
@@ -89,21 +105,31 @@ def test_weights_of_llamagen_xl_in_bfloat16_pass_an_a100_in_a_millisecond(xl):
     net = shape_of(xl).network
     assert (net.weights, net.head) == (XL_LAYERS, XL_HEAD) == (731_475_200, 20_971_520)
     spent = roofline.forward(net, Load(1, 2, 1, 0), A100, "bfloat16")
-    assert float(spent.weights) == pytest.approx(2 * 752_446_720 / 1.555e12) == pytest.approx(0.968e-3, rel=1e-3)
+    assert (
+        float(spent.weights)
+        == pytest.approx(2 * 752_446_720 / 1.555e12)
+        == pytest.approx(0.968e-3, rel=1e-3)
+    )
     assert float(spent.arithmetic) == 0
 
 
 def test_the_cache_of_llamagen_xl_by_hand(xl):
-    """2 rows × 376 positions × 36 layers × (keys and values of 1280) × 2 bytes = 138.6 MB: 0.089 ms."""
+    """2 rows × 376 positions × 36 layers × (keys and values of 1280) × 2 bytes = 138.6 MB: 0.089
+    ms.
+    """
     net = shape_of(xl).network
     spent = roofline.forward(net, Load(1, 2, 1, 375), A100, "bfloat16")
     assert (
-        float(spent.cache) == pytest.approx(2 * 376 * 36 * 2 * 1280 * 2 / 1.555e12) == pytest.approx(89.1e-6, rel=1e-3)
+        float(spent.cache)
+        == pytest.approx(2 * 376 * 36 * 2 * 1280 * 2 / 1.555e12)
+        == pytest.approx(89.1e-6, rel=1e-3)
     )
 
 
 def test_many_nodes_are_bound_by_arithmetic_and_few_by_bandwidth(xl):
-    """Products outweigh bytes from π / β = 200 FLOP a byte on: with 2 bytes a weight, from about 200 rows."""
+    """Products outweigh bytes from π / β = 200 FLOP a byte on: with 2 bytes a weight, from about
+    200 rows.
+    """
     net = shape_of(xl).network
     few, many = (roofline.forward(net, Load(1, 2, n, 300), A100, "bfloat16") for n in (60, 400))
     assert float(few.weights) > 0 == float(few.arithmetic)
@@ -115,7 +141,9 @@ def test_many_nodes_are_bound_by_arithmetic_and_few_by_bandwidth(xl):
 
 
 def test_a_layer_has_as_many_kernels_as_the_model_counts():
-    """Operations that move or compute something, in bfloat16 and with a cache, as they are launched on a GPU."""
+    """Operations that move or compute something, in bfloat16 and with a cache, as they are
+    launched on a GPU.
+    """
     layer = Layer(DecoderConfig(64, 1, 4, 128, 16)).to(torch.bfloat16)
     views = {"view", "transpose", "narrow", "chunk", "flatten", "view_as_real", "view_as_complex"}
     seen: Counter[str] = Counter()
@@ -125,7 +153,10 @@ def test_a_layer_has_as_many_kernels_as_the_model_counts():
             seen[func.overloadpacket.__name__] += func.overloadpacket.__name__ not in views
             return func(*args, **(kwargs or {}))
 
-    x, rope = torch.randn(2, 6, 64, dtype=torch.bfloat16), torch.ones(1, 6, 1, 8, dtype=torch.complex64)
+    x, rope = (
+        torch.randn(2, 6, 64, dtype=torch.bfloat16),
+        torch.ones(1, 6, 1, 8, dtype=torch.complex64),
+    )
     with torch.inference_mode(), Count():
         layer(x, rope, None)
     assert sum(seen.values()) + 1 == roofline.LAYER, seen  # one more writes the cache
@@ -143,12 +174,17 @@ def test_every_device_model_names_its_source_and_holds_the_papers_dtypes():
 def test_more_bandwidth_is_never_slower_and_the_host_limits_what_has_no_graphs(xl, tiny):
     found = cases([sample()], tiny, xl, None, "run")
     slow, fast = (
-        predict.predict(machines.Roofline(device_model(n), "bfloat16"), found.traces, [1, 64]) for n in ("h100", "h200")
+        predict.predict(machines.Roofline(device_model(n), "bfloat16"), found.traces, [1, 64])
+        for n in ("h100", "h200")
     )
     assert all(a.latency_s > b.latency_s for a, b in zip(slow, fast, strict=True))
-    eager = predict.predict(machines.Roofline(device_model("h100"), "bfloat16", False), found.traces, [1])
+    eager = predict.predict(
+        machines.Roofline(device_model("h100"), "bfloat16", False), found.traces, [1]
+    )
     kernels = roofline.LAYER * 36 + roofline.STEP
-    assert eager[0].ms_per_token * 256 / 255 == pytest.approx(1e-3 * kernels * device_model("h100").issue)
+    assert eager[0].ms_per_token * 256 / 255 == pytest.approx(
+        1e-3 * kernels * device_model("h100").issue
+    )
     assert eager[0].bound == "launches"
 
 
@@ -169,7 +205,8 @@ def test_a_batch_takes_the_steps_of_its_slowest_prompt_and_drops_the_finished_as
     assert kept.batch.tolist() == [2] * 8
     assert dropped.batch.tolist() == [2, 2, 1, 1, 1, 1, 1, 1]
     assert len(batches([quick, slow], 1, True)) == 2
-    assert batches([quick, slow], 5, True)[0].batch.tolist() == [5] * 8  # prompts several times over
+    # prompts several times over
+    assert batches([quick, slow], 5, True)[0].batch.tolist() == [5] * 8
     assert kept.start.tolist() == [1, 5, 3, 4, 5, 6, 7, 8]
 
 
@@ -200,15 +237,26 @@ def test_a_run_without_tree_sizes_is_replayed_where_the_method_fixes_them(tiny):
     old = sample(tree_nodes=None)
     (trace,) = next(iter(cases([old], tiny, tiny, None, "run").traces.values()))
     assert set(trace.nodes.tolist()) == {6}
-    with pytest.raises(UserError, match=r"'adt-tree' lack the tree size of each step.*measure it again"):
+    with pytest.raises(
+        UserError, match=r"'adt-tree' lack the tree size of each step.*measure it again"
+    ):
         cases([sample("adt-tree", tree_nodes=None)], tiny, tiny, None, "run")
 
 
 def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
     found = cases([sample(), sample("medusa", nodes=9, depth=4)], tiny, xl, None, "run")
     assert [case.label for case in found.traces] == ["eagle-1"]
-    assert any("medusa is left out" in note and "no drafter of kind 'medusa'" in note for note in found.notes)
-    with_model = cases([sample("sd", nodes=4, depth=3)], tiny, sketch("llamagen-3b-c2i", "llamagen-l-c2i"), None, "run")
+    assert any(
+        "medusa is left out" in note and "no drafter of kind 'medusa'" in note
+        for note in found.notes
+    )
+    with_model = cases(
+        [sample("sd", nodes=4, depth=3)],
+        tiny,
+        sketch("llamagen-3b-c2i", "llamagen-l-c2i"),
+        None,
+        "run",
+    )
     (case,) = with_model.traces
     assert case.drafter.stored == pytest.approx(343e6, rel=0.01)
 
@@ -238,9 +286,18 @@ def test_the_largest_shape_has_34_billion_weights_and_a_small_card_does_not_hold
 
 @pytest.mark.parametrize("gap", [3.0, 20.0])
 def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
-    """Its forwards take what the roofline says of known bandwidth, FLOP/s and overhead; the probe must recover them."""
+    """Its forwards take what the roofline says of known bandwidth, FLOP/s and overhead; the probe
+    must recover them.
+    """
     made = DeviceModel(
-        name="made", about="", bandwidth=40, memory=8, tflops={"float32": 0.5}, gap=gap, issue=0, source="test"
+        name="made",
+        about="",
+        bandwidth=40,
+        memory=8,
+        tflops={"float32": 0.5},
+        gap=gap,
+        issue=0,
+        source="test",
     )
     net = Network(12, 40_000_000, 2_000_000, 12 * 512, 12 * 256, 1024, 43_000_000)
     least = float(sum(roofline.forward(net, Load(1, 2, 1, 1), made, "float32", roofline.STEP)))
@@ -253,7 +310,9 @@ def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
 
 
 def test_a_synthetic_run_is_predicted_exactly(tiny):
-    """Each step took 1 ms, 0.2 ms a node, 2 µs a cached token, 0.3 ms a forward of the drafter, 0.4 ms outside."""
+    """Each step took 1 ms, 0.2 ms a node, 2 µs a cached token, 0.3 ms a forward of the drafter,
+    0.4 ms outside.
+    """
 
     def seconds(trace: Trace, levels: int) -> float:
         verify = 1e-3 + 2e-4 * trace.nodes + 2e-6 * trace.start
@@ -262,8 +321,11 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
     made = []
     for number, lengths in enumerate(((3, 1, 2), (5, 1), (1, 1, 4))):
         timed = sample(number=number, lengths=lengths)
-        trace = stretched(timed.accept_lengths[1:], timed.tree_nodes[1:], timed.tree_depths[1:], 256)
-        made.append(timed.model_copy(update={"decode_s": seconds(trace, 5)}))  # a root and four levels
+        trace = stretched(
+            timed.accept_lengths[1:], timed.tree_nodes[1:], timed.tree_depths[1:], 256
+        )
+        # a root and four levels
+        made.append(timed.model_copy(update={"decode_s": seconds(trace, 5)}))
         made.append(sample(**AR, number=number, decode_s=seconds(autoregressive(256), 0)))
     verify = np.array([1e-3, 2e-4, 2e-6])  # of 1, nodes, cached tokens
     costs = {
@@ -275,19 +337,24 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
     checked = predict.validate(machine, found.traces, made)
     assert {v.label for v in checked} == {"ar", "eagle-1"}
     assert all(v.error < 1e-9 and v.images == 3 for v in checked)
-    assert [v.speedup_error for v in checked if v.label == "eagle-1"] == [pytest.approx(0, abs=1e-9)]
+    assert [v.speedup_error for v in checked if v.label == "eagle-1"] == [
+        pytest.approx(0, abs=1e-9)
+    ]
     slower = replace(machine, costs=costs | {"eagle-1": costs["eagle-1"]._replace(outside=2e-3)})
     assert predict.validate(slower, found.traces, made)[0].error > 0.2
 
 
 @pytest.mark.parametrize("order", ["fixed", "adapting"])
 def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkeypatch, order):
-    """1 ms, 0.2 ms a node, 2 µs a cached token; 0.3 ms a forward of the drafter, 0.1 ms a node it reads; 0.4 else."""
+    """1 ms, 0.2 ms a node, 2 µs a cached token; 0.3 ms a forward of the drafter, 0.1 ms a node it
+    reads; 0.4 else.
+    """
     proposal = prepared_proposal(tiny, method("eagle-1"))
     sizes = [(5, 6)] if order == "fixed" else [(d, n) for d in (1, 3, 5) for n in (6, 16, 31)]
 
     def steps(*_: object) -> Iterator[Timed]:
-        for (depth, nodes), cached, held in product(sizes, (32, 128, 216), (1, 1, 1, 9)):  # one in four is held up
+        # one in four is held up
+        for (depth, nodes), cached, held in product(sizes, (32, 128, 216), (1, 1, 1, 9)):
             levels = proposal.levels(depth, nodes)
             draft = 3e-4 * (1 + len(levels)) + 1e-4 * sum(levels)
             verify = 1e-3 + 2e-4 * nodes + 2e-6 * cached
@@ -307,14 +374,19 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
 
 
 def test_probing_machines_predicts_the_run_that_was_measured_on_it(tmp_path, monkeypatch):
-    """Every operation takes as long as any other: what is promised of seconds is measured elsewhere."""
+    """Every operation takes as long as any other: what is promised of seconds is measured
+    elsewhere.
+    """
     for name, less in (("REPEATS", 3), ("STEPS", 3)):
         monkeypatch.setattr(machines, name, less)
     shallow = packed(two_layers(dtype=torch.float32))
     monkeypatch.setattr(machines, "load_with_drafter", lambda *_: shallow)
     monkeypatch.setattr(machines, "bandwidth", partial(machines.bandwidth, seconds=0.0))
     clock = CountedClock(monkeypatch)
-    config = Sweep(num_prompts=1, methods=["eagle-1"]).record() | {"guidance": 3.0, "device": "cpu"}
+    config = Sweep(num_prompts=1, methods=["eagle-1"]).record() | {
+        "guidance": 3.0,
+        "device": "cpu",
+    }
     with RunFolder.open(tmp_path, "real", config, target={"name": "tiny"}) as folder, clock:
         decoder = build(shallow, method("eagle-1"))
         ((made, _),) = make_samples(decoder, [Prompt("demo-1", "a red star")], 0, True)
@@ -337,16 +409,39 @@ def test_predictions_are_labelled_fit_a_terminal_and_leave_the_run_alone(run, tm
         return [(p.name, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files]
 
     before, out = contents(), tmp_path / "predicted"
-    args = ["predict", str(run), "--device", "h100", "--device", "l40s", "--target", "llamagen-xl-stage1"]
-    found = CliRunner().invoke(app, [*args, "--batch", "1,64", "--out", str(out), "--json"], catch_exceptions=False)
+    args = [
+        "predict",
+        str(run),
+        "--device",
+        "h100",
+        "--device",
+        "l40s",
+        "--target",
+        "llamagen-xl-stage1",
+    ]
+    found = CliRunner().invoke(
+        app, [*args, "--batch", "1,64", "--out", str(out), "--json"], catch_exceptions=False
+    )
     told = json.loads(found.stdout)
     assert contents() == before
     assert told["predicted"] is True
     assert all(row["predicted"] for row in told["rows"])
-    assert {(r["device"], r["batch"]) for r in told["rows"]} == {(d, b) for d in ("h100", "l40s") for b in (1, 64)}
-    assert {p.name for p in out.iterdir()} == {"predictions.json", "predictions.md", "predictions.png"}
-    assert "Predicted, not measured: llamagen-xl-stage1 on h100" in (out / "predictions.md").read_text()
-    rows = [predict.Prediction(**{k: v for k, v in row.items() if k != "predicted"}) for row in told["rows"]]
+    assert {(r["device"], r["batch"]) for r in told["rows"]} == {
+        (d, b) for d in ("h100", "l40s") for b in (1, 64)
+    }
+    assert {p.name for p in out.iterdir()} == {
+        "predictions.json",
+        "predictions.md",
+        "predictions.png",
+    }
+    assert (
+        "Predicted, not measured: llamagen-xl-stage1 on h100"
+        in (out / "predictions.md").read_text()
+    )
+    rows = [
+        predict.Prediction(**{k: v for k, v in row.items() if k != "predicted"})
+        for row in told["rows"]
+    ]
     with (console := Console(width=80)).capture() as text:
         console.print(*terminal_tables([row for row in rows if row.device == "h100"]))
     lines = text.get().splitlines()
@@ -356,7 +451,9 @@ def test_predictions_are_labelled_fit_a_terminal_and_leave_the_run_alone(run, tm
 
 
 def test_speedups_are_ratios_of_predicted_latencies(run):
-    found = CliRunner().invoke(app, ["predict", str(run), "--batch", "1,8", "--json"], catch_exceptions=False)
+    found = CliRunner().invoke(
+        app, ["predict", str(run), "--batch", "1,8", "--json"], catch_exceptions=False
+    )
     rows = json.loads(found.stdout)["rows"]
     base = {row["batch"]: row["latency_s"] for row in rows if row["method"] == "ar"}
     for row in rows:
@@ -369,7 +466,10 @@ def test_speedups_are_ratios_of_predicted_latencies(run):
     ("args", "sentence"),
     [
         (["--device", "h1000"], "unknown device 'h1000': did you mean 'h100'?"),
-        (["--device", "this", "--batch", "0"], "--batch 0 cannot be read: give whole numbers from 1"),
+        (
+            ["--device", "this", "--batch", "0"],
+            "--batch 0 cannot be read: give whole numbers from 1",
+        ),
         (["--target", "nope"], "unknown target 'nope'"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),
         (["--compile", "fast"], "unknown mode 'fast'"),
@@ -398,7 +498,13 @@ def test_predictions_are_not_written_into_a_run(run, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     ("asked", "name"),
-    [("a100", "a100-40g"), ("A100-80G", "a100-80g"), ("RTX 4090", "rtx-4090"), ("H200", "h200"), ("l40", "l40s")],
+    [
+        ("a100", "a100-40g"),
+        ("A100-80G", "a100-80g"),
+        ("RTX 4090", "rtx-4090"),
+        ("H200", "h200"),
+        ("l40", "l40s"),
+    ],
 )
 def test_a_device_is_named_by_how_its_name_begins_in_any_spelling(asked, name):
     assert device_model(asked).name == name

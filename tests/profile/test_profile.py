@@ -26,12 +26,16 @@ from lanternbench.utils.device import last_level_cache
 @pytest.fixture(scope="module")
 def found(target_8x8):
     decoders = [build(target_8x8, method(m)) for m in ("ar", "eagle-1")]
-    return profile.profile(decoders, ["a small red circle in the center on a plain blue background"])
+    return profile.profile(
+        decoders, ["a small red circle in the center on a plain blue background"]
+    )
 
 
 def test_the_phases_of_a_step_add_up_to_it(found):
     for p in found:
-        assert p.draft_ms + p.verify_ms + p.commit_ms + p.other_ms == pytest.approx(p.step_ms, rel=1e-6)
+        assert p.draft_ms + p.verify_ms + p.commit_ms + p.other_ms == pytest.approx(
+            p.step_ms, rel=1e-6
+        )
         assert 0 < p.overhead_fraction < 1
         assert p.syncs_per_step == 1
 
@@ -94,7 +98,9 @@ def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_pas
     seen = []
     measured = profile.profile
     monkeypatch.setattr(
-        profile, "profile", lambda decoders, captions: seen.extend(decoders) or measured(decoders, captions)
+        profile,
+        "profile",
+        lambda decoders, captions: seen.extend(decoders) or measured(decoders, captions),
     )
     options = ["-n", "1", "--temperature", "0", "--json"]
     for more in ([], ["--drafter", "tiny", "--dtype", "bfloat16"]):
@@ -103,12 +109,15 @@ def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_pas
     ar, sd, own, *halved, itself = seen
     assert ar.target.dtype == sd.target.dtype == torch.float32
     assert {d.target.dtype for d in halved} == {torch.bfloat16}
-    assert own < 2 < 3 < itself  # the target drafts for itself: a chain of three and the bonus token, but for rounding
+    # the target drafts for itself: a chain of three and the bonus token, but for rounding
+    assert own < 2 < 3 < itself
 
 
 def test_the_command_prints_a_row_per_method(few_passes, shallow_8x8, monkeypatch):
     monkeypatch.setattr(catalogue, "load_with_drafter", lambda *_: shallow_8x8)
-    done = CliRunner().invoke(app, ["profile", "cool-sd", "-n", "1", "--json"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["profile", "cool-sd", "-n", "1", "--json"], catch_exceptions=False
+    )
     labels = [m["label"] for m in json.loads(done.stdout)["methods"]]
     assert labels[0] == "ar"
     assert labels[1].startswith("cool-sd")
@@ -138,7 +147,9 @@ def test_what_is_kept_for_measures_afterwards_is_off_the_clock(target, monkeypat
     assert sum(made.phases.values()) == made.decode_s < 1000
 
 
-def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_last_start(monkeypatch):
+def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_last_start(
+    monkeypatch,
+):
     now = 0.0
 
     class Event:

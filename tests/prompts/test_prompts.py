@@ -1,4 +1,6 @@
-"""Prompts: official files are read as they are, selections are reproducible, bad files get one sentence."""
+"""Prompts: official files are read as they are, selections are reproducible, bad files get one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,13 @@ def test_parti_keeps_category_and_challenge_of_its_1632_prompts():
 
 
 def test_a_prompt_with_an_empty_category_has_none(tmp_path):
-    path = write(tmp_path, "P.tsv", "Prompt\tCategory\tChallenge\na cat\t\t\na dog\tAnimals\tBasic\n")
-    assert [(p.category, p.challenge) for p in prompts.load(f"parti:{path}")] == [(None, None), ("Animals", "Basic")]
+    path = write(
+        tmp_path, "P.tsv", "Prompt\tCategory\tChallenge\na cat\t\t\na dog\tAnimals\tBasic\n"
+    )
+    assert [(p.category, p.challenge) for p in prompts.load(f"parti:{path}")] == [
+        (None, None),
+        ("Animals", "Basic"),
+    ]
 
 
 def test_an_official_set_without_its_file_says_how_to_give_it(tmp_path, monkeypatch):
@@ -111,7 +118,11 @@ def test_an_official_set_without_its_file_says_how_to_give_it(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"--prompts coco2017:PATH/captions_val2017\.json"):
         prompts.load("coco2017")
     (tmp_path / "prompts").mkdir()
-    write(tmp_path / "prompts", "PartiPrompts.tsv", "Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\n")
+    write(
+        tmp_path / "prompts",
+        "PartiPrompts.tsv",
+        "Prompt\tCategory\tChallenge\tNote\nbond\tAbstract\tBasic\t\n",
+    )
     assert prompts.load("parti").prompts == (prompts.Prompt("2", "bond", "Abstract", "Basic"),)
 
 
@@ -134,7 +145,9 @@ def test_imagenet_gives_its_thousand_class_numbers_with_their_names():
         ("parti.csv", 'category,prompt\nx,"a cat"\ny,a dog\n'),
     ],
 )
-def test_a_file_named_like_a_built_in_set_is_read_by_its_ending(tmp_path, monkeypatch, name, content):
+def test_a_file_named_like_a_built_in_set_is_read_by_its_ending(
+    tmp_path, monkeypatch, name, content
+):
     path = write(tmp_path, name, content)
     assert texts(path) == ["a cat", "a dog"]
     monkeypatch.chdir(tmp_path)
@@ -179,7 +192,9 @@ def test_a_quoted_cell_may_hold_a_line_break_but_no_rows(tmp_path):
         'prompt,category\n"a cat,x\na dog,y\na bird"\n',
     ]
     for content in swallowing:
-        with pytest.raises(UserError, match=r"line [23] is malformed \(a quote that opens there") as error:
+        with pytest.raises(
+            UserError, match=r"line [23] is malformed \(a quote that opens there"
+        ) as error:
             prompts.load(write(tmp_path, "b.csv", content))
         assert len(str(error.value).splitlines()) == 1
 
@@ -191,7 +206,9 @@ def test_a_selection_is_seeded_keeps_file_order_and_grows_with_the_count(tmp_pat
     spec = write(tmp_path, "list.txt", "\n".join(f"prompt {i}" for i in range(500)))
     order = {text: i for i, text in enumerate(texts(spec))}
     assert len(order) == 500
-    ten, again, more, other = (texts(spec, count=n, seed=s) for n, s in ((10, 1), (10, 1), (50, 1), (10, 2)))
+    ten, again, more, other = (
+        texts(spec, count=n, seed=s) for n, s in ((10, 1), (10, 1), (50, 1), (10, 2))
+    )
     assert ten == again != other
     assert set(ten) < set(more)
     assert [order[text] for text in more] == sorted(order[text] for text in more)
@@ -240,7 +257,9 @@ def test_a_count_that_cannot_be_given_is_refused(tmp_path, count):
 )
 def test_every_format_gives_its_prompts(tmp_path, name, content):
     assert texts(write(tmp_path, name, content)) == ["a cat", "a dog"]
-    assert texts(write(tmp_path, name, b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())) == ["a cat", "a dog"]
+    assert texts(
+        write(tmp_path, name, b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode())
+    ) == ["a cat", "a dog"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +274,9 @@ def test_every_format_gives_its_prompts(tmp_path, name, content):
 )
 @pytest.mark.parametrize("suffix", ["txt", "jsonl", "tsv"])
 def test_a_caption_is_kept_as_it_is(tmp_path, text, suffix):
-    content = {"txt": text, "jsonl": json.dumps({"prompt": text}), "tsv": f"prompt\n{text}"}[suffix]
+    content = {"txt": text, "jsonl": json.dumps({"prompt": text}), "tsv": f"prompt\n{text}"}[
+        suffix
+    ]
     assert texts(write(tmp_path, f"a.{suffix}", content)) == [text]
 
 
@@ -267,7 +288,10 @@ def test_line_breaks_and_broken_surrogates_inside_a_caption_do_no_harm(tmp_path)
 
 def test_coco_captions_can_be_first_longest_or_random(tmp_path):
     spec = f"coco2017:{coco_file(tmp_path)}"
-    assert [(p.id, p.text, p.image) for p in prompts.load(spec)] == [("9", "a dog", "9.jpg"), ("3", "a cat", "3.jpg")]
+    assert [(p.id, p.text, p.image) for p in prompts.load(spec)] == [
+        ("9", "a dog", "9.jpg"),
+        ("3", "a cat", "3.jpg"),
+    ]
     assert texts(spec, caption="longest")[0] == "a very big dog"
     drawn = [texts(spec, seed=seed, caption="random")[0] for seed in range(20)]
     assert set(drawn) == {"a dog", "a very big dog"}
@@ -275,7 +299,9 @@ def test_coco_captions_can_be_first_longest_or_random(tmp_path):
 
 
 def test_repeated_ids_become_unique_and_are_counted(tmp_path):
-    loaded = prompts.load(write(tmp_path, "a.csv", "id,prompt\na,1\na,2\na-2,3\na,4\nb|c,5\nb_c,6\n"))
+    loaded = prompts.load(
+        write(tmp_path, "a.csv", "id,prompt\na,1\na,2\na-2,3\na,4\nb|c,5\nb_c,6\n")
+    )
     ids = [prompt.id for prompt in loaded]
     assert len(set(ids)) == 6
     assert (ids[0], ids[2]) == ("a", "a-2")
@@ -315,13 +341,17 @@ def test_a_bad_file_gets_one_sentence(tmp_path, name, content, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("changes", [{"images": None}, {"annotations": [{"caption": "x"}]}, {"images": [1]}])
+@pytest.mark.parametrize(
+    "changes", [{"images": None}, {"annotations": [{"caption": "x"}]}, {"images": [1]}]
+)
 def test_a_file_that_is_no_coco_file_is_refused(tmp_path, changes):
     with pytest.raises(UserError, match="no COCO captions file"):
         prompts.load(f"coco2017:{coco_file(tmp_path, **changes)}")
 
 
-@pytest.mark.parametrize("spec", ["nothing", "", "coco2017:", "parti:missing.tsv", "missing.txt", ".", "a\0b.txt"])
+@pytest.mark.parametrize(
+    "spec", ["nothing", "", "coco2017:", "parti:missing.tsv", "missing.txt", ".", "a\0b.txt"]
+)
 def test_an_unknown_source_is_refused(tmp_path, monkeypatch, spec):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError):

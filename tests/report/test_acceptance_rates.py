@@ -44,7 +44,8 @@ def test_rates_are_counts_of_samples_by_hand():
     lengths = [[3, 1, 4, 2], [1, 1, 4]]
     rows = measure.summarise(Figures(made("eagle-1", lengths, 3)), {}).rows
     steps = [n for one in lengths for n in one]
-    accepted = [n - 1 for n in steps]  # without the bonus token, or the one drawn after a rejection
+    # without the bonus token, or the one drawn after a rejection
+    accepted = [n - 1 for n in steps]
     found = rows[0].acceptance
     assert found["per_position"] == [sum(a >= i for a in accepted) / len(steps) for i in (1, 2, 3)]
     assert found["conditional_per_position"] == [
@@ -59,7 +60,13 @@ def test_rates_are_counts_of_samples_by_hand():
 def test_a_method_that_drafts_nothing_has_no_acceptance():
     (ar,) = measure.summarise(Figures(made("ar", [[1, 1, 1]], 0)), {}).rows
     assert (ar.acceptance, ar.value("acceptance_rate")) == ({}, None)
-    assert acceptance([]) == acceptance([0, 0, 0]) == acceptance([0, 5]) == acceptance([0, 5, 0, 0]) == {}
+    assert (
+        acceptance([])
+        == acceptance([0, 0, 0])
+        == acceptance([0, 5])
+        == acceptance([0, 5, 0, 0])
+        == {}
+    )
     assert acceptance_table([row()]) == ""
     assert panels([row()], WIDE) is None
 
@@ -71,7 +78,9 @@ def test_the_summary_the_tables_and_the_page_have_the_rates(tmp_path):
     out = folder / "report"
     document = json.loads((out / "table.json").read_text())
     assert document["rows"][1]["acceptance"]["per_position"] == [0.75, 0.25]
-    assert "| sjd | – | 2.00 | 75.0% (75.0%) | 25.0% (33.3%) |" in (out / "acceptance.md").read_text()
+    assert (
+        "| sjd | – | 2.00 | 75.0% (75.0%) | 25.0% (33.3%) |" in (out / "acceptance.md").read_text()
+    )
     assert "sjd,2,0.25,0.333" in (out / "acceptance.csv").read_text()
     assert 'data-key="acceptance"' in (out / "report.html").read_text()
     made = panels([row(**fields) for fields in rows], WIDE)
@@ -92,7 +101,10 @@ def test_the_summary_of_a_run_has_the_rates_in_its_json(tmp_path):
 
 
 def test_a_histogram_from_elsewhere_breaks_nothing(tmp_path):
-    folder = make_run(tmp_path / "r", [flat(), flat("x", "x", 2.0, accept_histogram=[-3, "a", None, 1e300, -1, 2])])
+    folder = make_run(
+        tmp_path / "r",
+        [flat(), flat("x", "x", 2.0, accept_histogram=[-3, "a", None, 1e300, -1, 2])],
+    )
     report([folder])
     assert (folder / "report" / "acceptance.md").is_file()
 
@@ -104,4 +116,7 @@ def test_a_histogram_from_elsewhere_breaks_nothing(tmp_path):
 def test_captions_of_photographs_on_the_embedded_target_are_warned_of(target, dataset, warned):
     info = {"target": {"name": target}, "prompts": {"dataset": dataset}}
     notes = measure.summarise(Figures(made("sjd", [[3, 1]], 3)), info).notes
-    assert any("draws coloured shapes" in note.text and note.kind == "warning" for note in notes) == warned
+    assert (
+        any("draws coloured shapes" in note.text and note.kind == "warning" for note in notes)
+        == warned
+    )

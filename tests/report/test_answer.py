@@ -16,11 +16,24 @@ def row(label: str, speedup: float | None, loss: float = 0.0, lossless: bool = T
     return Row(label, label, 20, figures, lossless=lossless)
 
 
-def pair(method: str, against: str, p: float, figure: str = "speed", value: float = 1.5, prompts: int = 20) -> Pair:
+def pair(
+    method: str,
+    against: str,
+    p: float,
+    figure: str = "speed",
+    value: float = 1.5,
+    prompts: int = 20,
+) -> Pair:
     return Pair(figure, method, against, prompts, value, value - 0.1, value + 0.1, p)
 
 
-ROWS = [row("ar", 1.0), row("eagle", 1.8), row("sjd", 1.7), row("cool", 2.4, 0.3, False), row("mild", 2.0, 0.05, False)]
+ROWS = [
+    row("ar", 1.0),
+    row("eagle", 1.8),
+    row("sjd", 1.7),
+    row("cool", 2.4, 0.3, False),
+    row("mild", 2.0, 0.05, False),
+]
 PAIRS = [
     *(pair(label, "ar", 0.001) for label in ("eagle", "sjd", "cool", "mild")),
     pair("sjd", "eagle", 0.4),
@@ -30,7 +43,10 @@ PAIRS = [
 
 def test_the_fastest_lossless_method_is_named_with_those_it_is_not_told_apart_from():
     first = answer(ROWS, PAIRS, [])[0]
-    assert first == "Fastest lossless method: eagle, 1.80× [1.70, 1.90] against ar. Not told apart from it: sjd."
+    assert (
+        first
+        == "Fastest lossless method: eagle, 1.80× [1.70, 1.90] against ar. Not told apart from it: sjd."
+    )
 
 
 def test_the_fastest_relaxed_method_stays_within_the_budget():
@@ -49,23 +65,35 @@ def test_a_lead_that_may_be_chance_is_called_so():
     )
 
 
-@pytest.mark.parametrize(("prompts", "says"), [(10, "measure 11 prompts or more"), (11, "more prompts tell more")])
+@pytest.mark.parametrize(
+    ("prompts", "says"), [(10, "measure 11 prompts or more"), (11, "more prompts tell more")]
+)
 def test_too_few_prompts_for_any_test_are_told_with_their_number(prompts, says):
-    # of four methods against ar, one prompt of n the other way: 4 · 2 (n + 1) / 2^n is under 0.05 from n = 11 on
+    # of four methods against ar, one prompt of n the other way: 4 · 2 (n + 1) / 2^n is under 0.05
+    # from n = 11 on
     assert 4 * 2 * 12 / 2**11 < 0.05 < 4 * 2 * 11 / 2**10
     said = answer(ROWS, [one._replace(p=0.3, prompts=prompts) for one in PAIRS], [])
     assert says in said[2]
 
 
 def test_methods_told_apart_are_counted():
-    assert "4 of 4 methods from ar and 1 of 2 pairs of them from each other (p < 0.05)" in answer(ROWS, PAIRS, [])[2]
+    assert (
+        "4 of 4 methods from ar and 1 of 2 pairs of them from each other (p < 0.05)"
+        in answer(ROWS, PAIRS, [])[2]
+    )
 
 
 def test_quality_that_differs_from_ar_is_told_with_its_sign():
     lower = [pair("cool", "ar", 0.002, "clip", -0.04), pair("eagle", "ar", 0.8, "clip", 0.01)]
-    assert answer(ROWS, PAIRS + lower, [])[-1] == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+    assert (
+        answer(ROWS, PAIRS + lower, [])[-1]
+        == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+    )
     turned = [pair("ar", "cool", 0.002, "clip", 0.04)]
-    assert answer(ROWS, PAIRS + turned, [])[-1] == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+    assert (
+        answer(ROWS, PAIRS + turned, [])[-1]
+        == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+    )
     assert answer(ROWS, PAIRS + lower[1:], [])[-1] == "No method is told apart from ar in CLIP."
 
 
@@ -82,8 +110,16 @@ def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
 def test_what_makes_a_run_unfit_stands_first_and_no_fastest_is_named_without_it():
     notes = [
         Note("info", None, "Intervals are 95 % bootstrap intervals."),
-        Note("unfit", None, "The run is not finished (34 of 64 samples): columns rest on different prompts."),
-        Note("unfit", "latency_s", "The run was resumed in another environment (see run.json): both are mixed."),
+        Note(
+            "unfit",
+            None,
+            "The run is not finished (34 of 64 samples): columns rest on different prompts.",
+        ),
+        Note(
+            "unfit",
+            "latency_s",
+            "The run was resumed in another environment (see run.json): both are mixed.",
+        ),
     ]
     said = answer(ROWS, PAIRS, notes)
     assert said[0] == (

@@ -13,7 +13,10 @@ from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.tables import category_rows, category_table
 from lanternbench.report.write import report
 
-ROWS = [{"label": "ar", "method": "ar", "speedup": 1.0}, {"label": "fast", "method": "fast", "speedup": 2.0}]
+ROWS = [
+    {"label": "ar", "method": "ar", "speedup": 1.0},
+    {"label": "fast", "method": "fast", "speedup": 2.0},
+]
 
 
 def sample(prompt: int, label: str, category: str | None, seconds: float, **changes) -> dict:
@@ -26,7 +29,10 @@ def sample(prompt: int, label: str, category: str | None, seconds: float, **chan
 def samples() -> list[dict]:
     made = []
     for prompt, category in enumerate(["Animals", "Animals", "Food"]):
-        made += [sample(prompt, "ar", category, 4.0 + prompt), sample(prompt, "fast", category, 2.0)]
+        made += [
+            sample(prompt, "ar", category, 4.0 + prompt),
+            sample(prompt, "fast", category, 2.0),
+        ]
     return made
 
 
@@ -53,14 +59,29 @@ def test_a_row_states_what_its_samples_say():
 
 
 def test_what_is_missing_is_missing():
-    bare = sample(0, "fast", "Food", 1.0, accept_lengths=[5], steps=1, metrics={}, timed=False, fidelity_loss=None)
+    bare = sample(
+        0,
+        "fast",
+        "Food",
+        1.0,
+        accept_lengths=[5],
+        steps=1,
+        metrics={},
+        timed=False,
+        fidelity_loss=None,
+    )
     ((_, row),) = category_rows(Figures([Sample(**bare)]))
     assert {row.value(name) for name in ("speedup", "accept_len", "fidelity_loss")} == {None}
 
 
 def test_a_category_without_name_and_one_without_any_score_do_no_harm(tmp_path):
     unscored = [sample(n, "ar", "Food", 1.0, metrics={"clip": None}) for n in (7, 8)]
-    lines = [sample(1, "ar", "Animals", 1.0), sample(2, "ar", "", 1.0), sample(3, "ar", None, 1.0), *unscored]
+    lines = [
+        sample(1, "ar", "Animals", 1.0),
+        sample(2, "ar", "", 1.0),
+        sample(3, "ar", None, 1.0),
+        *unscored,
+    ]
     table = table_of(run(tmp_path / "r", lines))
     assert [line.split("|")[1].strip() for line in table.splitlines()[2:]] == ["Animals", "Food"]
     food = next(line for line in table.splitlines() if line.startswith("| Food"))
@@ -75,7 +96,15 @@ def test_a_report_has_the_table_only_where_prompts_have_categories(tmp_path):
     table = next(path for path in written if path.name == "categories.md").read_text()
     assert "| Animals | fast | 2.25× |" in table
     assert "<script>" not in table
-    assert table.index("| Animals | ar |") < table.index("| Animals | fast |") < table.index("| Food | ar |")
-    for name, categories in {"none": [None] * 60, "one": ["a"] * 60, "many": [f"c{i}" for i in range(60)]}.items():
+    assert (
+        table.index("| Animals | ar |")
+        < table.index("| Animals | fast |")
+        < table.index("| Food | ar |")
+    )
+    for name, categories in {
+        "none": [None] * 60,
+        "one": ["a"] * 60,
+        "many": [f"c{i}" for i in range(60)],
+    }.items():
         lines = [sample(i, "ar", category, 1.0) for i, category in enumerate(categories)]
         assert table_of(run(tmp_path / name, lines)) == ""

@@ -1,4 +1,6 @@
-"""Where left-out context costs: the loss of every row and column, from the decode to the report's files."""
+"""Where left-out context costs: the loss of every row and column, from the decode to the report's
+files.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ from lanternbench.report.write import report
 
 CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs in the snow"]
 ZIPAR, PJD = "zipar s=2", "pjd c=4"
-ROWS = [flat(), *(flat(x, x.split()[0], 2.0, fidelity_loss=0.1, lossless=False) for x in (ZIPAR, PJD))]
-LOST = {ZIPAR: ([0.0, 0.3], [0.1, 0.15, 0.2]), PJD: ([0.0, 0.1], [0.05, 0.05, 0.05])}  # of the first prompt
+ROWS = [
+    flat(),
+    *(flat(x, x.split()[0], 2.0, fidelity_loss=0.1, lossless=False) for x in (ZIPAR, PJD)),
+]
+# of the first prompt
+LOST = {ZIPAR: ([0.0, 0.3], [0.1, 0.15, 0.2]), PJD: ([0.0, 0.1], [0.05, 0.05, 0.05])}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +44,9 @@ def by_place(rows: list[list[float]], columns: list[list[float]]) -> dict[str, l
 
 
 def lossy_run(folder: Path, prompts: int = 3, **changes: tuple[list[float], list[float]]) -> Path:
-    """Images of 2 × 3 tokens; prompt i has lost i / 10 more than the first, everywhere but in the first row."""
+    """Images of 2 × 3 tokens; prompt i has lost i / 10 more than the first, everywhere but in the
+    first row.
+    """
     made = make_run(folder, ROWS, prompts, run_id=folder.name)
     info = json.loads((made / "run.json").read_text())
     info["target"]["grid"] = [2, 3]
@@ -76,7 +84,10 @@ def test_the_figure_has_a_curve_and_a_band_for_every_method_by_row_and_by_column
     rows, columns = figure.axes
     assert (rows.get_xlabel(), columns.get_xlabel()) == ("row of the image", "column of the image")
     assert [list(line.get_xdata()) for line in columns.lines] == [[0, 1, 2]] * 2
-    assert [list(line.get_ydata()) for line in rows.lines] == [[0, pytest.approx(0.4)], [0, pytest.approx(0.1)]]
+    assert [list(line.get_ydata()) for line in rows.lines] == [
+        [0, pytest.approx(0.4)],
+        [0, pytest.approx(0.1)],
+    ]
     assert [len(axes.collections) for axes in figure.axes] == [2, 2]
     assert [text.get_text() for text in columns.get_legend().get_texts()] == list(losses)
     assert rows.get_ylim()[0] == 0
@@ -94,13 +105,22 @@ def test_a_report_writes_the_map_and_its_table_for_methods_that_drew_several_row
         for axis, first in (("row", by_row), ("column", by_column)):
             mine = [line for line in table if (line["method"], line["axis"]) == (label, axis)]
             assert [int(line["place"]) for line in mine] == list(range(len(first)))
-            more = [0.0] + [0.1] * (len(first) - 1) if axis == "row" else [0.05] * len(first)  # of the middle prompt
-            assert [float(line["fidelity_loss"]) for line in mine] == pytest.approx(np.add(first, more).tolist())
+            # of the middle prompt
+            more = [0.0] + [0.1] * (len(first) - 1) if axis == "row" else [0.05] * len(first)
+            assert [float(line["fidelity_loss"]) for line in mine] == pytest.approx(
+                np.add(first, more).tolist()
+            )
             assert all(float(x["lo"]) <= float(x["fidelity_loss"]) <= float(x["hi"]) for x in mine)
 
 
-def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(tmp_path, quick_pictures):
-    runs = [lossy_run(tmp_path / "a"), make_run(tmp_path / "b", run_id="b"), lossy_run(tmp_path / "c", 2)]
+def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(
+    tmp_path, quick_pictures
+):
+    runs = [
+        lossy_run(tmp_path / "a"),
+        make_run(tmp_path / "b", run_id="b"),
+        lossy_run(tmp_path / "c", 2),
+    ]
     names = {file.name for file in report(runs, out=tmp_path / "out")}
     assert {name for name in names if name.endswith(".csv") and "loss" in name} == {
         "loss-by-place-1.csv",
@@ -115,7 +135,9 @@ def test_losses_of_another_grid_than_the_run_s_are_left_out(tmp_path, quick_pict
         assert {line["method"] for line in csv.DictReader(file)} == {PJD}
 
 
-@pytest.mark.parametrize(("name", "options"), [("zipar", {"window": 2}), ("pjd", {"c": 2, "window": 3})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("zipar", {"window": 2}), ("pjd", {"c": 2, "window": 3})]
+)
 def test_a_sample_s_rows_and_columns_are_the_means_of_its_tokens_losses(name, options):
     target = row_end_target()
     decoder = build(target, method(name, **options))

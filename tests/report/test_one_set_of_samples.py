@@ -1,4 +1,6 @@
-"""Everything on a page, and in a frame, rests on the same samples, whenever the run was summed up or stopped."""
+"""Everything on a page, and in a frame, rests on the same samples, whenever the run was summed up
+or stopped.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,28 @@ def sample(label: str, prompt: int, seconds: float) -> Sample:
 
 
 def going_on(root: Path, finished: int, more: int, sets: bool = False) -> Path:
-    """A run that went on after it was summed up, and was killed; eagle-1 is twice, then four times as fast."""
+    """A run that went on after it was summed up, and was killed; eagle-1 is twice, then four times
+    as fast.
+    """
     methods = [{"label": label, "method": label, "lossless": True} for label in ("ar", "eagle-1")]
     with RunFolder.open(root, "r", {}, prompts={"count": 8}, methods=methods) as folder:
         for prompt in range(finished + more):
             for label, seconds in (("ar", 1.0), ("eagle-1", 0.5 if prompt < finished else 0.25)):
                 folder.append(sample(label, prompt, seconds))
             if prompt + 1 == finished:
-                whole = {label: {"fid-tiny": Estimate(30.0, n=finished)} for label in ("ar", "eagle-1")}
+                whole = {
+                    label: {"fid-tiny": Estimate(30.0, n=finished)} for label in ("ar", "eagle-1")
+                }
                 folder.finish(summarise(folder.figures, folder.run, whole if sets else None))
     return folder.path
 
 
 def test_a_run_that_went_on_after_its_summary_is_reported_as_it_is_now(tmp_path):
     folder = going_on(tmp_path, 2, 2, sets=True)
-    files = {file.name: file.read_text() for file in report([folder], formats=["md", "csv", "json", "tex", "html"])}
+    files = {
+        file.name: file.read_text()
+        for file in report([folder], formats=["md", "csv", "json", "tex", "html"])
+    }
     rows = {row["label"]: row for row in csv.DictReader(files["table.csv"].splitlines())}
     assert rows["eagle-1"]["n"] == "4"
     total = 4 / (2 * 0.5 + 2 * 0.25)
@@ -53,13 +62,18 @@ def test_a_run_that_went_on_after_its_summary_is_reported_as_it_is_now(tmp_path)
 
 def test_frames_agree_with_each_other(tmp_path):
     frames = run_frames(going_on(tmp_path, 2, 1))
-    assert frames.summary.set_index("label")["n"].to_dict() == frames.samples.groupby("label").size().to_dict()
+    assert (
+        frames.summary.set_index("label")["n"].to_dict()
+        == frames.samples.groupby("label").size().to_dict()
+    )
 
 
 def test_scores_that_a_killed_command_stored_are_in_the_table(tmp_path):
     folder = going_on(tmp_path, 2, 0)
     with RunFolder.existing(folder) as opened:  # ``score`` stores samples first, then the summary
-        opened.replace([s.model_copy(update={"metrics": {"clip-tiny": 0.5}}) for s in opened.samples()])
+        opened.replace(
+            [s.model_copy(update={"metrics": {"clip-tiny": 0.5}}) for s in opened.samples()]
+        )
     assert load_run(folder).rows[0].value("clip-tiny") == pytest.approx(0.5)
 
 

@@ -22,10 +22,24 @@ from lanternbench.report.write import report
 from lanternbench.suite import leaderboard
 from lanternbench.suite.protocol import submission, write
 
-BROWSER = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+BROWSER = next(
+    (path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))),
+    None,
+)
 QUIET = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+    ),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ),
 ]
 WATCH = """<script>
 window.failures = [];
@@ -54,7 +68,11 @@ def browse(tmp_path):
         pytest.skip("NO BROWSER: install chromium to check the page; nothing of it was checked")
 
     def run(page: Path, script: str, width: int = 1200) -> dict:
-        text = page.read_text().replace("<head>", "<head>" + WATCH, 1).replace("</body>", ASK % script)
+        text = (
+            page.read_text()
+            .replace("<head>", "<head>" + WATCH, 1)
+            .replace("</body>", ASK % script)
+        )
         if width < NARROWEST:  # a phone: a frame of that width, whose answer comes out of it
             text = PHONE % (width, html.escape(text))
         (tmp_path / "watched.html").write_text(text)
@@ -68,7 +86,11 @@ def browse(tmp_path):
             "--virtual-time-budget=20000",
         ]
         done = subprocess.run(
-            [*command, f"file://{tmp_path / 'watched.html'}"], capture_output=True, text=True, timeout=120, check=True
+            [*command, f"file://{tmp_path / 'watched.html'}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         )
         found = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
         assert found, "the script did not finish"
@@ -83,7 +105,9 @@ def browse(tmp_path):
 def page(tmp_path_factory) -> Path:
     rows = [flat(fidelity_loss=0.0, **FID), flat("sjd", "sjd", 1.4, fidelity_loss=0.0, **FID),
             flat("cool-sd λ=2", "cool-sd", 2.0, fidelity_loss=0.4, lossless=False, **FID)]  # fmt: skip
-    return report([make_run(tmp_path_factory.mktemp("page") / "run", rows)], published=True, formats=["html"])[-1]
+    return report(
+        [make_run(tmp_path_factory.mktemp("page") / "run", rows)], published=True, formats=["html"]
+    )[-1]
 
 
 def test_a_heading_sorts_by_number_and_a_second_click_reverses(browse, page):
@@ -143,16 +167,26 @@ def test_every_label_of_21_methods_is_there_and_none_touches_another(browse, tmp
     file = report([make_run(tmp_path / "run", twenty_one())], formats=["html"])[-1]
     seen = browse(file, GEOMETRY, width)
     assert seen["page"] <= seen["window"]
-    assert {one["key"] for one in seen["found"]} == {"speed", "pareto-fidelity_loss", "pareto-clip-tiny", "acceptance"}
+    assert {one["key"] for one in seen["found"]} == {
+        "speed",
+        "pareto-fidelity_loss",
+        "pareto-clip-tiny",
+        "acceptance",
+    }
     for one in seen["found"]:
         assert one["size"] > 9.5, one["key"]  # pixels on the screen
         letters = re.sub(r"\W", "", "".join(box[0] for box in one["boxes"]))
-        assert [label for label in LABELS if re.sub(r"\W", "", label) not in letters] == [], one["key"]
-        places = [(box[0], [box[1], box[2] + 2, box[3], box[4] - 2]) for box in one["boxes"]]  # without line spacing
+        assert [label for label in LABELS if re.sub(r"\W", "", label) not in letters] == [], one[
+            "key"
+        ]
+        # without line spacing
+        places = [(box[0], [box[1], box[2] + 2, box[3], box[4] - 2]) for box in one["boxes"]]
         touching = [(a, b) for (a, p), (b, q) in combinations(places, 2) if overlap(p, q) > 1]
         assert touching == [], one["key"]
         cut = [
-            a for a, (x0, y0, x1, y1) in places if x0 < -1 or y0 < -1 or x1 > one["width"] + 1 or y1 > one["height"] + 1
+            a
+            for a, (x0, y0, x1, y1) in places
+            if x0 < -1 or y0 < -1 or x1 > one["width"] + 1 or y1 > one["height"] + 1
         ]
         assert cut == [], one["key"]
 
@@ -183,7 +217,12 @@ def test_an_image_opens_beside_ar_s_and_the_keyboard_goes_on_to_the_next(browse,
         return { open, first, images, clip, next, base, alone, closed: !detail.open };""")  # fmt: skip
     assert (seen["open"], seen["first"], seen["images"]) == (True, "sjd", 2)
     assert seen["clip"] in ("inset(0px calc(70%) 0px 0px)", "inset(0px 70% 0px 0px)")
-    assert (seen["next"], seen["base"], seen["alone"], seen["closed"]) == ("cool-sd λ=2", "ar", True, True)
+    assert (seen["next"], seen["base"], seen["alone"], seen["closed"]) == (
+        "cool-sd λ=2",
+        "ar",
+        True,
+        True,
+    )
 
 
 def test_the_maps_are_shown_on_demand(browse, page):
@@ -208,7 +247,10 @@ def test_the_page_is_as_wide_as_its_window_and_its_tables_fit(browse, page, widt
 
 def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
     bad = f"{EVIL} <a href='javascript:alert(1)'>x</a>"
-    rows = [flat(), flat(bad, bad, 2.0, fidelity_loss=0.1, target=bad, **{bad: 1.0, f"{bad}_lo": 1.0})]
+    rows = [
+        flat(),
+        flat(bad, bad, 2.0, fidelity_loss=0.1, target=bad, **{bad: 1.0, f"{bad}_lo": 1.0}),
+    ]
     folder = make_run(tmp_path / "evil", rows, caption=bad, run_id=bad)
     kept = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(kept | {"rows": rows, "notes": [bad]}))
@@ -224,10 +266,15 @@ def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
 def test_a_page_of_32_prompts_by_13_methods_is_under_5_mb(tmp_path):
     import numpy as np
 
-    rows = [flat("ar" if i == 0 else f"m{i}", "sjd", 1 + 0.1 * i, fidelity_loss=0.01 * i, **FID) for i in range(13)]
+    rows = [
+        flat("ar" if i == 0 else f"m{i}", "sjd", 1 + 0.1 * i, fidelity_loss=0.01 * i, **FID)
+        for i in range(13)
+    ]
     folder = make_run(tmp_path / "run", rows, prompts=1)
     info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(info | {"target": {"name": "t", "grid": [24, 24]}}))
+    (folder / "run.json").write_text(
+        json.dumps(info | {"target": {"name": "t", "grid": [24, 24]}})
+    )
     rng, lines = np.random.default_rng(0), []
     first = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
     smooth = rng.integers(0, 255, (24, 24, 3), dtype=np.uint8)
@@ -238,8 +285,12 @@ def test_a_page_of_32_prompts_by_13_methods_is_under_5_mb(tmp_path):
                       "accept_lengths": lengths, "tree_depths": rng.integers(0, 9, 201).tolist(), "steps": 201,
                       "tokens": sum(lengths), "image": f"images/{prompt}.png"}  # fmt: skip
             lines.append(json.dumps(first | fields))
-        picture = Image.fromarray(np.roll(smooth, prompt, 0)).resize((384, 384), Image.Resampling.BICUBIC)
-        pixels = np.clip(np.asarray(picture) + rng.normal(0, 12, (384, 384, 3)), 0, 255).astype(np.uint8)
+        picture = Image.fromarray(np.roll(smooth, prompt, 0)).resize(
+            (384, 384), Image.Resampling.BICUBIC
+        )
+        pixels = np.clip(np.asarray(picture) + rng.normal(0, 12, (384, 384, 3)), 0, 255).astype(
+            np.uint8
+        )
         Image.fromarray(pixels).save(folder / "images" / f"{prompt}.png")
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
     assert len(results.read_samples(folder)) == 32 * 13

@@ -42,11 +42,15 @@ def test_differences_are_of_the_prompts_that_both_methods_have(tmp_path):
     rows = {(r.figure, r.method, r.against): r for r in pairs(make_run(tmp_path / "r", samples))}
     assert rows["speed", "a", "ar"].value == pytest.approx(2)
     assert rows["speed", "b", "a"].value == pytest.approx(2)
-    assert (rows["speed", "b", "a"].lo, rows["speed", "b", "a"].hi) == (pytest.approx(2), pytest.approx(2))
+    assert (rows["speed", "b", "a"].lo, rows["speed", "b", "a"].hi) == (
+        pytest.approx(2),
+        pytest.approx(2),
+    )
     assert rows["speed", "b", "a"].prompts == 3
     assert rows["accept_len", "b", "a"].value == pytest.approx(1)
     assert rows["clip", "b", "a"].value == pytest.approx(-0.1)
-    assert not any(figure == "accept_len" and "ar" in pair for figure, *pair in rows)  # it is 1 by definition
+    # it is 1 by definition
+    assert not any(figure == "accept_len" and "ar" in pair for figure, *pair in rows)
 
 
 def test_seeds_of_a_prompt_count_once(tmp_path):
@@ -70,7 +74,10 @@ def test_what_is_damaged_untimed_or_alone_has_no_row(tmp_path):
 def test_the_report_holds_the_comparison_and_escapes_it(tmp_path):
     evil = "<b>x</b>"
     samples = [sample(label, i, s) for label, s in (("ar", 2.0), (evil, 1.0)) for i in range(3)]
-    files = {file.name: file for file in report([make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS])}
+    files = {
+        file.name: file
+        for file in report([make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS])
+    }
     assert "| 2.00× |" in files["pairs.md"].read_text()
     assert "run,figure,method,against,prompts,value" in files["pairs.csv"].read_text()
     page = files["report.html"].read_text()
@@ -95,7 +102,8 @@ def test_holm_raises_each_p_by_the_tests_that_are_left():
 
 
 def test_methods_that_do_not_differ_are_seldom_told_apart():
-    """300 families of six pairs of four alike methods over 20 prompts: 5 % of them may have a p under 0.05.
+    """300 families of six pairs of four alike methods over 20 prompts: 5 % of them may have a p
+    under 0.05.
 
     Without the correction about 20 % have one; a rate of 12 % would be seen with 99.7 % certainty.
     """
@@ -103,7 +111,9 @@ def test_methods_that_do_not_differ_are_seldom_told_apart():
     found = raw = 0
     for _ in range(300):
         values = rng.normal(size=(20, 4)) + rng.normal(size=(20, 1))
-        p = paired_tests(np.stack([values[:, i] - values[:, j] for i in range(4) for j in range(i)], 1), 2000)
+        p = paired_tests(
+            np.stack([values[:, i] - values[:, j] for i in range(4) for j in range(i)], 1), 2000
+        )
         raw += p.min() < 0.05
         found += holm(p).min() < 0.05
     assert found <= 0.07 * 300

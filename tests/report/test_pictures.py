@@ -58,10 +58,22 @@ def twenty_one(relaxed_from: int = 0) -> list[dict]:
     """ar and 20 methods, near each other, of which those from a number on are relaxed."""
     rows = [flat(fidelity_loss=0.0)]
     for i, label in enumerate(LABELS):
-        speed, loss = 1.2 + 0.11 * (i * 7 % 10), 0.02 + 0.011 * (i * 3 % 11) if i >= relaxed_from else 0.0
+        speed, loss = (
+            1.2 + 0.11 * (i * 7 % 10),
+            0.02 + 0.011 * (i * 3 % 11) if i >= relaxed_from else 0.0,
+        )
         more = {"fidelity_loss": loss, "fidelity_loss_lo": 0.8 * loss, "fidelity_loss_hi": 1.2 * loss,
                 "accept_histogram": [0, 9, 5, 3, *[1] * (i % 13)], "lossless": i < relaxed_from}  # fmt: skip
-        rows.append(flat(label, label.split()[0], speed, speedup_lo=speed - 0.15, speedup_hi=speed + 0.15, **more))
+        rows.append(
+            flat(
+                label,
+                label.split()[0],
+                speed,
+                speedup_lo=speed - 0.15,
+                speedup_hi=speed + 0.15,
+                **more,
+            )
+        )
     return rows
 
 
@@ -70,7 +82,12 @@ def rows_of(fields: list[dict]) -> list:
 
 
 def texts(scene: Scene, *roles: str) -> list[Text]:
-    return [i for g in scene.groups for i in g.items if isinstance(i, Text) and (not roles or i.role in roles)]
+    return [
+        i
+        for g in scene.groups
+        for i in g.items
+        if isinstance(i, Text) and (not roles or i.role in roles)
+    ]
 
 
 def boxes(scene: Scene) -> list[tuple]:
@@ -78,7 +95,9 @@ def boxes(scene: Scene) -> list[tuple]:
     figure = scene_figure(scene)
     figure.draw_without_rendering()
     scale = figure.bbox.width / scene.width
-    found = [(t.get_text(), t.get_window_extent()) for t in figure.axes[0].texts if not t.get_rotation()]
+    found = [
+        (t.get_text(), t.get_window_extent()) for t in figure.axes[0].texts if not t.get_rotation()
+    ]
     return [(text, (b.x0 / scale, b.y0 / scale, b.x1 / scale, b.y1 / scale)) for text, b in found]
 
 
@@ -92,7 +111,8 @@ def test_21_methods_have_all_labels_and_none_touches_another_or_is_cut_off(width
     touching = [(a, b) for (a, one), (b, two) in combinations(found, 2) if overlap(one, two) > 1]
     assert touching == []
     assert all(
-        x0 >= -1 and x1 <= made.width + 1 and y0 >= -1 and y1 <= made.height + 1 for _, (x0, y0, x1, y1) in found
+        x0 >= -1 and x1 <= made.width + 1 and y0 >= -1 and y1 <= made.height + 1
+        for _, (x0, y0, x1, y1) in found
     )
     said = re.sub(r"\W", "", "".join(text.text for text in texts(made)))
     assert [label for label in LABELS if re.sub(r"\W", "", label) not in said] == []
@@ -103,7 +123,11 @@ def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
     rows = rows_of(twenty_one())
     made = scatter(trade_off(rows, metric_column("fidelity_loss")), width)
     marks = [
-        (i.x - 5, i.y - 5, i.x + 5, i.y + 5) for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)
+        (i.x - 5, i.y - 5, i.x + 5, i.y + 5)
+        for g in made.groups
+        if g.hint
+        for i in g.items
+        if isinstance(i, Mark)
     ]
     labels = [t for g in made.groups if g.hint for t in g.items if isinstance(t, Text)]
     assert len(labels) == len(marks) == 21
@@ -114,7 +138,9 @@ def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
 
 def test_a_name_without_a_place_becomes_a_number_with_a_key():
     points = [(100.0 + 9 * (i % 4), 100.0 + 9 * (i // 4)) for i in range(16)]
-    labels, key = place_labels(points, [f"a method of a long name {i}" for i in range(16)], [], (0, 0, 200, 200))
+    labels, key = place_labels(
+        points, [f"a method of a long name {i}" for i in range(16)], [], (0, 0, 200, 200)
+    )
     assert key
     assert all(number == i + 1 for i, (number, _) in enumerate(key))
     drawn = [box_of(text) for text, _ in labels]
@@ -137,7 +163,12 @@ def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
         ["cool-sd λ=1.1", "cool-sd λ=2", "cool-sd λ=4"]
     ]
     assert [name for name in short_names(data) if "λ" in name] == ["λ=2", "λ=1.1", "cool-sd λ=4"]
-    drawn = [i for g in scatter(data, NARROW).groups for i in g.items if isinstance(i, Line) and i.role == "knob"]
+    drawn = [
+        i
+        for g in scatter(data, NARROW).groups
+        for i in g.items
+        if isinstance(i, Line) and i.role == "knob"
+    ]
     assert [len(line.points) for line in drawn if len(line.points) > 2] == [3]
 
 
@@ -153,7 +184,13 @@ def test_the_scatter_is_of_trade_offs_alone():
 
 def test_lossless_is_a_circle_and_relaxed_a_diamond_in_page_and_files():
     made = scatter(trade_off(knob_rows(), metric_column("fidelity_loss")), NARROW)
-    shapes = {g.hint.partition(":")[0]: i.shape for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)}
+    shapes = {
+        g.hint.partition(":")[0]: i.shape
+        for g in made.groups
+        if g.hint
+        for i in g.items
+        if isinstance(i, Mark)
+    }
     assert shapes["ar"] == shapes["eagle-1"] == "circle"
     assert shapes["cool-sd λ=2"] == shapes["gsd"] == "diamond"
     assert {"lossless", "relaxed"} <= {t.text for t in texts(made, "legend")}
@@ -176,7 +213,11 @@ def test_one_wide_interval_does_not_stretch_the_axis():
                            flat("b", "b", 2.0, speedup_lo=0.1, speedup_hi=9.0)]), WIDE)  # fmt: skip
     assert made is not None
     heads = [
-        i for g in made.groups if g.hint.startswith("b") for i in g.items if isinstance(i, Line) and len(i.points) == 3
+        i
+        for g in made.groups
+        if g.hint.startswith("b")
+        for i in g.items
+        if isinstance(i, Line) and len(i.points) == 3
     ]
     assert len(heads) == 2  # its ends are arrow heads
     wide = axis(values, [(0.0, 4.0), (0.0, 4.0), (0.0, 4.0)], 0, 100)
@@ -202,7 +243,13 @@ def test_runs_are_told_apart_by_fill_and_number():
     rows = [row("sjd", "sjd", 1.5, run="first"), row("sjd", "sjd", 1.6, run="second")]
     made = forest(rows, NARROW)
     assert made is not None
-    fills = {g.hint.partition(":")[0]: i.fill for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)}
+    fills = {
+        g.hint.partition(":")[0]: i.fill
+        for g in made.groups
+        if g.hint
+        for i in g.items
+        if isinstance(i, Mark)
+    }
     assert fills == {"sjd (1)": "full", "sjd (2)": "hollow"}
     assert {"(1) first", "(2) second"} <= {t.text for t in texts(made, "legend")}
 
@@ -211,12 +258,16 @@ def test_the_forest_is_sorted_lossless_first_with_the_loss_beside_relaxed_method
     made = forest(rows_of(twenty_one(12)), WIDE)
     assert made is not None
     assert [t.text for t in texts(made, "heading")] == ["lossless", "relaxed"]
-    marks = [(i.y, i.x, i.shape) for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)]
+    marks = [
+        (i.y, i.x, i.shape) for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)
+    ]
     for shape, count in (("circle", 12), ("diamond", 8)):
         x = [x for _, x, kind in sorted(marks) if kind == shape]
         assert x == sorted(x, reverse=True)
         assert len(x) == count
-    assert max(y for y, _, kind in marks if kind == "circle") < min(y for y, _, kind in marks if kind == "diamond")
+    assert max(y for y, _, kind in marks if kind == "circle") < min(
+        y for y, _, kind in marks if kind == "diamond"
+    )
     assert sum("fidelity loss" in g.hint for g in made.groups) == 8
 
 
@@ -245,9 +296,15 @@ def test_lines_break_at_blanks_and_inside_words_that_are_too_wide():
 def test_methods_columns_and_names_choose_what_tables_and_pictures_show(tmp_path):
     folder = make_run(tmp_path / "r", [flat(), *twenty_one(12)[1:]])
     (tmp_path / "names.yaml").write_text("cool-sd: Cool-SD (ours)\neagle-1: EAGLE\n")
-    view = View(("cool-sd", "eagle-1"), ("speedup", "fidelity_loss"), read_names(tmp_path / "names.yaml"))
+    view = View(
+        ("cool-sd", "eagle-1"), ("speedup", "fidelity_loss"), read_names(tmp_path / "names.yaml")
+    )
     report([folder], view=view, formats=["md", "tex", "html"])
-    lines = [line for line in (folder / "report" / "table.md").read_text().splitlines() if line.startswith("|")]
+    lines = [
+        line
+        for line in (folder / "report" / "table.md").read_text().splitlines()
+        if line.startswith("|")
+    ]
     assert lines[0] == "| method | speedup ↑ | fidelity loss ↓ |"
     assert [line.split("|")[1].strip() for line in lines[2:]] == [
         "Cool-SD (ours)", "Cool-SD (ours) (proposal=eagle-3)", "EAGLE",
@@ -287,7 +344,12 @@ def test_labels_are_written_as_in_papers():
 
 def test_the_latex_table_is_as_wide_as_a_page_at_most_and_says_what_it_left_out():
     narrow = latex_table(
-        rows_of([flat(), flat("sjd", "sjd", 2.0, speedup_lo=1.9, speedup_hi=2.2, **{"clip-tiny": None})])
+        rows_of(
+            [
+                flat(),
+                flat("sjd", "sjd", 2.0, speedup_lo=1.9, speedup_hi=2.2, **{"clip-tiny": None}),
+            ]
+        )
     )
     assert r"\begin{table}[t]" in narrow
     assert "$2.00{\\scriptstyle\\,\\pm\\,0.20}$" in narrow
@@ -304,8 +366,11 @@ def test_the_grid_holds_the_images_of_the_chosen_methods(tmp_path):
     files = report([folder], formats=["md"], view=View(("ar", "sjd")), grid=2)
     assert {"grid.png", "grid.pdf"} <= {file.name for file in files}
     with Image.open(folder / "report" / "grid.png") as image:
-        red = sum(pixel == (255, 0, 0) for pixel in image.convert("RGB").getdata()) / (image.width * image.height)
-    # two prompts × two of at least three columns of red squares, the captions and the third column white
+        red = sum(pixel == (255, 0, 0) for pixel in image.convert("RGB").getdata()) / (
+            image.width * image.height
+        )
+    # two prompts × two of at least three columns of red squares, the captions and the third column
+    # white
     assert 0.4 < red < 0.65
     assert Path(folder / "report" / "grid.pdf").read_bytes().startswith(b"%PDF")
 
@@ -319,16 +384,22 @@ def test_images_are_shared_out_over_the_lines_of_the_grid():
 
 def test_the_table_and_the_pictures_fit_a_two_column_paper(tmp_path):
     if shutil.which("pdflatex") is None:
-        pytest.skip("NO PDFLATEX: install texlive-latex-recommended to set the paper; nothing of it was checked")
+        pytest.skip(
+            "NO PDFLATEX: install texlive-latex-recommended to set the paper; nothing of it was checked"
+        )
     folder = make_run(tmp_path / "r", twenty_one(12))
     report([folder])
     picture = folder / "report" / "pareto-fidelity_loss.pdf"
-    text = (
-        "\\documentclass[twocolumn]{article}\n\\usepackage[margin=0.75in]{geometry}\n\\usepackage{booktabs,graphicx}\n"
+    text = "\\documentclass[twocolumn]{article}\n\\usepackage[margin=0.75in]{geometry}\n\\usepackage{booktabs,graphicx}\n"
+    text += (
+        "\\begin{document}x\n\\input{%s}\n\\par\\noindent\\includegraphics{%s}\n\\end{document}\n"
     )
-    text += "\\begin{document}x\n\\input{%s}\n\\par\\noindent\\includegraphics{%s}\n\\end{document}\n"
     (tmp_path / "p.tex").write_text(text % (folder / "report" / "table.tex", picture))
-    done = subprocess.run(["pdflatex", "-halt-on-error", "-interaction=batchmode", "p.tex"], cwd=tmp_path, timeout=120)
+    done = subprocess.run(
+        ["pdflatex", "-halt-on-error", "-interaction=batchmode", "p.tex"],
+        cwd=tmp_path,
+        timeout=120,
+    )
     log = (tmp_path / "p.log").read_text(errors="replace")
     assert done.returncode == 0, log[-2000:]
     assert "Overfull \\hbox" not in log
@@ -346,7 +417,15 @@ def test_the_terminal_table_names_what_it_leaves_out_and_says_what_columns_mean(
 
 def test_the_markdown_table_is_the_one_that_a_reader_wants_first():
     many = dict.fromkeys(
-        ("drafter_top1", "perplexity", "entropy", "step_p50_s", "tokens_per_s", "robust_latency_s"), 0.5
+        (
+            "drafter_top1",
+            "perplexity",
+            "entropy",
+            "step_p50_s",
+            "tokens_per_s",
+            "robust_latency_s",
+        ),
+        0.5,
     )
     rows = rows_of([flat(**many), flat("sjd", "sjd", 2.0, tree_depth=5.0, **many)])
     assert len(columns(rows, "md")) <= 10 < len(columns(rows))

@@ -1,4 +1,6 @@
-"""The report: tables, Pareto plots, one safe page, and the papers' numbers beside the measured ones."""
+"""The report: tables, Pareto plots, one safe page, and the papers' numbers beside the measured
+ones.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,20 @@ def row(*args, hardware: str = "–", run: str | None = None, **changes) -> Repo
 
 
 FID = {"fid-tiny": 20.0, "fid-tiny_lo": None, "fid-tiny_hi": None, "fid-tiny_n": 2}
-ROWS = [flat("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, fidelity_loss=0.4, lossless=False), flat()]
+ROWS = [
+    flat("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, fidelity_loss=0.4, lossless=False),
+    flat(),
+]
 
 
 def sample(
-    folder: Path, prompt: int, of: dict, caption: str = "a red disc", seed: int = 0, size: int = 64, **more
+    folder: Path,
+    prompt: int,
+    of: dict,
+    caption: str = "a red disc",
+    seed: int = 0,
+    size: int = 64,
+    **more,
 ) -> dict:
     name = f"images/{prompt}-{re.sub(r'[^a-z0-9-]', '', of['method'])}-{seed}.png"
     Image.new("RGB", (64, 64), "red").save(folder / name)
@@ -122,11 +133,16 @@ def test_the_frontier_agrees_with_its_definition_on_random_points():
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 6, 40).astype(float), rng.integers(0, 6, 40).astype(float)
     beaten = [np.any((x >= a) & (y <= b) & ((x > a) | (y < b))) for a, b in zip(x, y)]
-    assert sorted(pareto_frontier(list(x), list(y), True)) == [i for i in range(40) if not beaten[i]]
+    assert sorted(pareto_frontier(list(x), list(y), True)) == [
+        i for i in range(40) if not beaten[i]
+    ]
 
 
 def test_a_column_has_the_direction_that_its_metric_names_and_an_unknown_one_has_none_and_no_frontier():
-    lower, higher = ("fid", "fid-tiny", "cmmd"), ("clip", "image-reward", "hpsv2", "geneval", "recall-tiny")
+    lower, higher = (
+        ("fid", "fid-tiny", "cmmd"),
+        ("clip", "image-reward", "hpsv2", "geneval", "recall-tiny"),
+    )
     assert {metric_column(key).better for key in lower} == {"lower"}
     assert {metric_column(key).better for key in higher} == {"higher"}
     assert (metric_column("mine").better, metric_column("mine").title) == ("", "mine")
@@ -134,15 +150,21 @@ def test_a_column_has_the_direction_that_its_metric_names_and_an_unknown_one_has
 
 
 def test_scores_of_random_weights_keep_their_mark_and_stand_beside_no_paper(tmp_path):
-    random = {f"fid-random{end}": value for end, value in (("", 3.0), ("_lo", None), ("_hi", None))}
+    random = {
+        f"fid-random{end}": value for end, value in (("", 3.0), ("_lo", None), ("_hi", None))
+    }
     rows = [flat("cool-sd λ=2", "cool-sd", 2.0, options={"lam": 2.0}, **random), flat(**random)]
     assert metric_column("fid-random").better == "lower"
     folder = make_run(tmp_path / "r", rows)
     report([folder], published=True, formats=["md"])
     table = (folder / "report" / "table.md").read_text()
-    assert "FID-random ↓" in next(line for line in table.splitlines() if line.startswith("| method"))
+    assert "FID-random ↓" in next(
+        line for line in table.splitlines() if line.startswith("| method")
+    )
     assert RANDOM_NOTE.text in table
-    assert published_beside([row("sjd", "sjd", 1.7, **PAPER, **random)])["fid measured"].isna().all()
+    assert (
+        published_beside([row("sjd", "sjd", 1.7, **PAPER, **random)])["fid measured"].isna().all()
+    )
 
 
 def test_accuracy_of_the_drafter_and_perplexity_are_in_the_full_table_only():
@@ -166,7 +188,10 @@ def test_paired_tests_against_ar_are_in_the_full_table():
 
 
 def test_every_table_shows_value_and_interval_and_a_dash_for_what_is_missing():
-    rows = [row(tree_depth=None), row("sjd", "sjd", 1.5, speedup_lo=1.4, speedup_hi=1.6, tree_depth=7)]
+    rows = [
+        row(tree_depth=None),
+        row("sjd", "sjd", 1.5, speedup_lo=1.4, speedup_hi=1.6, tree_depth=7),
+    ]
     assert "1.50× \\[1.40, 1.60\\]" in markdown_table(rows)
     assert "| – |" in markdown_table(rows)
     assert "$1.50{\\scriptstyle\\,\\pm\\,0.10}$" in latex_table(rows)
@@ -187,8 +212,14 @@ def test_the_terminal_table_puts_ar_first_and_reads_no_markup_in_labels():
 
 def test_the_rows_of_two_runs_stay_apart_in_the_terminal():
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first")]))
-    found = [line.split()[:2] for line in console.export_text().partition("τ: ")[0].splitlines() if line.strip()]
+    console.print(
+        terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first")])
+    )
+    found = [
+        line.split()[:2]
+        for line in console.export_text().partition("τ: ")[0].splitlines()
+        if line.strip()
+    ]
     assert found[-3:] == [["second", "ar"], ["second", "x"], ["first", "ar"]]
 
 
@@ -198,7 +229,10 @@ def test_a_column_without_any_value_is_left_out():
 
 
 def test_a_robust_speedup_that_differs_from_the_wall_clock_s_is_in_every_table():
-    quiet, disturbed = row("x", "x", 2.0, robust_speedup=2.08), row("y", "y", 1.4, robust_speedup=2.0)
+    quiet, disturbed = (
+        row("x", "x", 2.0, robust_speedup=2.08),
+        row("y", "y", 1.4, robust_speedup=2.0),
+    )
     for view in ("full", "md", "tex", "terminal"):
         found = {c.key: c for c in columns([quiet, disturbed], view)}
         assert [found["robust_speedup"].value(x) for x in (quiet, disturbed)] == ["2.08×", "2.00×"]
@@ -223,13 +257,19 @@ def test_nan_and_words_in_place_of_numbers_count_as_missing():
     assert {column.cell(row_of(flat(clip=v))) for v in wrong} == {"–"}
     assert {column.cell(row_of({"figures": {"clip": {"value": v}}})) for v in wrong} == {"–"}
     assert (
-        column.cell(row_of({"figures": {"clip": {"value": 0.25, "lo": 0.2, "hi": 0.3}}})) == "0.2500 [0.2000, 0.3000]"
+        column.cell(row_of({"figures": {"clip": {"value": 0.25, "lo": 0.2, "hi": 0.3}}}))
+        == "0.2500 [0.2000, 0.3000]"
     )
 
 
 def test_latex_and_markdown_print_special_signs_as_text():
-    assert tex_escape("a_b & 50% $x$ \\input{y} λ") == r"a\_b \& 50\% \$x\$ \textbackslash{}input\{y\} $\lambda$"
-    symbols = {field.json_schema_extra["symbol"] for fields in all_options().values() for field in fields} - {None}
+    assert (
+        tex_escape("a_b & 50% $x$ \\input{y} λ")
+        == r"a\_b \& 50\% \$x\$ \textbackslash{}input\{y\} $\lambda$"
+    )
+    symbols = {
+        field.json_schema_extra["symbol"] for fields in all_options().values() for field in fields
+    } - {None}
     assert [sign for sign in symbols if "?" in tex_escape(sign)] == []
     assert " \\\\\n{}[x" in latex_table([row(), row("[x", "x")])
     table = markdown_table([row("a|b\n<script>", "x")])
@@ -250,10 +290,17 @@ def test_the_csv_keeps_full_precision_and_runs_no_formula():
 def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
     drafted = {"accept_histogram": [0, 2, 1, 1]}
     files = report(
-        [make_run(tmp_path / "r1", [flat(fidelity_loss=0.0, **FID), ROWS[0] | FID | drafted])], published=True
+        [make_run(tmp_path / "r1", [flat(fidelity_loss=0.0, **FID), ROWS[0] | FID | drafted])],
+        published=True,
     )
     names = {file.name for file in files}
-    pictures = ("speed", "pareto-fidelity_loss", "pareto-clip-tiny", "pareto-fid-tiny", "acceptance")
+    pictures = (
+        "speed",
+        "pareto-fidelity_loss",
+        "pareto-clip-tiny",
+        "pareto-fid-tiny",
+        "acceptance",
+    )
     plots = {f"{name}.{kind}" for name in pictures for kind in ("png", "svg", "pdf")}
     tables = {"table.md", "table.csv", "table.tex", "pairs.md", "pairs.csv", "published.md",
               "table.json", "acceptance.md", "acceptance.csv"}  # fmt: skip
@@ -272,7 +319,9 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
                                         tree_depths=[4, 4], decode_s=seconds, token_ids=[1, 2, 3, 4], timed=True,
                                         metrics={"clip-tiny": 0.3})  # fmt: skip
                 run.append(stored, Image.new("RGB", (8, 8), "red"))
-        run.finish(measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path)))
+        run.finish(
+            measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path))
+        )
     files = report([run.path], formats=["md", "html"])
     assert "2.00×" in (run.path / "report" / "table.md").read_text()
     assert files[-1].read_text().count('<img class="image"') == 4
@@ -297,7 +346,9 @@ def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
         "assert 'lanternbench.measure.change' in sys.modules\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "False"
     assert (tmp_path / "results" / "r1" / "report" / "report.html").is_file()
 
@@ -308,16 +359,28 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
         with results.RunFolder.open(tmp_path, "r", {}, environment={"threads": threads}) as run:
             for prompt, (label, each) in itertools.product("12", seconds.items()):
                 key = f"{prompt}|{label}|0"
-                run.append(results.Sample(key=key, prompt_id=prompt, label=label, method=label, decode_s=each, **made))
-            run.finish(measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path)))
+                run.append(
+                    results.Sample(
+                        key=key, prompt_id=prompt, label=label, method=label, decode_s=each, **made
+                    )
+                )
+            run.finish(
+                measure.summarise(
+                    Figures(results.read_samples(run.path)), results.read_run(run.path)
+                )
+            )
     report([run.path], formats=[*FORMATS])
     folder = run.path / "report"
     rows = {r["label"]: r for r in csv.DictReader((folder / "table.csv").read_text().splitlines())}
     assert [float(rows[label]["speedup"] or "nan") for label in ("ar", "sjd")] == [1.0, 2.0]
     assert rows["eagle-1"]["speedup"] == ""
-    [line] = [x for x in (folder / "table.md").read_text().splitlines() if x.startswith("| eagle-1")]
+    [line] = [
+        x for x in (folder / "table.md").read_text().splitlines() if x.startswith("| eagle-1")
+    ]
     assert "–" in line
-    assert "100.00×" not in "".join((folder / name).read_text() for name in ("table.md", "table.tex", "report.html"))
+    assert "100.00×" not in "".join(
+        (folder / name).read_text() for name in ("table.md", "table.tex", "report.html")
+    )
     for name in ("table.md", "table.json", "report.html"):
         assert "pairs were timed under other settings (threads: 1" in (folder / name).read_text()
 
@@ -358,7 +421,8 @@ def test_a_run_without_ar_has_a_table_without_speedup_and_a_note(tmp_path):
     assert "no ar baseline" in table
     assert speed_column(load_run(folder).rows).key == "step_compression"
     assert (folder / "report" / "speed.png").is_file()
-    assert not (folder / "report" / "pareto-clip-tiny.png").is_file()  # nothing is traded for speed
+    # nothing is traded for speed
+    assert not (folder / "report" / "pareto-clip-tiny.png").is_file()
 
 
 def test_a_hostile_metric_name_cannot_leave_the_report_folder(tmp_path):
@@ -370,7 +434,14 @@ def test_a_hostile_metric_name_cannot_leave_the_report_folder(tmp_path):
 
 def test_labels_with_dollars_and_backslashes_draw_as_text(tmp_path):
     text = r"$\foo{ \$ ☃ 日本" + "\ud800"
-    files = report([make_run(tmp_path / "r", [flat(text, "x", **{"clip-tiny": None, text: 1.0, f"{text}_lo": 1.0})])])
+    files = report(
+        [
+            make_run(
+                tmp_path / "r",
+                [flat(text, "x", **{"clip-tiny": None, text: 1.0, f"{text}_lo": 1.0})],
+            )
+        ]
+    )
     assert any(file.suffix == ".pdf" for file in files)
 
 
@@ -404,7 +475,11 @@ def test_a_latex_table_of_several_runs_names_all_their_setups(tmp_path):
     info = json.loads((folders[1] / "run.json").read_text())
     (folders[1] / "run.json").write_text(json.dumps(info | {"target": {"name": "anole-7b"}}))
     report(folders, tmp_path / "out", formats=["tex"])
-    caption = next(line for line in (tmp_path / "out" / "table.tex").read_text().splitlines() if "caption" in line)
+    caption = next(
+        line
+        for line in (tmp_path / "out" / "table.tex").read_text().splitlines()
+        if "caption" in line
+    )
     assert "on tiny (demo, 2 prompts" in caption
     assert "on anole-7b (demo, 2 prompts" in caption
 
@@ -420,15 +495,33 @@ def test_a_run_of_flat_figures_and_notes_as_sentences_is_still_read(tmp_path):
     old = read_summary(folder)
     for row, fields in zip(old.rows, kept["rows"], strict=True):
         for name in ("speedup", "accept_len", "clip-tiny"):
-            assert row.figure(name)[:3] == (fields[name], fields[f"{name}_lo"], fields[f"{name}_hi"])
+            assert row.figure(name)[:3] == (
+                fields[name],
+                fields[f"{name}_lo"],
+                fields[f"{name}_hi"],
+            )
         assert row.figure("fid-tiny") == Estimate(fields["fid-tiny"], n=fields["fid-tiny_n"])
         assert row.figure("clip-tiny").p == fields["clip-tiny_p"]
-        assert (row.lossless, row.n, row.options) == (fields["lossless"], fields["n"], fields["options"])
+        assert (row.lossless, row.n, row.options) == (
+            fields["lossless"],
+            fields["n"],
+            fields["options"],
+        )
     assert old.sets == ["fid-tiny"]
-    assert Note("info", "image-reward", "the files o") in [note._replace(text=note.text[:11]) for note in old.notes]
+    assert Note("info", "image-reward", "the files o") in [
+        note._replace(text=note.text[:11]) for note in old.notes
+    ]
     again = measure.summarise(Figures(results.iter_samples(folder)), results.read_run(folder))
-    for before, now in zip(old.rows, again.rows, strict=True):  # by the code of today, from the same samples
-        for name in ("speedup", "latency_s", "accept_len", "step_compression", "fidelity_loss", "perplexity"):
+    # by the code of today, from the same samples
+    for before, now in zip(old.rows, again.rows, strict=True):
+        for name in (
+            "speedup",
+            "latency_s",
+            "accept_len",
+            "step_compression",
+            "fidelity_loss",
+            "perplexity",
+        ):
             assert now.value(name) == pytest.approx(before.value(name)), name
             assert now.figure(name).lo == pytest.approx(before.figure(name).lo, rel=0.02), name
     report([folder], formats=["md"])
@@ -443,7 +536,10 @@ def test_a_torn_last_line_is_dropped_and_a_damaged_one_inside_is_counted(tmp_pat
     torn = read_contents(load_run(make_run(tmp_path / "a", torn='{"key": "to')), 16)
     assert (len(torn.cells), torn.damaged) == (4, 0)
     inside = make_run(tmp_path / "b", torn='{"key": "to\n{"key": "x')
-    assert (len(read_contents(load_run(inside), 16).cells), read_contents(load_run(inside), 16).damaged) == (
+    assert (
+        len(read_contents(load_run(inside), 16).cells),
+        read_contents(load_run(inside), 16).damaged,
+    ) == (
         4,
         1,
     )
@@ -475,7 +571,9 @@ def test_an_image_path_that_leaves_the_run_is_not_read(tmp_path):
 
 def test_large_images_are_scaled_down_and_small_ones_kept(tmp_path):
     Image.new("RGB", (64, 64), "red").save(tmp_path / "s.png")
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (1024, 512, 3), dtype=np.uint8)).save(tmp_path / "l.png")
+    Image.fromarray(
+        np.random.default_rng(0).integers(0, 255, (1024, 512, 3), dtype=np.uint8)
+    ).save(tmp_path / "l.png")
     assert str(image_uri(tmp_path / "s.png")).startswith("data:image/png;base64,")
     large = str(image_uri(tmp_path / "l.png"))
     assert large.startswith("data:image/webp;base64,")
@@ -527,10 +625,14 @@ def test_captions_labels_and_names_cannot_inject_anything(tmp_path):
     text = page(folder, published=True)
     plain = Tags(page(make_run(tmp_path / "plain", [flat()])))
     evil = Tags(text)
-    assert sum(tag == "script" for tag, _ in evil.found) == sum(tag == "script" for tag, _ in plain.found)
+    assert sum(tag == "script" for tag, _ in evil.found) == sum(
+        tag == "script" for tag, _ in plain.found
+    )
     assert not any(name.startswith("on") for _, attrs in evil.found for name in attrs)
     assert not any(attrs.get("src") == "x" for _, attrs in evil.found)
-    assert not any(name in ("href", "formaction", "action") for _, attrs in evil.found for name in attrs)
+    assert not any(
+        name in ("href", "formaction", "action") for _, attrs in evil.found for name in attrs
+    )
     axes = [text for tag, text in zip(evil.found, evil.found) if tag[0] == "option"]
     assert len(axes) == 4
 
@@ -576,7 +678,9 @@ def test_no_escape_sequence_reaches_a_terminal_or_a_file(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\t=", " ="])
 def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers(sign):
-    (read,) = csv.DictReader(io.StringIO(csv_text(frame([row(f"{sign}1+1|cmd", "x", 1.5, log_prob=-2.5)]))))
+    (read,) = csv.DictReader(
+        io.StringIO(csv_text(frame([row(f"{sign}1+1|cmd", "x", 1.5, log_prob=-2.5)])))
+    )
     assert read["label"] == f"'{sign}1+1|cmd"
     assert float(read["log_prob"]) == -2.5
 
@@ -595,13 +699,28 @@ def test_no_link_of_markdown_or_html_leads_anywhere(tmp_path):
 
 def test_the_latex_table_compiles_with_booktabs_alone(tmp_path):
     if shutil.which("pdflatex") is None:
-        pytest.skip("NO PDFLATEX: install texlive-latex-recommended to compile the table; it was not compiled")
+        pytest.skip(
+            "NO PDFLATEX: install texlive-latex-recommended to compile the table; it was not compiled"
+        )
     bad = "50% & $x$ \\input{y} #1 _a_ ^b ~c <d> | λ δ ω τ β ∞ é ☃ 日本 \x1b[31m [z"
-    rows = [row(), row(bad, "x", 1.5, tree_depth=7), row("[x", "x"), row("*y", "x", **{"fid-tiny": 20.0})]
+    rows = [
+        row(),
+        row(bad, "x", 1.5, tree_depth=7),
+        row("[x", "x"),
+        row("*y", "x", **{"fid-tiny": 20.0}),
+    ]
     table = latex_table(rows, f"target {bad}; recipe")
-    text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + table + "\\end{document}\n"
+    text = (
+        "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
+        + table
+        + "\\end{document}\n"
+    )
     (tmp_path / "t.tex").write_text(text)
-    done = subprocess.run(["pdflatex", "-halt-on-error", "-interaction=batchmode", "t.tex"], cwd=tmp_path, timeout=120)
+    done = subprocess.run(
+        ["pdflatex", "-halt-on-error", "-interaction=batchmode", "t.tex"],
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert done.returncode == 0, (tmp_path / "t.log").read_text()[-2000:]
 
 
@@ -618,7 +737,13 @@ def test_a_single_format_is_written_alone(tmp_path, name, files):
 def test_the_json_of_a_report_holds_figures_notes_answer_and_pairs(tmp_path):
     (file,) = report([make_run(tmp_path / "r")], formats=["json"])
     found = json.loads(file.read_text())
-    assert found["rows"][1]["figures"]["speedup"] == {"value": 2.0, "lo": 2.0, "hi": 2.0, "n": None, "p": None}
+    assert found["rows"][1]["figures"]["speedup"] == {
+        "value": 2.0,
+        "lo": 2.0,
+        "hi": 2.0,
+        "n": None,
+        "p": None,
+    }
     assert found["answers"]["r1"][0].startswith("No lossless method")
     assert {pair["figure"] for pair in found["pairs"]} == {"speed", "clip-tiny"}
     with pytest.raises(UserError, match="no report format 'pdf'"):
@@ -628,7 +753,13 @@ def test_the_json_of_a_report_holds_figures_notes_answer_and_pairs(tmp_path):
 def test_every_table_has_its_recipe(tmp_path):
     folder = make_run(tmp_path / "r")
     info = json.loads((folder / "run.json").read_text())
-    info["config"] |= {"guidance": 7.5, "temperature": 0.9, "top_k": 1000, "top_p": 0.95, "device": "cpu"}
+    info["config"] |= {
+        "guidance": 7.5,
+        "temperature": 0.9,
+        "top_k": 1000,
+        "top_p": 0.95,
+        "device": "cpu",
+    }
     info["environment"] |= {"threads": 3}
     info["target"] |= {"prompt_template": "draw {caption}"}
     (folder / "run.json").write_text(json.dumps(info))
@@ -636,7 +767,9 @@ def test_every_table_has_its_recipe(tmp_path):
     for name, tables in (("table.md", 1), ("table.tex", 1), ("report.html", 1)):
         text = (folder / "report" / name).read_text()
         plain = re.sub(r"<[^>]+>", " ", text).replace("\\", "")
-        assert text.count('class="recipe"' if name.endswith("html") else "guidance 7.5") == tables, name
+        assert (
+            text.count('class="recipe"' if name.endswith("html") else "guidance 7.5") == tables
+        ), name
         for words in (
             "temperature 0.9",
             "top-k 1000",
@@ -663,9 +796,15 @@ def test_the_carried_figures_are_the_published_ones():
     folder = SHARED / "published"
     assert len(published_rows()) > 130
     if not folder.is_dir():
-        pytest.skip("no ../shared beside the checkout: the published figures cannot be compared with their source")
+        pytest.skip(
+            "no ../shared beside the checkout: the published figures cannot be compared with their source"
+        )
     names = ("results.csv", "results-2026.csv")
-    source = [row for name in names for row in csv.DictReader((folder / name).read_text(encoding="utf-8").splitlines())]
+    source = [
+        row
+        for name in names
+        for row in csv.DictReader((folder / name).read_text(encoding="utf-8").splitlines())
+    ]
     assert len(source) == len(published_rows())
     for theirs, ours in zip(source, published_rows(), strict=True):
         for key, value in theirs.items():
@@ -674,7 +813,9 @@ def test_the_carried_figures_are_the_published_ones():
             elif key == "note":
                 assert value in ours[key]
             elif key == "params":
-                assert [p.split("=")[1] for p in ours[key].split()] == [p.split("=")[1] for p in value.split()]
+                assert [p.split("=")[1] for p in ours[key].split()] == [
+                    p.split("=")[1] for p in value.split()
+                ]
             else:
                 assert ours[key].removesuffix("B") == value.removesuffix("B"), (theirs, key)
 
@@ -695,22 +836,39 @@ def test_one_sjd_on_one_target_stands_beside_every_paper_that_measured_it():
     assert beside["differs in"][0] == "nothing"
 
 
-PAPER = {"target": "anole-7b", "dataset": "coco2017", "temperature": 1.0, "hardware": "NVIDIA A100-SXM4-80GB"}
+PAPER = {
+    "target": "anole-7b",
+    "dataset": "coco2017",
+    "temperature": 1.0,
+    "hardware": "NVIDIA A100-SXM4-80GB",
+}
 
 
 def test_an_equal_setup_stands_beside_its_paper_and_differs_in_nothing():
     beside = published_beside([row("sjd", "sjd", 1.7, options={"init": "random"}, **PAPER)])
     assert len(beside) == 1
     line = beside.iloc[0]
-    assert (line["speedup measured"], line["speedup paper"], line["differs in"]) == (1.7, 1.81, "nothing")
+    assert (line["speedup measured"], line["speedup paper"], line["differs in"]) == (
+        1.7,
+        1.81,
+        "nothing",
+    )
 
 
 def test_differences_of_setup_are_named():
-    paper = next(p for p in published_rows() if p["method"] == "cool-sd" and p["params"] == "lambda=2")
-    found = differences(row("c", "cool-sd", options={"lam": 1.1, "nu": 0.9}, hardware="H200"), paper)
+    paper = next(
+        p for p in published_rows() if p["method"] == "cool-sd" and p["params"] == "lambda=2"
+    )
+    found = differences(
+        row("c", "cool-sd", options={"lam": 1.1, "nu": 0.9}, hardware="H200"), paper
+    )
     assert set(found) == {"target", "dataset", "params", "hardware"}
     assert found["params"] == "parameters (lambda=1.1; paper 2, nu=0.9; paper does not say)"
-    same = {"target": "llamagen-xl-stage2", "dataset": "coco2017-val", "hardware": "NVIDIA A100-PCIE-40GB"}
+    same = {
+        "target": "llamagen-xl-stage2",
+        "dataset": "coco2017-val",
+        "hardware": "NVIDIA A100-PCIE-40GB",
+    }
     assert set(differences(row("c", "cool-sd", options={"lam": 2.0}, **same), paper)) == {"stage"}
 
 
@@ -723,7 +881,9 @@ def test_no_paper_s_figure_of_another_target_stands_beside_a_measured_one(tmp_pa
 
 def test_adt_tree_with_lantern_is_another_method_than_adt_tree():
     def setups(options):
-        return set(published_beside([row("a", "adt-tree", 2.0, options=options, **PAPER)])["paper setup"])
+        return set(
+            published_beside([row("a", "adt-tree", 2.0, options=options, **PAPER)])["paper setup"]
+        )
 
     assert not any("lantern" in setup for setup in setups({}))
     assert all("lantern" in setup for setup in setups({"acceptance": "lantern"}))
@@ -736,9 +896,13 @@ def test_unset_options_are_compared_by_what_they_are():
 
     assert not any("init" in text for text in said("sjd"))
     assert not any("k " in text or "k=" in text for text in said("lantern", delta=0.05))
-    assert published_beside([row("a", "eagle-2", 2.0, options={"acceptance": "lantern"}, **PAPER)]).empty
+    assert published_beside(
+        [row("a", "eagle-2", 2.0, options={"acceptance": "lantern"}, **PAPER)]
+    ).empty
 
 
 def test_a_method_that_no_paper_has_gives_an_empty_table(tmp_path):
     assert published_beside([row("mine", "mine", 1.5)]).empty
-    assert "No paper reports" in page(make_run(tmp_path / "r", [flat("mine", "mine", 1.5)]), published=True)
+    assert "No paper reports" in page(
+        make_run(tmp_path / "r", [flat("mine", "mine", 1.5)]), published=True
+    )

@@ -49,7 +49,9 @@ def test_a_submission_says_what_its_run_says(frozen, tmp_path, path):
     assert why == []
     assert summary is not None
     rows = {row.label: row for row in read_summary(tmp_path / "results" / "suite-v1-tiny-0").rows}
-    assert {row.label: row.figures for row in found.rows} == {label: row.figures for label, row in rows.items()}
+    assert {row.label: row.figures for row in found.rows} == {
+        label: row.figures for label, row in rows.items()
+    }
     assert found.ar_ms_per_token.value == pytest.approx(1000 * rows["ar"].value("latency_s") / 4)
     assert found.ar_ms_per_token.lo < found.ar_ms_per_token.value < found.ar_ms_per_token.hi
     assert found.clock == {"load": 1.0, "slow_steps": 0.0, "cpu_share": pytest.approx(1.0)}
@@ -69,10 +71,21 @@ def test_two_submissions_of_one_run_are_equal_but_for_time_and_place(frozen, tmp
 def test_two_runs_of_one_suite_differ_in_times_alone(frozen, tmp_path, path):
     """The same samples on another machine, twice as fast."""
     quick = {"decode_s": 0.02, "step_s": None, "cpu_s": 0.02}
-    other = submission(suite_run(tmp_path / "other", frozen, environment=ENVIRONMENT | {"cpu": "Other CPU"}, **quick))
+    other = submission(
+        suite_run(
+            tmp_path / "other", frozen, environment=ENVIRONMENT | {"cpu": "Other CPU"}, **quick
+        )
+    )
     ours = read(path)
     for row, theirs in zip(ours.rows, other.rows, strict=True):
-        same = {"accept_len", "step_compression", "tree_depth", "fidelity_loss", "clip-tiny", "acceptance_rate"}
+        same = {
+            "accept_len",
+            "step_compression",
+            "tree_depth",
+            "fidelity_loss",
+            "clip-tiny",
+            "acceptance_rate",
+        }
         assert {n: row.figure(n) for n in same} == {n: theirs.figure(n) for n in same}
         assert row.figure("latency_s") != theirs.figure("latency_s")
 
@@ -109,7 +122,9 @@ def edits():
 
     def prompt_removed(s):
         gone = s["prompts"].pop()["id"]
-        s["samples"] = {k: [x for x in v if x["prompt_id"] != gone] for k, v in s["samples"].items()}
+        s["samples"] = {
+            k: [x for x in v if x["prompt_id"] != gone] for k, v in s["samples"].items()
+        }
 
     def sample_twice(s):
         s["samples"]["ar"].append(s["samples"]["ar"][0])
@@ -187,14 +202,18 @@ def test_a_tampered_submission_is_refused_with_the_reason(edit, says, path):
         ({"load": 9.0}, "The clock was disturbed"),
     ],
 )
-def test_a_run_that_is_unfinished_or_was_disturbed_cannot_be_submitted(how, says, frozen, tmp_path, monkeypatch, capfd):
+def test_a_run_that_is_unfinished_or_was_disturbed_cannot_be_submitted(
+    how, says, frozen, tmp_path, monkeypatch, capfd
+):
     folder = suite_run(tmp_path / "results", frozen, **how)
     said = mistake(monkeypatch, capfd, "submit", str(folder), "-o", str(tmp_path / "s.json"))
     assert says in said
     assert not (tmp_path / "s.json").exists()
 
 
-def test_a_run_that_was_resumed_elsewhere_cannot_be_submitted(frozen, tmp_path, monkeypatch, capfd):
+def test_a_run_that_was_resumed_elsewhere_cannot_be_submitted(
+    frozen, tmp_path, monkeypatch, capfd
+):
     suite_run(tmp_path / "results", frozen, skip={("eagle-1", 2)})
     folder = suite_run(tmp_path / "results", frozen, environment=ENVIRONMENT | {"torch": "2.10"})
     assert "resumed in another environment" in mistake(monkeypatch, capfd, "submit", str(folder))
@@ -209,14 +228,18 @@ def test_a_run_of_no_suite_cannot_be_submitted(frozen, tmp_path):
         submission(folder)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 99}', "[" * 10000, '{"suite": NaN}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema_version": 99}', "[" * 10000, '{"suite": NaN}']
+)
 def test_a_file_that_is_no_submission_is_one_sentence(text, tmp_path):
     (tmp_path / "s.json").write_text(text)
     with pytest.raises(UserError, match=r"is no submission|upgrade it"):
         read(tmp_path / "s.json")
 
 
-def test_a_board_has_the_fastest_first_and_ar_s_time_beside_every_speedup(path, tmp_path, monkeypatch, capfd):
+def test_a_board_has_the_fastest_first_and_ar_s_time_beside_every_speedup(
+    path, tmp_path, monkeypatch, capfd
+):
     folder = tmp_path / "leaderboard"
     folder.mkdir()
     path.rename(folder / "one.json")
@@ -239,7 +262,9 @@ def test_a_board_has_the_fastest_first_and_ar_s_time_beside_every_speedup(path, 
     assert (folder / "LEADERBOARD.md").read_text() == text
     assert f"{ar:.2f}" in (folder / "leaderboard.html").read_text()
     (folder / "LEADERBOARD.md").write_text("mine")
-    assert "is not what the submissions give" in mistake(monkeypatch, capfd, "leaderboard", str(folder), "--check")
+    assert "is not what the submissions give" in mistake(
+        monkeypatch, capfd, "leaderboard", str(folder), "--check"
+    )
     (folder / "two.json").write_text("{}")
     said = mistake(monkeypatch, capfd, "leaderboard", str(folder))
     assert "1 of 2 submissions are refused (two.json:" in said

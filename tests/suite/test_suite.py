@@ -53,8 +53,14 @@ def test_the_frozen_prompts_are_the_official_ones(shared):
     files = {"coco2017": "coco/captions_val2017.json", "parti": "prompts/PartiPrompts.tsv"}
     for name in protocol.names():
         s = protocol.protocol(name).settings
-        spec = f"{s['prompts']}:{shared / files[s['prompts']]}" if s["prompts"] in files else s["prompts"]
-        assert prompts.load(spec, s["num_prompts"], s["seed"], s["caption"]).hash == s["prompts_hash"]
+        spec = (
+            f"{s['prompts']}:{shared / files[s['prompts']]}"
+            if s["prompts"] in files
+            else s["prompts"]
+        )
+        assert (
+            prompts.load(spec, s["num_prompts"], s["seed"], s["caption"]).hash == s["prompts_hash"]
+        )
 
 
 def test_other_prompts_and_other_targets_are_refused(tmp_path, monkeypatch, capfd):
@@ -74,9 +80,15 @@ def test_a_sweep_file_cannot_claim_to_follow_a_suite(tmp_path):
 
 @pytest.fixture(scope="module")
 def short(shallow_8x8, tmp_path_factory):
-    """The tiny protocol on two prompts, and a run of it on small images of two layers of the target."""
+    """The tiny protocol on two prompts, and a run of it on small images of two layers of the
+    target.
+    """
     found = protocol.protocol("tiny")
-    s = found.settings | {"num_prompts": 2, "metrics": [], "prompts_hash": prompts.load("demo", 2).hash}
+    s = found.settings | {
+        "num_prompts": 2,
+        "metrics": [],
+        "prompts_hash": prompts.load("demo", 2).hash,
+    }
     found = found._replace(settings=s, methods=["eagle-1"])
     with pytest.MonkeyPatch.context() as patch:
         target = replace(shallow_8x8, weights=load_target("tiny").weights)
@@ -86,7 +98,9 @@ def short(shallow_8x8, tmp_path_factory):
 
 def test_a_run_of_the_suite_says_so_in_every_result(short):
     found, folder = short
-    about, summary = (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "summary"))
+    about, summary = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("run", "summary")
+    )
     assert (about["config"]["suite"], summary["suite"]) == (found.stamp, found.stamp)
     assert load_run(folder).recipe["suite"] == found.stamp
     assert folder.name.startswith("suite-v1-tiny-")

@@ -46,7 +46,9 @@ def test_shipped_clip_tells_one_changed_word():
     clip = embedded.load_clip(files.WEIGHTS / "clip.safetensors")
     rng = np.random.default_rng(0)
     found = [data.scene(i, 99) for i in range(100)]
-    x = torch.from_numpy(np.stack([scenes.sample(99, i)[0] for i in range(100)])).permute(0, 3, 1, 2)
+    x = torch.from_numpy(np.stack([scenes.sample(99, i)[0] for i in range(100)])).permute(
+        0, 3, 1, 2
+    )
     image = clip.encode_image(embedded.to_float(x), normalize=True)
     own, other = (
         clip.encode_text(embedded.tokenize([s.captions()[0] for s in group]), normalize=True)

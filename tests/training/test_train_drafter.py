@@ -1,4 +1,6 @@
-"""``train drafter``: it feeds the drafter as decoding does, goes on where it stopped, and what it saves is loaded."""
+"""``train drafter``: it feeds the drafter as decoding does, goes on where it stopped, and what it
+saves is loaded.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,14 @@ def classes() -> Target:
     """A class-conditional LlamaGen of 4 × 4 tokens."""
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
     net = scrambled(random_llamagen(0).new_eagle(), 1)
-    return Target("classes", random_llamagen(0, n_layer=2), small("anole").vq, labels, 4.0, drafters={"eagle": net})
+    return Target(
+        "classes",
+        random_llamagen(0, n_layer=2),
+        small("anole").vq,
+        labels,
+        4.0,
+        drafters={"eagle": net},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +63,17 @@ def shallow(tmp_path_factory) -> Path:
     shutil.copytree(tiny.WEIGHTS, folder, dirs_exist_ok=True)
     state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
     meta["config"]["n_layer"] = 2
-    kept = {k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2}
+    kept = {
+        k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2
+    }
     tiny.write(folder / "target.safetensors", kept, **meta)
     return folder
 
 
 def decoded(target: Target, name: str, captions: list[str], **options: Any) -> list[Tensor]:
-    return [g.tokens for g in engine.generate(build(target, method(name), 0.0, **options), captions)]
+    return [
+        g.tokens for g in engine.generate(build(target, method(name), 0.0, **options), captions)
+    ]
 
 
 # ---- what it reads ----
@@ -69,13 +82,23 @@ def decoded(target: Target, name: str, captions: list[str], **options: Any) -> l
 def with_tables(target: Target) -> Target:
     """A Chameleon target whose drafter has tables of its own."""
     cfg = target.model.config
-    net = Eagle(cfg.decoder, norm_eps=cfg.norm_eps, token_ids=cfg.vocab_size, prompt_ids=cfg.prompt_ids)
+    net = Eagle(
+        cfg.decoder, norm_eps=cfg.norm_eps, token_ids=cfg.vocab_size, prompt_ids=cfg.prompt_ids
+    )
     return replace(target, drafters={"eagle": scrambled(net, 7)})
 
 
 def of_family(family: Family, **shape: Any) -> Target:
     """A small target of a family whose prompts are ids, with an EAGLE drafter."""
-    width = {"dim": 32, "n_layer": 2, "n_head": 2, "hidden": 48, "prompt_ids": 8192, "grid": 4, "vocab_size": 16}
+    width = {
+        "dim": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "hidden": 48,
+        "prompt_ids": 8192,
+        "grid": 4,
+        "vocab_size": 16,
+    }
     made = family.random_target(small_row(width | shape, 3.0), "cpu")
     scrambled(made.model, 0), scrambled(made.drafters["eagle"], 1)
     return made
@@ -86,7 +109,9 @@ def made_small(kind: str, **shape: Any) -> Target:
     if kind == "janus":
         return of_family(JanusFamily(), vq=codes | {"z_channels": 32, "codebook_dim": 8}, **shape)
     if kind == "emu3":
-        return of_family(Emu3Family(), n_kv_head=1, first_image_id=100, vq=codes | {"attention": [1]}, **shape)
+        return of_family(
+            Emu3Family(), n_kv_head=1, first_image_id=100, vq=codes | {"attention": [1]}, **shape
+        )
     return classes() if kind == "classes" else small(kind)
 
 
@@ -101,10 +126,13 @@ FED = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "tables", "name"), slow_but([c for c in FED if c[0] not in ("tiny", "emu3") or c[2] == "eagle-3"], FED)
+    ("kind", "tables", "name"),
+    slow_but([c for c in FED if c[0] not in ("tiny", "emu3") or c[2] == "eagle-3"], FED),
 )
 def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, monkeypatch):
-    """Logits of what is drafted first: after every step of a decode, and all at once from its tokens."""
+    """Logits of what is drafted first: after every step of a decode, and all at once from its
+    tokens.
+    """
     tiny_plain = catalogue.load_unpacked("tiny")
     if kind.startswith("tiny"):
         pads = "uniform" if "," in kind else "alone"
@@ -133,14 +161,18 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, mon
     fed, q = samples([0, 1])
     assert q.shape == (2, made.length - 1, made.vocab)
     with torch.no_grad():
-        found = samples.logits(losses.drafts(plain.drafters[role], fed, torch.empty(0).long(), 1).first)
+        found = samples.logits(
+            losses.drafts(plain.drafters[role], fed, torch.empty(0).long(), 1).first
+        )
     compared = 0
     for origin, lengths, logits in seen:
         for prompt, length, got in zip(origin, lengths, logits, strict=True):
             if length < made.length:
                 want = found[prompt, length - 1]
                 assert (got - want).abs().max() < 2e-3 * want.abs().max()
-                assert (got - found[prompt, length - 2]).abs().max() > 2e-2 * want.abs().max() or length == 1
+                assert (
+                    got - found[prompt, length - 2]
+                ).abs().max() > 2e-2 * want.abs().max() or length == 1
                 compared += 1
     assert compared > 12
 
@@ -153,7 +185,9 @@ def test_what_it_learns_from_is_the_distribution_that_verifies_it(kind, target):
     trace = found[0].trace
     assert trace is not None
     plain = catalogue.load_unpacked("tiny") if kind == "tiny" else made
-    samples = drafter.Samples(plain, plain.drafters["eagle"], CAPTIONS, torch.stack([g.tokens for g in found]))
+    samples = drafter.Samples(
+        plain, plain.drafters["eagle"], CAPTIONS, torch.stack([g.tokens for g in found])
+    )
     assert torch.allclose(samples([0, 1])[1][:, :15], trace.q[:, 1:16], atol=1e-3)
 
 
@@ -176,10 +210,14 @@ def test_it_learns_on_another_device_as_on_the_host():
 
 
 @pytest.mark.slow
-def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbed_one(tmp_path, monkeypatch):
+def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbed_one(
+    tmp_path, monkeypatch
+):
     plan, honest = PLAN, loop.fit
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: small("lumina"))
-    monkeypatch.setattr(loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=2)}))
+    monkeypatch.setattr(
+        loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=2)})
+    )
     monkeypatch.setattr(drafter, "SHARD", 32)  # two images a file
     lines: list[str] = []
     whole = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "whole", log=lines.append)
@@ -197,7 +235,9 @@ def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbe
         with pytest.raises(Stop):
             drafter.train(plan, "cpu", tmp_path / "parts", tmp_path / "out", log=log)
         assert said[0].split("  ")[:4] == lines[stop].split("  ")[:4]
-    assert drafter.train(plan, "cpu", tmp_path / "parts", tmp_path / "out", log=pytest.fail) == whole
+    assert (
+        drafter.train(plan, "cpu", tmp_path / "parts", tmp_path / "out", log=pytest.fail) == whole
+    )
     made, want = read_state(tmp_path / "out"), read_state(tmp_path / "whole")
     assert made.keys() == want.keys()
     assert all(torch.equal(made[k], want[k]) for k in made)
@@ -205,15 +245,30 @@ def test_a_training_that_was_stopped_anywhere_gives_the_weights_of_an_undisturbe
     assert recipes[0] == recipes[1]
     assert recipes[0]["losses"]["loss"] > 0
     gone_on = replace(plan, start=tmp_path / "out", steps=1)
-    assert drafter.train(gone_on, "cpu", tmp_path / "more", tmp_path / "next", log=lines.append).before == whole.after
+    assert (
+        drafter.train(
+            gone_on, "cpu", tmp_path / "more", tmp_path / "next", log=lines.append
+        ).before
+        == whole.after
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tiny", "anole", "lumina", "classes"])
-def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(kind, shallow, tmp_path, monkeypatch):
-    made = catalogue.load_unpacked(str(shallow)) if kind == "tiny" else classes() if kind == "classes" else small(kind)
+def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(
+    kind, shallow, tmp_path, monkeypatch
+):
+    made = (
+        catalogue.load_unpacked(str(shallow))
+        if kind == "tiny"
+        else classes()
+        if kind == "classes"
+        else small(kind)
+    )
     captions = ["7", "3"] if kind == "classes" else CAPTIONS
-    plan = replace(PLAN, prompts=replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions)))
+    plan = replace(
+        PLAN, prompts=replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions))
+    )
     nets: list[Eagle] = []
     honest = drafter.initial_drafter
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: replace(made, drafters={}))
@@ -242,13 +297,17 @@ def test_a_chameleon_s_layout_is_the_published_one_shared_heads_included():
 
 @pytest.mark.slow
 def test_a_few_dozen_steps_raise_first_token_acceptance(tmp_path):
-    plan = replace(PLAN, target="tiny", prompts=prompts.load("demo", 12), steps=32, batch=1, lr=0.01)
+    plan = replace(
+        PLAN, target="tiny", prompts=prompts.load("demo", 12), steps=32, batch=1, lr=0.01
+    )
     found = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     assert found.before < 0.02
     assert found.after > 0.04
 
 
-def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_same(shallow, monkeypatch):
+def test_where_memory_is_short_fewer_images_are_drawn_at_once_and_they_are_the_same(
+    shallow, monkeypatch
+):
     decoder = build(tiny.load(shallow), method("ar"))
     honest, sizes = engine.generate, []
 
@@ -281,7 +340,18 @@ def command(shallow, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*given: str) -> tuple[int, str, str]:
-        options = ["--target", str(shallow), "-n", "3", "--steps", "1", "--batch", "1", "--device", "cpu"]
+        options = [
+            "--target",
+            str(shallow),
+            "-n",
+            "3",
+            "--steps",
+            "1",
+            "--batch",
+            "1",
+            "--device",
+            "cpu",
+        ]
         monkeypatch.setattr("sys.argv", ["lanternbench", "train", "drafter", *options, *given])
         code = 0
         try:
@@ -302,23 +372,35 @@ def test_a_training_ends_with_what_it_gained_and_the_next_command(command, shall
     assert "after training" in out
     assert f"lanternbench run --method eagle-1 --target {shallow} --drafter made" in err
     assert command("--out", "made", "--work", "kept")[0] == 0  # nothing is left to do
-    for other, name in (("--steps=2", "steps"), ("--seed=1", "prompts, start, seed"), ("-n2", "prompts")):
+    for other, name in (
+        ("--steps=2", "steps"),
+        ("--seed=1", "prompts, start, seed"),
+        ("-n2", "prompts"),
+    ):
         code, err, _ = command("--out", "fresh", "--work", "kept", other)
         assert code == 2
         assert err == (
             f"lanternbench: kept belongs to a training with other settings ({name}): give those again, or choose "
             "another folder with --work\n"
         )
-    assert "choose another folder with --out" in command("--out", "made", "--work", "new", "--lr", "0.1")[1]
+    assert (
+        "choose another folder with --out"
+        in command("--out", "made", "--work", "new", "--lr", "0.1")[1]
+    )
 
 
 @pytest.mark.slow
 def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
     assert command("--out", "one", "--work", "a")[0] == 0
-    code, err, _ = command("--recipe", "eagle-3", "--start", "one", "--out", "three", "--work", "b")
+    code, err, _ = command(
+        "--recipe", "eagle-3", "--start", "one", "--out", "three", "--work", "b"
+    )
     assert code == 0
     assert f"lanternbench run --method eagle-3 --target {shallow} --drafter three" in err
-    assert "other settings (start, recipe)" in command("--start", "one", "--out", "three", "--work", "b")[1]
+    assert (
+        "other settings (start, recipe)"
+        in command("--start", "one", "--out", "three", "--work", "b")[1]
+    )
     assert command("--recipe", "eagle-4")[0] == 2
 
 
@@ -327,15 +409,36 @@ def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
     [
         (["--target", "nope"], "unknown target 'nope'"),
         (["--prompts", "absent.txt"], "there is no file absent.txt"),
-        (["-n", "1"], "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more"),
+        (
+            ["-n", "1"],
+            "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more",
+        ),
         (["--start", "absent"], "absent holds no checkpoint"),
         (["--start", "theirs"], "theirs holds no checkpoint"),
-        (["--out", "theirs"], "theirs holds other files, such as thesis.txt: choose another folder with --out"),
-        (["--work", "theirs"], "theirs holds other files, such as thesis.txt: choose another folder with --work"),
-        (["--out", "theirs/thesis.txt/x"], "cannot write theirs/thesis.txt/x (Not a directory): free some space or"),
-        (["--work", "theirs/thesis.txt/x"], "cannot write theirs/thesis.txt/x (Not a directory): free some space or"),
-        (["--work", "odd"], "odd/recipe.json is not what a training wrote: choose another folder with --work"),
-        (["--dtype", "int3"], "the command line: 'dtype' is wrong (Input should be 'float32' or 'bfloat16')"),
+        (
+            ["--out", "theirs"],
+            "theirs holds other files, such as thesis.txt: choose another folder with --out",
+        ),
+        (
+            ["--work", "theirs"],
+            "theirs holds other files, such as thesis.txt: choose another folder with --work",
+        ),
+        (
+            ["--out", "theirs/thesis.txt/x"],
+            "cannot write theirs/thesis.txt/x (Not a directory): free some space or",
+        ),
+        (
+            ["--work", "theirs/thesis.txt/x"],
+            "cannot write theirs/thesis.txt/x (Not a directory): free some space or",
+        ),
+        (
+            ["--work", "odd"],
+            "odd/recipe.json is not what a training wrote: choose another folder with --work",
+        ),
+        (
+            ["--dtype", "int3"],
+            "the command line: 'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_code_2(command, tmp_path, given, said):
@@ -352,8 +455,17 @@ def test_a_mistake_is_one_sentence_and_code_2(command, tmp_path, given, said):
 
 def test_weights_that_diverged_are_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: small("lumina"))
-    with pytest.raises(UserError, match="became NaN or infinite: lower --lr, and choose another folder with --work"):
-        drafter.train(replace(PLAN, lr=1e30), "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
+    with pytest.raises(
+        UserError,
+        match="became NaN or infinite: lower --lr, and choose another folder with --work",
+    ):
+        drafter.train(
+            replace(PLAN, lr=1e30),
+            "cpu",
+            tmp_path / "work",
+            tmp_path / "out",
+            log=lambda line: None,
+        )
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 

@@ -30,14 +30,18 @@ def test_a_scene_is_a_function_of_seed_and_index():
 
 
 def test_scene_words_have_ids_of_their_own():
-    vocabulary = {w for i in range(300) for c in scenes.sample(0, i)[2].captions() for w in token_decoder.words(c)} - {
-        ","
-    }
+    vocabulary = {
+        w
+        for i in range(300)
+        for c in scenes.sample(0, i)[2].captions()
+        for w in token_decoder.words(c)
+    } - {","}
     assert len({token_decoder.word_id(w) for w in vocabulary}) == len(vocabulary) > 30
 
 
 @pytest.mark.parametrize(
-    "caption", ["", "   ", "🦄 🌈", "كلب أحمر", "word " * 1000, "<script>alert(1)</script>", "\ud800"]
+    "caption",
+    ["", "   ", "🦄 🌈", "كلب أحمر", "word " * 1000, "<script>alert(1)</script>", "\ud800"],
 )
 def test_the_text_encoder_takes_any_caption(target, caption):
     features, mask = target.text([caption])
@@ -47,7 +51,10 @@ def test_the_text_encoder_takes_any_caption(target, caption):
 
 
 def test_word_order_matters_to_the_text_encoder(target):
-    one, two = "a small red circle and a large blue star", "a large red circle and a small blue star"
+    one, two = (
+        "a small red circle and a large blue star",
+        "a large red circle and a small blue star",
+    )
     assert not torch.allclose(target.text([one])[0], target.text([two])[0], atol=1e-2)
 
 
@@ -63,11 +70,18 @@ def test_the_first_layer_starts_out_counting_rows_and_columns():
     model = target_training.TextToImage().target
     target_training.count_rows_and_columns(model)
     seen = []
-    model.layers[0].attention.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    model.layers[0].attention.register_forward_hook(
+        lambda module, inputs, output: seen.append(output)
+    )
     words = 12
     with torch.no_grad():
-        prefix, tokens = torch.zeros(1, tiny.WORDS, model.config.decoder.dim), torch.randint(0, 1024, (1, 256))
-        model.teacher_forced(prefix, (torch.arange(tiny.WORDS) >= tiny.WORDS - words)[None], tokens)
+        prefix, tokens = (
+            torch.zeros(1, tiny.WORDS, model.config.decoder.dim),
+            torch.randint(0, 1024, (1, 256)),
+        )
+        model.teacher_forced(
+            prefix, (torch.arange(tiny.WORDS) >= tiny.WORDS - words)[None], tokens
+        )
     share = seen[0][0, words:, 1:3] / 9  # of attention on image tokens, at image tokens 0 … 254
     at = torch.arange(255)
     for axis, count in ((0, at % 16 + 1), (1, at // 16 + 1)):
@@ -81,7 +95,10 @@ def test_a_doubled_target_starts_as_the_same_function_and_its_new_layers_learn()
     half = target_training.TextToImage(cfg=replace(target_training.HALF, n_layer=2))
     deep = target_training.with_doubled_depth(half)
     assert deep.target.config == replace(half.target.config, n_layer=4)
-    prefix, tokens = torch.randn(1, 4, half.target.config.decoder.dim), torch.randint(0, 1024, (1, 256))
+    prefix, tokens = (
+        torch.randn(1, 4, half.target.config.decoder.dim),
+        torch.randint(0, 1024, (1, 256)),
+    )
     valid = torch.ones(1, 4, dtype=torch.bool)
     found = deep.target.teacher_forced(prefix, valid, tokens)
     assert torch.equal(found, half.target.teacher_forced(prefix, valid, tokens))
@@ -114,11 +131,17 @@ def test_batches_of_one_caption_length_need_no_padding():
 
 def test_padding_that_all_rows_share_changes_nothing(target):
     model, tokens = target.model, torch.arange(256).view(1, -1)
-    features, valid = target_training.left_pad(*target.text(["a red ring on the left, plain blue background"]))
+    features, valid = target_training.left_pad(
+        *target.text(["a red ring on the left, plain blue background"])
+    )
     prefix = model.cls_embedding(features)
     with torch.no_grad():
         cut = model.teacher_forced(prefix, valid, tokens)
-        longer = torch.cat([prefix, prefix]), torch.cat([valid, torch.ones_like(valid)]), tokens.repeat(2, 1)
+        longer = (
+            torch.cat([prefix, prefix]),
+            torch.cat([valid, torch.ones_like(valid)]),
+            tokens.repeat(2, 1),
+        )
         padded = model.teacher_forced(*longer)[:1]  # the second row has no padding, so none is cut
     assert torch.allclose(cut, padded, atol=1e-3 * float(padded.abs().max()))
 
@@ -163,7 +186,9 @@ def drawn(tmp_path_factory):
 
 @pytest.fixture
 def teacher(drawn):
-    """Batches of four samples of the embedded target, the target as it is trained (not packed), and the samples."""
+    """Batches of four samples of the embedded target, the target as it is trained (not packed),
+    and the samples.
+    """
     target, (_, samples) = of_side(tiny.load(), 8), drawn
     return drafters.Batches(target, samples), target, samples
 
@@ -174,10 +199,12 @@ def test_rollouts_are_the_targets_own_samples_with_its_hidden_states(teacher, dr
     assert len(samples.captions) == 4
     logits = batches.logits(batches.last(samples.hidden[0, :, batches.prefix - 1 :].float()))[0]
     q = batches.warp(logits).gather(1, samples.tokens[0].long()[:, None])
-    assert (q > 0).all()  # every token was among the top 64 of the distribution that the stored states give
+    # every token was among the top 64 of the distribution that the stored states give
+    assert (q > 0).all()
     shuffled = samples.tokens[0].long().roll(1)[:, None]
     assert (batches.warp(logits).gather(1, shuffled) == 0).any()
-    again = rollouts.sample(drawn[0], target, 4, log=pytest.fail)  # read from disk, nothing is drawn
+    # read from disk, nothing is drawn
+    again = rollouts.sample(drawn[0], target, 4, log=pytest.fail)
     assert torch.equal(again.tokens, samples.tokens)
     assert again.captions == samples.captions
 
@@ -215,10 +242,14 @@ def test_each_drafter_learns_the_rollouts(tmp_path):
     honest = loop.fit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            loop, "fit", lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=6, warmup=2)})
+            loop,
+            "fit",
+            lambda *a, **k: honest(*a, **k | {"plan": k["plan"]._replace(save_every=6, warmup=2)}),
         )
         patch.setitem(drafters.RATES, "eagle3", 1e-3)  # as the others': twelve steps are few
-        drafters.train(tmp_path, target, samples, {"eagle": 12, "eagle3": 12, "medusa": 12, "model": 12}, log)
+        drafters.train(
+            tmp_path, target, samples, {"eagle": 12, "eagle3": 12, "medusa": 12, "model": 12}, log
+        )
     for kind, (early, late) in figures.items():
         assert late < early, kind
 
@@ -228,5 +259,7 @@ def test_all_of_it_is_remade_and_loads(tmp_path):
     train(tmp_path / "work", tmp_path / "out", scale=0.0001, log=lambda line: None)
     made = tiny.load(tmp_path / "out")
     assert set(made.drafters) == {"eagle", "eagle-3", "medusa", "model"}
-    assert {"clip.safetensors", "fid.safetensors"} <= {p.name for p in (tmp_path / "out").iterdir()}
+    assert {"clip.safetensors", "fid.safetensors"} <= {
+        p.name for p in (tmp_path / "out").iterdir()
+    }
     assert sum(p.stat().st_size for p in (tmp_path / "out").iterdir()) < 40e6

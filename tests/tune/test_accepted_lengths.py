@@ -61,7 +61,9 @@ def test_of_a_chain_the_length_is_the_sum_of_products(first):
 
 
 def test_expected_length_is_what_walks_through_the_tree_give():
-    """20,000 walks: the standard error of the mean is below 0.01, and an error of 0.05 is five of them."""
+    """20,000 walks: the standard error of the mean is below 0.01, and an error of 0.05 is five of
+    them.
+    """
     rng = np.random.default_rng(0)
     table = np.array([[0.5, 0.2, 0.1], [0.4, 0.3, 0.1], [0.3, 0.2, 0.2]])
     (paths,) = (paths for paths in best_trees(table, 9) if len(paths) == 9)
@@ -69,7 +71,8 @@ def test_expected_length_is_what_walks_through_the_tree_give():
     for _ in range(walks):
         node: tuple[int, ...] = ()
         while len(node) < len(table):
-            drawn = int(np.searchsorted(table[len(node)].cumsum(), rng.random()))  # the rank accepted, if any
+            # the rank accepted, if any
+            drawn = int(np.searchsorted(table[len(node)].cumsum(), rng.random()))
             if (*node, drawn) not in have:
                 break
             node = (*node, drawn)

@@ -1,4 +1,6 @@
-"""``tune``: what it expects is what the engine does, it writes what runs, goes on after a kill, and refuses plainly."""
+"""``tune``: what it expects is what the engine does, it writes what runs, goes on after a kill,
+and refuses plainly.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ Q = torch.tensor([0.2, 0.1, 0.3, 0.1, 0.2, 0.1])
 
 
 def second_child(p: torch.Tensor, q: torch.Tensor) -> float:
-    """P(the first of two children drawn without replacement is rejected and the second accepted), by enumeration."""
+    """P(the first of two children drawn without replacement is rejected and the second accepted),
+    by enumeration.
+    """
     total, rest = 0.0, (q - p).clamp(min=0)
     for x in range(len(p)):
         if p[x] > 0:
@@ -64,7 +68,9 @@ def second_child(p: torch.Tensor, q: torch.Tensor) -> float:
 
 
 def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
-    """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for ranks; four may pass."""
+    """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for
+    ranks; four may pass.
+    """
     builder = RecordingTree().drafting(chain(2), True, torch.device("cpu"))
     generator, steps = torch.Generator().manual_seed(1), 400
     flat = torch.full((6,), 1 / 6)
@@ -73,14 +79,18 @@ def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
         for _ in range(steps):
             builder.distributions[:] = [P[None, None], flat[None, None]]
             drawn = draw(torch.stack([P, flat]), torch.rand(2, generator=generator))
-            draft = Draft(torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.static)
+            draft = Draft(
+                torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.static
+            )
             yield StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None)
 
     decoder = with_tree_policy(build(target, method("eagle-1")), builder)
     record = record_chains(decoder, builder, 2, drafted())
     first, below = (float(torch.minimum(p, Q).sum()) for p in (P, flat))
     assert chain_lengths(record["reached"], steps, 1) == pytest.approx([first], abs=0.1)
-    assert chain_lengths(record["reached"], steps, 2) == pytest.approx([first, first * below], abs=0.1)
+    assert chain_lengths(record["reached"], steps, 2) == pytest.approx(
+        [first, first * below], abs=0.1
+    )
     table = child_table(record["children"], 2)
     assert table[0] == pytest.approx([first, second_child(P, Q)], abs=0.04)
     assert table[1] == pytest.approx([below, second_child(flat, Q)], abs=0.04)
@@ -111,7 +121,9 @@ def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
         small = paths(first_draft(ScoredTree().growing(bounds(depth, 3, nodes))))
         order = whole.scores[0].argsort(descending=True)
         levels = large.tree.depth[0, 1:][order]
-        kept = [int(i) + 1 for i, d in zip(order, levels, strict=True) if 0 < d <= depth][: nodes - 1]
+        kept = [int(i) + 1 for i, d in zip(order, levels, strict=True) if 0 < d <= depth][
+            : nodes - 1
+        ]
         up, chosen = parents(large.tree)[0].tolist(), {()}
         for node in kept:
             way = [node]
@@ -134,15 +146,23 @@ def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shall
 
     seen, level = record_growth(decoder, builder, noted()).values()
     spread = np.std(accepted) / len(accepted) ** 0.5
-    assert lengths(seen, level, 8, 3).sum(1).mean() == pytest.approx(np.mean(accepted), abs=4 * spread)
+    assert lengths(seen, level, 8, 3).sum(1).mean() == pytest.approx(
+        np.mean(accepted), abs=4 * spread
+    )
     grown = [lengths(seen, level, n, 3).sum(1).mean() for n in range(2, 9)]
     assert (np.diff(grown) >= 0).all()
     assert lengths(seen, level, 8, 1).sum(1).mean() <= grown[-1]
 
 
 def test_recordings_that_are_wider_than_the_tree_can_use_count_together():
-    steps = {k: (np.full((k, 3), 0.5), np.ones((k, 3))) for k in (1, 2, 4, 6)}  # as many steps as the width
-    assert [len(grown_lengths(steps, k, nodes=3, depth=1)) for k in (1, 2, 4, 6)] == [1, 12, 12, 12]
+    # as many steps as the width
+    steps = {k: (np.full((k, 3), 0.5), np.ones((k, 3))) for k in (1, 2, 4, 6)}
+    assert [len(grown_lengths(steps, k, nodes=3, depth=1)) for k in (1, 2, 4, 6)] == [
+        1,
+        12,
+        12,
+        12,
+    ]
     assert [len(grown_lengths(steps, k, nodes=9, depth=1)) for k in (1, 2, 3, 5)] == [1, 2, 2, 4]
 
 
@@ -151,15 +171,25 @@ def test_the_cost_model_recovers_what_it_was_measured_on_and_what_lies_between()
         draft = 2.0 + sum(1 + 0.5 * m for m in shape.levels) if shape.depth else 0.0
         each, node, level = (1.0, 0.1, 0.2) if shape.chain else (2.0, 0.3, 0.0)
         return Timed(
-            shape, cached, draft, 10 + shape.nodes + cached / 100, each + node * shape.nodes + level * shape.depth
+            shape,
+            cached,
+            draft,
+            10 + shape.nodes + cached / 100,
+            each + node * shape.nodes + level * shape.depth,
         )
 
     shapes = [Shape(1, 0), *(Shape(d + 1, d, (1,) * (d - 1)) for d in (1, 4, 7))]
     shapes += [Shape(3, 1, (), False), Shape(9, 2, (4,), False), Shape(33, 4, (8, 8, 8), False)]
     cost = fit([timed(shape, cached) for shape in shapes for cached in (100, 300)])
-    for shape in (Shape(6, 5, (1,) * 4), Shape(21, 3, (6, 6), False), Shape(65, 4, (8,) * 3, False)):
+    for shape in (
+        Shape(6, 5, (1,) * 4),
+        Shape(21, 3, (6, 6), False),
+        Shape(65, 4, (8,) * 3, False),
+    ):
         whole = timed(shape, 200)
-        assert cost.step(shape) == pytest.approx(whole.draft_s + whole.forward_s + whole.rest_s, rel=1e-6)
+        assert cost.step(shape) == pytest.approx(
+            whole.draft_s + whole.forward_s + whole.rest_s, rel=1e-6
+        )
     assert cost.forward(17) == pytest.approx(29)  # the mean of 28 and 30
     assert (cost.draft((), depth=0), cost.draft(())) == (0.0, 2.0)
 
@@ -208,16 +238,23 @@ def result(name: str, ratio: float, low: float, loss: float | None = None) -> Re
 def finished(step_s: float, best: str = DEFAULT) -> Tuning:
     """A search whose costs say ``step_s`` for a step that took 0.2 s when it was measured."""
     expected = Candidate({}, Shape(3, 2), [0.6, 0.4], step_s)
-    found = [replace(result(name, 1.2, 1.1), expected=expected) for name in (DEFAULT, "candidate-1", "candidate-2")]
+    found = [
+        replace(result(name, 1.2, 1.1), expected=expected)
+        for name in (DEFAULT, "candidate-1", "candidate-2")
+    ]
     cost = fit([Timed(Shape(1, 0), 9, 0.0, 1.0, 0.1)])
     config = Tune(method="eagle-1", num_prompts=12, recorded=4)
-    return Tuning(config, "static trees", cost, [result("ar", 0.5, 0.4), *found], 9, best, None, {})
+    return Tuning(
+        config, "static trees", cost, [result("ar", 0.5, 0.4), *found], 9, best, None, {}
+    )
 
 
 def test_no_speed_is_expected_where_the_clock_was_disturbed_between_costs_and_measurement():
     calm, busy = finished(0.2), finished(0.47)
     assert calm.disturbed is None
-    assert [row["expected"]["tokens_per_s"] for row in calm.rows()[1:]] == [pytest.approx(10.0)] * 3
+    assert [row["expected"]["tokens_per_s"] for row in calm.rows()[1:]] == [
+        pytest.approx(10.0)
+    ] * 3
     assert "0.43 times as long" in busy.disturbed
     for row in busy.rows()[1:]:
         assert (row["expected"]["tokens_per_s"], row["expected"]["step_s"]) == (None, None)
@@ -227,13 +264,18 @@ def test_no_speed_is_expected_where_the_clock_was_disturbed_between_costs_and_me
 
 
 def test_a_verdict_says_that_it_is_the_best_of_several_on_prompts_that_chose_it():
-    assert "the best of 2 on 12 prompts, 4 of which also chose them" in finished(0.2, "candidate-1").verdict
+    assert (
+        "the best of 2 on 12 prompts, 4 of which also chose them"
+        in finished(0.2, "candidate-1").verdict
+    )
 
 
 def test_what_is_not_surely_faster_or_loses_more_is_not_chosen():
     own = result(DEFAULT, 1.0, 1.0)
     assert best([own, result("a", 1.2, 0.95)]) == DEFAULT
-    assert best([own, result("a", 1.2, 1.1), result("b", 1.3, 1.05), result("ar", 2.0, 1.9)]) == "b"
+    assert (
+        best([own, result("a", 1.2, 1.1), result("b", 1.3, 1.05), result("ar", 2.0, 1.9)]) == "b"
+    )
     own = result(DEFAULT, 1.0, 1.0, loss=0.1)
     assert best([own, result("a", 1.2, 1.1, loss=0.105), result("b", 1.3, 1.2, loss=0.2)]) == "a"
 
@@ -249,7 +291,9 @@ def small(shallow, monkeypatch):
 
 def tuned(out, name: str, *more: str) -> dict:
     options = ["-n", "1", "--recorded", "1", "--few", "1", "--out", str(out), "--json"]
-    done = CliRunner().invoke(app, ["tune", "--method", name, *options, *more], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["tune", "--method", name, *options, *more], catch_exceptions=False
+    )
     return json.loads(done.stdout)
 
 
@@ -291,7 +335,9 @@ def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
         for more in ({}, {"window": 2}, {"siblings": 2})  # there are no 9 levels
     ]
     assert search.sizes_to_try[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
-    records = {name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])}
+    records = {
+        name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])
+    }
     records = search.combined(records)
     cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.sizes_to_try])
     own = search.candidates(cost, records)[0]
@@ -325,16 +371,26 @@ def test_an_interrupted_search_goes_on_where_it_stopped(small, tmp_path, monkeyp
 
 def test_with_simulated_acceptance_costs_alone_decide_how_deep_drafts_are(shallow):
     search = ShapeSearch(shallow, Tune(method="eagle-1", simulate_acceptance=2.5))
-    assert 1 + sum(search.simulated(5)) == pytest.approx(2.5, abs=1e-4)  # the method's own chain has five levels
+    # the method's own chain has five levels
+    assert 1 + sum(search.simulated(5)) == pytest.approx(2.5, abs=1e-4)
     cheap, dear = (
-        fit([Timed(Shape(n, n - 1, (1,) * (n - 2)), 9, 1e-4 * n, forward(n), 0.0) for n in (1, 2, 9)])
+        fit(
+            [
+                Timed(Shape(n, n - 1, (1,) * (n - 2)), 9, 1e-4 * n, forward(n), 0.0)
+                for n in (1, 2, 9)
+            ]
+        )
         for forward in (lambda n: 1.0, float)
     )
     assert search.recordings(cheap, [CAPTION]) == {}
-    fastest = [max(search.candidates(c, {}), key=lambda c: c.tokens_per_s).options for c in (cheap, dear)]
+    fastest = [
+        max(search.candidates(c, {}), key=lambda c: c.tokens_per_s).options for c in (cheap, dear)
+    ]
     assert fastest == [{"shape": "chain-8"}, {"shape": "chain-1"}]
     steps = engine.generate(search.decoder({"shape": "chain-8"}), [CAPTION])[0]
-    assert sum(steps.accept_lengths) / steps.steps == pytest.approx(1 + sum(search.simulated(8)), rel=0.25)
+    assert sum(steps.accept_lengths) / steps.steps == pytest.approx(
+        1 + sum(search.simulated(8)), rel=0.25
+    )
 
 
 def test_the_few_that_are_measured_differ_in_kind_and_are_not_the_methods_own():
@@ -373,7 +429,11 @@ def test_a_preset_file_stands_for_a_method_in_a_sweep_file_beside_it(tmp_path):
     config = tmp_path / "sweep.yaml"
     config.write_text("methods: [ar, mine.yaml, {method: mine.yaml, lambda: 3}]\n")
     (run,) = read_sweeps(config)
-    assert [m.label for m in run.methods()] == ["ar", "cool-sd shape=[0,1,0.0] λ=1.5", "cool-sd shape=[0,1,0.0] λ=3"]
+    assert [m.label for m in run.methods()] == [
+        "ar",
+        "cool-sd shape=[0,1,0.0] λ=1.5",
+        "cool-sd shape=[0,1,0.0] λ=3",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def test_only_the_wanted_member_of_an_archive_is_kept(server, tmp_path):
         archive.writestr("annotations/captions.json", "{}")
     server.content = packed.getvalue()
     sha = hashlib.sha256(b"{}").hexdigest()
-    made = download(Remote("it", server.url, tmp_path / "c.json", sha, "annotations/captions.json"))
+    made = download(
+        Remote("it", server.url, tmp_path / "c.json", sha, "annotations/captions.json")
+    )
     assert made.read_text() == "{}"
     assert sorted(p.name for p in tmp_path.iterdir()) == [".c.json.sha256", "c.json"]
 

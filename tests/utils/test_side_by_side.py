@@ -1,4 +1,6 @@
-"""Prompts shared out to processes: the same answers in the same order, errors and deaths of a process included."""
+"""Prompts shared out to processes: the same answers in the same order, errors and deaths of a
+process included.
+"""
 
 import os
 import signal
@@ -29,18 +31,29 @@ def two_threads(monkeypatch):
 
 def test_parts_cover_all_items_in_order_each_in_a_process_of_one_thread(two_threads):
     items = list(range(9))
-    found = list(side_by_side(lambda part: [(i, torch.get_num_threads(), os.getpid()) for i in part], items, 2))
+    found = list(
+        side_by_side(
+            lambda part: [(i, torch.get_num_threads(), os.getpid()) for i in part], items, 2
+        )
+    )
     assert [made[:2] for made in found] == [(i, 1) for i in items]
     assert len({made[2] for made in found} | {os.getpid()}) == 3
     assert torch.get_num_threads() == 2
 
 
 def test_one_part_stays_in_this_process():
-    assert list(side_by_side(lambda part: [os.getpid()] * len(part), [1, 2], 1)) == [os.getpid()] * 2
+    assert (
+        list(side_by_side(lambda part: [os.getpid()] * len(part), [1, 2], 1)) == [os.getpid()] * 2
+    )
 
 
 def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, shallow_8x8, monkeypatch):
-    assert [process_count(shallow_8x8.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [1, 1, 2, 2]
+    assert [process_count(shallow_8x8.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [
+        1,
+        1,
+        2,
+        2,
+    ]
     monkeypatch.setattr("lanternbench.utils.device.SMALL", 1000)
     assert process_count(shallow_8x8.model, 100) == 1
 
@@ -72,7 +85,9 @@ def test_nothing_is_left_running_when_the_results_are_no_longer_wanted():
         os.kill(pid, 0)
 
 
-def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, shallow_8x8, monkeypatch):
+def test_the_time_of_an_image_is_its_share_of_all_parts_together(
+    two_threads, shallow_8x8, monkeypatch
+):
     """Their images per second are those of the whole batch."""
 
     def timed(*args: Any, **options: Any) -> list[engine.Generation]:
@@ -87,10 +102,20 @@ def test_the_time_of_an_image_is_its_share_of_all_parts_together(two_threads, sh
 @pytest.mark.parametrize("name", ["ar", "cool-sd", "eagle-2"])
 def test_prompts_decoded_side_by_side_get_the_tokens_of_one_batch(two_threads, shallow_8x8, name):
     decoder = build(shallow_8x8, method(name))
-    captions = [f"a {color} {shape}" for color in ("red", "green", "blue", "white") for shape in ("circle", "square")]
+    captions = [
+        f"a {color} {shape}"
+        for color in ("red", "green", "blue", "white")
+        for shape in ("circle", "square")
+    ]
 
     def work(part):
-        return [(g.tokens.tolist(), g.accept_lengths) for g in engine.generate(decoder, part, max_steps=5)]
+        return [
+            (g.tokens.tolist(), g.accept_lengths)
+            for g in engine.generate(decoder, part, max_steps=5)
+        ]
 
     whole = work(captions)
-    assert list(side_by_side(work, captions, process_count(shallow_8x8.model, len(captions)))) == whole
+    assert (
+        list(side_by_side(work, captions, process_count(shallow_8x8.model, len(captions))))
+        == whole
+    )

@@ -32,12 +32,15 @@ def unasked(monkeypatch):
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_"))}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(
+        command, env=clean | environment, capture_output=True, text=True, timeout=120, check=True
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux only")
 @pytest.mark.parametrize(
-    "first", slow_but(["lanternbench"], ["lanternbench", "lanternbench.cli.main", "lanternbench.api"])
+    "first",
+    slow_but(["lanternbench"], ["lanternbench", "lanternbench.cli.main", "lanternbench.api"]),
 )
 def test_openmp_s_threads_sleep_while_they_wait_whichever_module_comes_first(first):
     said = python(f"import {first}, torch", OMP_DISPLAY_ENV="VERBOSE").stderr
@@ -46,7 +49,9 @@ def test_openmp_s_threads_sleep_while_they_wait_whichever_module_comes_first(fir
 
 
 def test_what_the_user_s_environment_says_of_waiting_is_kept():
-    said = python("import os, lanternbench; print(os.environ['OMP_WAIT_POLICY'])", OMP_WAIT_POLICY="ACTIVE")
+    said = python(
+        "import os, lanternbench; print(os.environ['OMP_WAIT_POLICY'])", OMP_WAIT_POLICY="ACTIVE"
+    )
     assert said.stdout.strip() == "ACTIVE"
 
 
@@ -57,7 +62,9 @@ def test_a_small_model_gets_one_thread_and_a_large_one_every_core(unasked):
     assert torch.get_num_threads() == 1
 
 
-def test_the_embedded_model_is_loaded_for_one_thread_unless_more_are_asked_for(unasked, monkeypatch):
+def test_the_embedded_model_is_loaded_for_one_thread_unless_more_are_asked_for(
+    unasked, monkeypatch
+):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     torch.set_num_threads(3)
     lanternbench.load("tiny", "cpu")
@@ -88,7 +95,13 @@ def test_more_threads_than_the_machine_has_cpus_are_refused(monkeypatch, threads
     ("files", "wanted"),
     [
         ({}, 4),
-        ({f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 2},{i % 2 + 2}" for i in range(4)}, 2),
+        (
+            {
+                f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 2},{i % 2 + 2}"
+                for i in range(4)
+            },
+            2,
+        ),
         ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "250000 100000"}, 2),
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, 4),
@@ -113,12 +126,24 @@ def test_cores_are_physical_ones_within_affinity_and_quota(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_sweep_over_targets_of_two_sizes_records_the_threads_of_each(unasked, monkeypatch, tmp_path):
+def test_a_sweep_over_targets_of_two_sizes_records_the_threads_of_each(
+    unasked, monkeypatch, tmp_path
+):
     monkeypatch.setattr(device, "cores", lambda: 2)
-    plain = {"methods": ["sjd"], "baseline": False, "num_prompts": 1, "metrics": [], "prompts": "imagenet"}
+    plain = {
+        "methods": ["sjd"],
+        "baseline": False,
+        "num_prompts": 1,
+        "metrics": [],
+        "prompts": "imagenet",
+    }
     large = {"target": "llamagen-b-c2i:layers=1,grid=4", "random_weights": True}
     threads = []
-    for name, given in (("small", {"prompts": "demo"}), ("large", large), ("again", {"prompts": "demo"})):
+    for name, given in (
+        ("small", {"prompts": "demo"}),
+        ("large", large),
+        ("again", {"prompts": "demo"}),
+    ):
         folder, _ = run(sweep(plain | given | {"name": name}), tmp_path)
         threads += [sample.threads for sample in iter_samples(folder)]
     assert threads == [1, 2, 1]

@@ -1,4 +1,6 @@
-"""The training data, rendered once and kept on disk: images as one uint8 array, captions recomputed from the seed."""
+"""The training data, rendered once and kept on disk: images as one uint8 array, captions
+recomputed from the seed.
+"""
 
 from __future__ import annotations
 

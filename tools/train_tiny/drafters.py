@@ -1,7 +1,8 @@
-"""Train the embedded target's drafters, EAGLE, Medusa heads and a small model, each on the target's own samples.
+"""Train the embedded target's drafters, EAGLE, Medusa heads and a small model, each on the
+target's own samples.
 
-All learn the distribution that they will be verified against: guided and cut to the top k.  The loss is its cross
-entropy and, for the acceptance rate Σ min(p, q) itself, the total variation.
+All learn the distribution that they will be verified against: guided and cut to the top k.  The
+loss is its cross entropy and, for the acceptance rate Σ min(p, q) itself, the total variation.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from tools.train_tiny.target import CONFIG
 SMALL = replace(CONFIG, n_layer=2)
 HEADS = 4
 BATCH = 6
-WIDER = 2  # EAGLE's MLP, in the target's: at this size a layer's operations cost time, its width hardly any
+# EAGLE's MLP, in the target's: at this size a layer's operations cost time, its width hardly any
+WIDER = 2
 
 
 class Drafters(nn.Module):
-    """The four nets; the small model starts from the target's embeddings, head, first and last layer."""
+    """The four nets; the small model starts from the target's embeddings, head, first and last
+    layer.
+    """
 
     def __init__(self, target: LlamaGen):
         super().__init__()
@@ -55,8 +59,12 @@ class Batches:
         self.warp = Warp(1.0, target.top_k)
         self.prefix = rollouts.hidden.shape[2] - target.length + 1  # P
 
-    def __call__(self, step: int, salt: int) -> tuple[np.random.Generator, Tensor, Tensor, Tensor, Tensor]:
-        """A generator, which images [B], tokens [B, L], target's states [2B, P + L − 1, …], wanted [B, L − 1, V]."""
+    def __call__(
+        self, step: int, salt: int
+    ) -> tuple[np.random.Generator, Tensor, Tensor, Tensor, Tensor]:
+        """A generator, which images [B], tokens [B, L], target's states [2B, P + L − 1, …], wanted
+        [B, L − 1, V].
+        """
         rng = np.random.default_rng([salt, step])
         picked = torch.from_numpy(rng.integers(len(self.rollouts.tokens), size=BATCH))
         hidden = self.rollouts.hidden[picked].float().transpose(0, 1).flatten(0, 1)
@@ -83,7 +91,9 @@ def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
-    """Head d at the hidden state before token t against the target's distribution of token t + d + 1."""
+    """Head d at the hidden state before token t against the target's distribution of token t + d +
+    1.
+    """
     rng, _, _, states, wanted = batches(step, 14)
     at = torch.from_numpy(rng.choice(wanted.shape[1] - HEADS, DEEPER, replace=False))
     logits = batches.logits(net(batches.last(states)[:, batches.prefix - 1 + at]))
@@ -96,7 +106,9 @@ def model_losses(net: LlamaGen, batches: Batches, step: int) -> Losses:
     _, picked, tokens, _, wanted = batches(step, 15)
     captions = [batches.rollouts.captions[i] for i in picked.tolist()]
     prefix = batches.target.prefix(captions, batches.target.guidance)
-    hidden = net.teacher_forced(net.cls_embedding(prefix.features), prefix.valid, tokens.repeat(2, 1))
+    hidden = net.teacher_forced(
+        net.cls_embedding(prefix.features), prefix.valid, tokens.repeat(2, 1)
+    )
     loss, accepted = divergence(net.logits(hidden[:, 1:], batches.target.guidance), wanted)
     return {"loss": loss, "accept-1": accepted}
 
@@ -105,7 +117,8 @@ RECIPES = {"eagle": losses.RECIPES["eagle-1"], "eagle-3": losses.RECIPES["eagle-
 LOSSES: dict[str, Callable[..., Losses]] = {
     "eagle": eagle_losses, "eagle3": eagle_losses, "medusa": medusa_losses, "model": model_losses,
 }  # fmt: skip
-RATES = {"eagle3": 2e-4}  # AdamW's, where it is not 1e-3: EAGLE-3 starts from what EAGLE has learnt
+# AdamW's, where it is not 1e-3: EAGLE-3 starts from what EAGLE has learnt
+RATES = {"eagle3": 2e-4}
 
 
 def train(
@@ -131,7 +144,9 @@ def train(
         net, lr = drafters.get_submodule(kind), RATES.get(kind, 1e-3)
         optims = loop.optimizers(net, lr, 6 * lr)
 
-        def step_fn(step: int, net: nn.Module = net, losses: Callable[..., Losses] = LOSSES[kind]) -> Losses:
+        def step_fn(
+            step: int, net: nn.Module = net, losses: Callable[..., Losses] = LOSSES[kind]
+        ) -> Losses:
             return losses(net, batches, step)
 
         loop.fit(kind, net, optims, step_fn, count, folder, plan=loop.Plan(50, 1.0), log=log)

@@ -1,4 +1,6 @@
-"""Train the two embedded evaluators, CLIP-tiny and the feature net of FID-tiny, on real and VQ-decoded scenes."""
+"""Train the two embedded evaluators, CLIP-tiny and the feature net of FID-tiny, on real and
+VQ-decoded scenes.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,33 @@ REFERENCE_SEED = 778  # of the scenes for the statistics of real images
 REFERENCE = 5000  # scenes behind those statistics
 VOCABULARY: tuple[tuple[str, ...], ...] = tuple(
     tuple(words)
-    for words in (scenes.TEXTURES, scenes.COLOURS, scenes.SHAPES, scenes.COLOURS, scenes.RADII, scenes.PLACES)
+    for words in (
+        scenes.TEXTURES,
+        scenes.COLOURS,
+        scenes.SHAPES,
+        scenes.COLOURS,
+        scenes.RADII,
+        scenes.PLACES,
+    )
 )
 ATTRIBUTES = sum(len(v) for v in VOCABULARY)
 
 
 def attributes(scene: scenes.Scene) -> Tensor:
-    """float [37] of 0 and 1: texture, background, and the shapes, colours, sizes and places that are present."""
-    present = ({scene.texture}, {scene.background}, *({i[n] for i in scene.items} for n in (0, 1, 2, 3)))
+    """float [37] of 0 and 1: texture, background, and the shapes, colours, sizes and places that
+    are present.
+    """
+    present = (
+        {scene.texture},
+        {scene.background},
+        *({i[n] for i in scene.items} for n in (0, 1, 2, 3)),
+    )
     return torch.tensor(
-        [float(word in found) for words, found in zip(VOCABULARY, present, strict=True) for word in words]
+        [
+            float(word in found)
+            for words, found in zip(VOCABULARY, present, strict=True)
+            for word in words
+        ]
     )
 
 
@@ -70,12 +89,15 @@ def near_miss(scene: scenes.Scene, rng: np.random.Generator) -> scenes.Scene:
 def vq_decoded_scenes(folder: Path, vq: VQModel, count: int) -> np.ndarray:
     """The first scenes as the VQ decodes them, uint8 [count, 64, 64, 3]; kept on disk.
 
-    In every second one up to 12 % of the tokens are swapped for others of the image: generated samples have flaws.
+    In every second one up to 12 % of the tokens are swapped for others of the image: generated
+    samples have flaws.
     """
     path = folder / f"decoded-{data.SEED}-{count}.npy"
     if not path.exists():
         known = folder / f"tokens-{data.SEED}-{COUNT}.pt"
-        tokens = target_training.tokens(folder, vq, COUNT if known.exists() else count)[:count].long()
+        tokens = target_training.tokens(folder, vq, COUNT if known.exists() else count)[
+            :count
+        ].long()
         rng = np.random.default_rng([data.SEED, 5])
         for row in tokens[1::2]:
             hit = torch.from_numpy(rng.integers(256, size=int(rng.integers(1, 31))))
@@ -96,7 +118,9 @@ def augment(x: Tensor, rng: np.random.Generator) -> Tensor:
     """[B, 3, 64, 64] in −1…1: up to 2 pixels of shift, mild tone, noise, and now and then a blur."""
     gen = torch.Generator().manual_seed(int(rng.integers(2**31)))
     dy, dx = rng.integers(0, 5, 2)
-    x = F.pad(x, (2, 2, 2, 2), mode="replicate")[:, :, dy : dy + scenes.SIZE, dx : dx + scenes.SIZE]
+    x = F.pad(x, (2, 2, 2, 2), mode="replicate")[
+        :, :, dy : dy + scenes.SIZE, dx : dx + scenes.SIZE
+    ]
     gain, shift, noise, blur = torch.rand(4, len(x), 1, 1, 1, generator=gen)
     x = torch.where(blur < 0.2, F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), x)
     x = x * (0.92 + 0.16 * gain) + 0.16 * (shift - 0.5)
@@ -104,22 +128,35 @@ def augment(x: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 class Batches:
-    """Batch ``step``: augmented images [64, 3, 64, 64], a third of them VQ-decoded, and their scenes."""
+    """Batch ``step``: augmented images [64, 3, 64, 64], a third of them VQ-decoded, and their
+    scenes.
+    """
 
     def __init__(self, folder: Path, vq: VQModel, count: int, known: int):
-        self.real, self.vq_decoded_scenes = data.images(folder, count), vq_decoded_scenes(folder, vq, known)
+        self.real, self.vq_decoded_scenes = (
+            data.images(folder, count),
+            vq_decoded_scenes(folder, vq, known),
+        )
 
-    def __call__(self, seed: int, step: int) -> tuple[Tensor, list[scenes.Scene], np.random.Generator]:
+    def __call__(
+        self, seed: int, step: int
+    ) -> tuple[Tensor, list[scenes.Scene], np.random.Generator]:
         rng = np.random.default_rng([seed, step])
         n = round(SHARE * BATCH)
-        real, again = rng.integers(len(self.real), size=BATCH - n), rng.integers(len(self.vq_decoded_scenes), size=n)
+        real, again = (
+            rng.integers(len(self.real), size=BATCH - n),
+            rng.integers(len(self.vq_decoded_scenes), size=n),
+        )
         pixels = np.concatenate([self.real[real], self.vq_decoded_scenes[again]])
-        x = evaluators.to_float(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # channels last, as stored
+        # channels last, as stored
+        x = evaluators.to_float(torch.from_numpy(pixels).permute(0, 3, 1, 2))
         return augment(x, rng), [data.scene(int(i)) for i in (*real, *again)], rng
 
 
 class _ClipTask(nn.Module):
-    """CLIP-tiny and a head, shared by both towers, that names attributes: it aligns them early and is then dropped."""
+    """CLIP-tiny and a head, shared by both towers, that names attributes: it aligns them early and
+    is then dropped.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +167,10 @@ class _ClipTask(nn.Module):
     def forward(self, x: Tensor, captions: list[str], labels: Tensor) -> dict[str, Tensor]:
         """x [B, 3, 64, 64], the B captions and B near misses, labels [B, 37] -> losses."""
         n = len(x)
-        image, words = self.clip.encode_image(x), self.clip.encode_text(evaluators.tokenize(captions))
+        image, words = (
+            self.clip.encode_image(x),
+            self.clip.encode_text(evaluators.tokenize(captions)),
+        )
         scale = self.clip.logit_scale.clamp(max=4.6).exp()
         logits = scale * F.normalize(image, dim=-1) @ F.normalize(words, dim=-1).T  # [B, 2B]
         own = torch.arange(n)
@@ -138,11 +178,20 @@ class _ClipTask(nn.Module):
         named = F.binary_cross_entropy_with_logits(self.head(image), labels)
         named = named + F.binary_cross_entropy_with_logits(self.head(words[:n]), labels)
         hits = (logits.argmax(1) == own).float().mean()
-        return {"loss": contrast + named, "contrast": contrast.detach(), "named": named.detach(), "top1": hits}
+        return {
+            "loss": contrast + named,
+            "contrast": contrast.detach(),
+            "named": named.detach(),
+            "top1": hits,
+        }
 
 
 def train_clip(
-    folder: Path, vq: VQModel, steps: int = 2400, count: int = COUNT, log: Callable[[str], None] = print
+    folder: Path,
+    vq: VQModel,
+    steps: int = 2400,
+    count: int = COUNT,
+    log: Callable[[str], None] = print,
 ) -> nn.Module:
     """CLIP-tiny trained contrastively, every image against 64 captions and 64 near misses."""
     torch.manual_seed(CLIP_SEED)
@@ -152,7 +201,9 @@ def train_clip(
         x, found, rng = batches(13, step)
         wordings = rng.integers(3, size=(2, BATCH))
         captions = [s.captions()[w] for s, w in zip(found, wordings[0], strict=True)]
-        captions += [near_miss(s, rng).captions()[w] for s, w in zip(found, wordings[1], strict=True)]
+        captions += [
+            near_miss(s, rng).captions()[w] for s, w in zip(found, wordings[1], strict=True)
+        ]
         return task(x, captions, torch.stack([attributes(s) for s in found]))
 
     loop.fit("clip", task, loop.optimizers(task, 1.5e-3), step_fn, steps, folder, log=log)
@@ -167,7 +218,11 @@ class _FidTask(nn.Module):
 
 
 def train_fid(
-    folder: Path, vq: VQModel, steps: int = 2400, count: int = COUNT, log: Callable[[str], None] = print
+    folder: Path,
+    vq: VQModel,
+    steps: int = 2400,
+    count: int = COUNT,
+    log: Callable[[str], None] = print,
 ) -> FeatureNet:
     """The feature net, trained to name the attributes of a scene."""
     torch.manual_seed(FID_SEED)
@@ -205,17 +260,30 @@ def _halves(module: nn.Module) -> dict[str, Tensor]:
 
 def export_clip(clip: nn.Module, out: Path, steps: int) -> None:
     """Write ``out/clip.safetensors``: float16 weights; how they came about as metadata."""
-    about = {"model": "CLIP-tiny", "config": json.dumps(evaluators.CONFIG), "seed": str(CLIP_SEED), "steps": str(steps)}
-    write_tensors(out / "clip.safetensors", _halves(clip), about | {"scenes": f"{COUNT} of seed {data.SEED}"})
+    about = {
+        "model": "CLIP-tiny",
+        "config": json.dumps(evaluators.CONFIG),
+        "seed": str(CLIP_SEED),
+        "steps": str(steps),
+    }
+    write_tensors(
+        out / "clip.safetensors", _halves(clip), about | {"scenes": f"{COUNT} of seed {data.SEED}"}
+    )
 
 
 def export_fid(net: FeatureNet, out: Path, steps: int, count: int = REFERENCE) -> None:
-    """Write ``out/fid.safetensors``: float16 weights and the statistics of ``count`` held-out real scenes."""
+    """Write ``out/fid.safetensors``: float16 weights and the statistics of ``count`` held-out real
+    scenes.
+    """
     rounded = FeatureNet()
-    rounded.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in _halves(net).items()})
+    rounded.load_state_dict(
+        {k: v.float() if v.is_floating_point() else v for k, v in _halves(net).items()}
+    )
     metric = FrechetInceptionDistance(feature=rounded.eval())
     for start in range(0, count, 100):
-        block = [scenes.sample(REFERENCE_SEED, i)[0] for i in range(start, min(start + 100, count))]
+        block = [
+            scenes.sample(REFERENCE_SEED, i)[0] for i in range(start, min(start + 100, count))
+        ]
         metric.update(torch.from_numpy(np.stack(block)).permute(0, 3, 1, 2), real=True)
     tensors = _halves(rounded) | {
         "reference.total": metric.real_features_sum,
@@ -224,4 +292,8 @@ def export_fid(net: FeatureNet, out: Path, steps: int, count: int = REFERENCE) -
     }
     about = {"model": "FID-tiny", "config": json.dumps({"widths": WIDTHS, "features": FEATURES})}
     about |= {"seed": str(FID_SEED), "steps": str(steps), "scenes": f"{COUNT} of seed {data.SEED}"}
-    write_tensors(out / "fid.safetensors", tensors, about | {"reference": f"{count} scenes of seed {REFERENCE_SEED}"})
+    write_tensors(
+        out / "fid.safetensors",
+        tensors,
+        about | {"reference": f"{count} scenes of seed {REFERENCE_SEED}"},
+    )

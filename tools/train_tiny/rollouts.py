@@ -1,7 +1,8 @@
-"""Images that the embedded target draws itself, with its hidden states: what its drafters learn from.
+"""Images that the embedded target draws itself, with its hidden states: what its drafters learn
+from.
 
-Drafters are asked about sampled images, and those are not quite real scenes: an EAGLE drafter that learnt from scenes
-alone accepts 0.57 of its first tokens on scenes, 0.53 on samples.
+Drafters are asked about sampled images, and those are not quite real scenes: an EAGLE drafter that
+learnt from scenes alone accepts 0.57 of its first tokens on scenes, 0.53 on samples.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def sample(
     for start in range(0, count, SHARD):
         path = folder / f"rollouts-{start // SHARD:02d}.pt"
         if not path.exists():
-            loop.save_atomically(tuple(_shard(target, start, min(SHARD, count - start), aux_layers)), path)
+            loop.save_atomically(
+                tuple(_shard(target, start, min(SHARD, count - start), aux_layers)), path
+            )
             log(f"rollouts {min(start + SHARD, count)}/{count}")
         shards.append(Rollouts(*loop.load_saved(path)))
     captions, tokens, hidden = zip(*shards, strict=True)
@@ -66,8 +69,12 @@ def _shard(target: Target, start: int, count: int, aux_layers: tuple[int, ...]) 
     tokens, hidden = [], []
     for i in range(0, count, BATCH):
         batch = captions[i : i + BATCH]
-        made = engine.generate(decoder, batch, keys=[f"{start + i + j}" for j in range(len(batch))], seed=SEED)
+        made = engine.generate(
+            decoder, batch, keys=[f"{start + i + j}" for j in range(len(batch))], seed=SEED
+        )
         tokens.append(torch.stack([g.tokens for g in made]))
-        states = target_states(target, target.prefix(batch, target.guidance), tokens[-1], aux_layers)
+        states = target_states(
+            target, target.prefix(batch, target.guidance), tokens[-1], aux_layers
+        )
         hidden.append(states.unflatten(0, (2, -1)).transpose(0, 1).half())
     return Rollouts(captions, torch.cat(tokens).short(), torch.cat(hidden))

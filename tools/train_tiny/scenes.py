@@ -1,8 +1,8 @@
 """Procedural captioned scenes: what the embedded models are trained and judged on.
 
-A scene is a textured background and one or two shapes.  Everything that the caption leaves open (exact colour,
-stripe angle and phase, checker size, noise, a few pixels of position) is drawn at random: that is where many image
-tokens are equally good, as they are in photographs.
+A scene is a textured background and one or two shapes.  Everything that the caption leaves open
+(exact colour, stripe angle and phase, checker size, noise, a few pixels of position) is drawn at
+random: that is where many image tokens are equally good, as they are in photographs.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def _ground(scene: Scene, rng: np.random.Generator) -> np.ndarray:
         mix = ((across / period + rng.random()) % 1 < 0.5).astype(np.float32)
     elif scene.texture == "checkered":
         cell = rng.choice([0.125, 0.1875])
-        mix = ((np.floor(_X / cell + rng.integers(2)) + np.floor(_Y / cell)) % 2).astype(np.float32)
+        mix = ((np.floor(_X / cell + rng.integers(2)) + np.floor(_Y / cell)) % 2).astype(
+            np.float32
+        )
     elif scene.texture == "noisy":
         cells = rng.random((16, 16)).astype(np.float32)
         mix = np.kron(cells, np.ones((_X.shape[0] // 16,) * 2, np.float32))
@@ -148,14 +150,18 @@ def render(scene: Scene, rng: np.random.Generator) -> np.ndarray:
     """The scene's pixels, uint8 [64, 64, 3]; ``rng`` fixes what the caption leaves open."""
     image = _ground(scene, rng)
     for item in scene.items:
-        colour = np.asarray(COLOURS[item.colour], np.float32) + rng.normal(0, 0.02, 3).astype(np.float32)
+        colour = np.asarray(COLOURS[item.colour], np.float32) + rng.normal(0, 0.02, 3).astype(
+            np.float32
+        )
         image = np.where(_mask(item, rng)[..., None], colour, image)
     image = image.reshape(SIZE, _SUPER, SIZE, _SUPER, 3).mean((1, 3))
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 def sample(seed: int, index: int) -> tuple[np.ndarray, str, Scene]:
-    """Scene number ``index`` of the endless data set ``seed``: (image, caption in a random wording, scene)."""
+    """Scene number ``index`` of the endless data set ``seed``: (image, caption in a random
+    wording, scene).
+    """
     rng = np.random.default_rng([seed, index])
     scene = draw(rng)
     captions = scene.captions()

@@ -1,4 +1,5 @@
-"""Train the embedded target, a LlamaGen decoder, on tokens of captioned scenes; the text encoder stays as it is.
+"""Train the embedded target, a LlamaGen decoder, on tokens of captioned scenes; the text encoder
+stays as it is.
 
 It learns at half its depth first, where a step costs half as much, is then doubled and learns on.
 """
@@ -15,7 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.llamagen.checkpoint import CaptionEmbedding, LlamaGen, LlamaGenConfig, left_pad
+from lanternbench.models.llamagen.checkpoint import (
+    CaptionEmbedding,
+    LlamaGen,
+    LlamaGenConfig,
+    left_pad,
+)
 from lanternbench.models.tiny import checkpoint as text
 from lanternbench.models.transformer import Layer
 from lanternbench.models.vq import VQModel
@@ -24,7 +30,13 @@ from tools.train_tiny import data, scenes
 from tools.train_tiny.vq import to_float
 
 CONFIG = LlamaGenConfig(
-    dim=128, n_layer=32, n_head=4, vocab_size=1024, caption_dim=text.WIDTH, cls_token_num=text.WORDS, multiple_of=32
+    dim=128,
+    n_layer=32,
+    n_head=4,
+    vocab_size=1024,
+    caption_dim=text.WIDTH,
+    cls_token_num=text.WORDS,
+    multiple_of=32,
 )
 HALF = replace(CONFIG, n_layer=CONFIG.n_layer // 2)
 BATCH = 8
@@ -42,10 +54,13 @@ class TextToImage(nn.Module):
         self.target = LlamaGen(cfg)
         self.target.apply(_initialise)
         nn.init.normal_(self.target.tok_embeddings.weight, std=0.3)
-        self.where = nn.Linear(cfg.dim, 2 * cfg.grid[0])  # for training alone: row and column of the next token
+        # for training alone: row and column of the next token
+        self.where = nn.Linear(cfg.dim, 2 * cfg.grid[0])
 
     def features(self, captions: list[str], drop: Tensor) -> tuple[Tensor, Tensor]:
-        """Captions -> left-padded features [B, T, c] and their mask [B, T]; ``drop`` [B] marks unconditional rows."""
+        """Captions -> left-padded features [B, T, c] and their mask [B, T]; ``drop`` [B] marks
+        unconditional rows.
+        """
         features, valid = left_pad(*self.text(text.tokenize(captions)))
         uncond = cast(CaptionEmbedding, self.target.cls_embedding).uncond_embedding
         return torch.where(drop[:, None, None], uncond, features), valid
@@ -62,7 +77,9 @@ def tokens(folder: Path, vq: VQModel, count: int) -> Tensor:
     path = folder / f"tokens-{data.SEED}-{count}.pt"
     if not path.exists():
         images = data.images(folder, count)
-        found = [vq.encode(to_float(images[i : i + 64])).flatten(1).short() for i in range(0, count, 64)]
+        found = [
+            vq.encode(to_float(images[i : i + 64])).flatten(1).short() for i in range(0, count, 64)
+        ]
         loop.save_atomically(torch.cat(found), path)
     return loop.load_saved(path)
 
@@ -74,7 +91,9 @@ def caption(index: int, rng: np.random.Generator, seed: int) -> str:
 
 
 def lengths(count: int) -> dict[int, Tensor]:
-    """Words in a caption -> the (image, wording) pairs [n, 2] that have so many: a batch of them needs no padding."""
+    """Words in a caption -> the (image, wording) pairs [n, 2] that have so many: a batch of them
+    needs no padding.
+    """
     found: dict[int, list[tuple[int, int]]] = {}
     for i in range(count):
         for j, wording in enumerate(data.scene(i, data.SEED).captions()):
@@ -83,9 +102,11 @@ def lengths(count: int) -> dict[int, Tensor]:
 
 
 def weights(scene: scenes.Scene) -> Tensor:
-    """What a token counts in the loss, [256]: known from the caption alone, so that the optimum stays where it is.
+    """What a token counts in the loss, [256]: known from the caption alone, so that the optimum
+    stays where it is.
 
-    Where shapes are named, much is to be learnt; the first tokens teach to read the caption; pure noise teaches little.
+    Where shapes are named, much is to be learnt; the first tokens teach to read the caption; pure
+    noise teaches little.
     """
     side = CONFIG.grid[0]
     found = torch.full((side, side), 0.3 if scene.texture == "noisy" else 1.0)
@@ -110,22 +131,28 @@ def position_loss(logits: Tensor, side: int) -> Tensor:
 
 @torch.no_grad()
 def count_rows_and_columns(model: LlamaGen) -> None:
-    """Let two heads of the first layer start out as counters, so that the model knows where on the grid it is.
+    """Let two heads of the first layer start out as counters, so that the model knows where on the
+    grid it is.
 
-    Rotary positions are relative; absolute ones come from attention alone, slowly.  All image tokens get one feature
-    in common.  From it the heads make rotary logits that are 0 towards tokens of the same row (the same column) and
-    very negative towards others; the caption's logits are 0 too, so that the share of attention that image tokens get
-    tells how many there were in this row (column).
+    Rotary positions are relative; absolute ones come from attention alone, slowly.  All image
+    tokens get one feature in common.  From it the heads make rotary logits that are 0 towards
+    tokens of the same row (the same column) and very negative towards others; the caption's logits
+    are 0 too, so that the share of attention that image tokens get tells how many there were in
+    this row (column).
     """
     first, width = cast(Layer, model.layers[0]).attention, model.config.decoder.head_dim
     embeddings = model.tok_embeddings.weight
     embeddings[:, 0] = 3
     unit = 3 * float(embeddings.square().mean(1).rsqrt().mean())  # that feature after the norm
-    logits = torch.zeros(width // 4)  # per frequency; cos Δ + cos 0.32 Δ - 2 is 0 at Δ = 0 and negative elsewhere
+    # per frequency; cos Δ + cos 0.32 Δ - 2 is 0 at Δ = 0 and negative elsewhere
+    logits = torch.zeros(width // 4)
     logits[[0, 1, -1]] = torch.tensor([90.0, 90.0, -180.0])
     for head, axis in ((0, 0), (1, 1)):
         pairs = slice(axis * width // 4, (axis + 1) * width // 4)
-        q, k, v = (first.wqkv.weight.unflatten(0, (3, model.config.decoder.n_head, width))[i, head] for i in range(3))
+        q, k, v = (
+            first.wqkv.weight.unflatten(0, (3, model.config.decoder.n_head, width))[i, head]
+            for i in range(3)
+        )
         q.zero_(), k.zero_(), v.zero_()
         strength = logits.abs().sqrt() * width**0.25 / unit
         q.view(width // 2, 2, -1)[pairs, 0, 0] = strength
@@ -136,7 +163,8 @@ def count_rows_and_columns(model: LlamaGen) -> None:
 
 
 def with_doubled_depth(model: TextToImage) -> TextToImage:
-    """The same function with twice the layers: behind each a copy of it, whose outputs are 0 to begin with.
+    """The same function with twice the layers: behind each a copy of it, whose outputs are 0 to
+    begin with.
 
     Source: Wu et al. 2024, "LLaMA Pro", block expansion.
     """
@@ -155,7 +183,9 @@ def with_doubled_depth(model: TextToImage) -> TextToImage:
 
 
 class Batches:
-    """Captions and tokens of ``count`` scenes, drawn by (salt, step) so that those of a batch are equally long."""
+    """Captions and tokens of ``count`` scenes, drawn by (salt, step) so that those of a batch are
+    equally long.
+    """
 
     def __init__(self, folder: Path, vq: VQModel, count: int):
         self.tokens = tokens(folder, vq, count)
@@ -163,7 +193,9 @@ class Batches:
         self.share = np.array([len(g) for g in self.groups]) / sum(len(g) for g in self.groups)
 
     def __call__(self, step: int, salt: int) -> tuple[list[str], Tensor, Tensor, Tensor]:
-        """Captions, which of them to drop [B], tokens [B, 256] and their weights in the loss [B, 256]."""
+        """Captions, which of them to drop [B], tokens [B, 256] and their weights in the loss [B,
+        256].
+        """
         rng = np.random.default_rng([salt, step])
         group = self.groups[rng.choice(len(self.groups), p=self.share)]
         pairs = group[rng.integers(len(group), size=BATCH)].tolist()
@@ -174,17 +206,29 @@ class Batches:
         return wordings, drop, truth, torch.stack([weights(scene) for scene in drawn])
 
 
-def _fit(model: TextToImage, batches: Batches, steps: int, salt: int, rate: float, folder: Path, log: Log) -> None:
+def _fit(
+    model: TextToImage,
+    batches: Batches,
+    steps: int,
+    salt: int,
+    rate: float,
+    folder: Path,
+    log: Log,
+) -> None:
     states: list[Tensor] = []
     layer = MIDDLE * (model.target.config.n_layer // HALF.n_layer)
-    hook = model.target.layers[layer].register_forward_hook(lambda module, inputs, output: states.append(output))
+    hook = model.target.layers[layer].register_forward_hook(
+        lambda module, inputs, output: states.append(output)
+    )
 
     def step_fn(step: int) -> dict[str, Tensor]:
         captions, drop, truth, weight = batches(step, salt)
         features, valid = model.features(captions, drop)
         prefix = model.target.cls_embedding(features)
         logits = model.target.output(model.target.teacher_forced(prefix, valid, truth))
-        each = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), reduction="none").view(BATCH, -1)
+        each = F.cross_entropy(logits.flatten(0, 1), truth.flatten(), reduction="none").view(
+            BATCH, -1
+        )
         loss = (each * weight).sum() / weight.sum()
         state = F.rms_norm(states.pop()[:, -truth.shape[1] :], (CONFIG.dim,))
         where = position_loss(model.where(state), CONFIG.grid[0])
@@ -196,7 +240,9 @@ def _fit(model: TextToImage, batches: Batches, steps: int, salt: int, rate: floa
     hook.remove()
 
 
-def train(folder: Path, encoder: text.TextEncoder, batches: Batches, steps: int, log: Log = print) -> TextToImage:
+def train(
+    folder: Path, encoder: text.TextEncoder, batches: Batches, steps: int, log: Log = print
+) -> TextToImage:
     """The target at half its depth."""
     torch.manual_seed(2)
     model = TextToImage(encoder, HALF)
@@ -205,7 +251,9 @@ def train(folder: Path, encoder: text.TextEncoder, batches: Batches, steps: int,
     return model
 
 
-def deepen(folder: Path, model: TextToImage, batches: Batches, steps: int, log: Log = print) -> TextToImage:
+def deepen(
+    folder: Path, model: TextToImage, batches: Batches, steps: int, log: Log = print
+) -> TextToImage:
     """The target at its whole depth, trained on."""
     torch.manual_seed(4)
     deep = with_doubled_depth(model)

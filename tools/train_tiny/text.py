@@ -1,7 +1,8 @@
 """Train the text encoder first, and alone: its feature must tell what is where in the scene.
 
-LlamaGen's image tokens attend to all caption positions alike (their rotary table is zero), so the decoder sees little
-but a caption's mean feature; what the encoder does not put there, the target cannot draw.
+LlamaGen's image tokens attend to all caption positions alike (their rotary table is zero), so the
+decoder sees little but a caption's mean feature; what the encoder does not put there, the target
+cannot draw.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ LABELS = len(scenes.TEXTURES) + len(scenes.COLOURS) + len(scenes.PLACES) * _PER_
 
 
 def labels(scene: scenes.Scene) -> Tensor:
-    """Texture, background, and for every place the shape, colour and size of what is there: 0/1 [LABELS]."""
+    """Texture, background, and for every place the shape, colour and size of what is there: 0/1
+    [LABELS].
+    """
     found = torch.zeros(LABELS)
     found[scenes.TEXTURES.index(scene.texture)] = 1
     found[len(scenes.TEXTURES) + list(scenes.COLOURS).index(scene.background)] = 1
     for item in scene.items:
-        at = len(scenes.TEXTURES) + len(scenes.COLOURS) + list(scenes.PLACES).index(item.place) * _PER_PLACE
+        at = (
+            len(scenes.TEXTURES)
+            + len(scenes.COLOURS)
+            + list(scenes.PLACES).index(item.place) * _PER_PLACE
+        )
         for part, value in zip(_PARTS, (item.shape, item.colour, item.size), strict=True):
             found[at + part.index(value)] = 1
             at += len(part)
@@ -45,7 +52,9 @@ class _Task(nn.Module):
 
 
 def train(folder: Path, steps: int = 1000, log: Callable[[str], None] = print) -> text.TextEncoder:
-    """An encoder whose mean feature over a caption's words predicts every attribute, place by place."""
+    """An encoder whose mean feature over a caption's words predicts every attribute, place by
+    place.
+    """
     torch.manual_seed(4)
     task = _Task()
 
@@ -59,6 +68,13 @@ def train(folder: Path, steps: int = 1000, log: Callable[[str], None] = print) -
         return {"loss": F.binary_cross_entropy_with_logits(logits, wanted), "all right": right}
 
     loop.fit(
-        "text", task, loop.optimizers(task, 2e-3, 0.01), step_fn, steps, folder, plan=loop.Plan(save_every=250), log=log
+        "text",
+        task,
+        loop.optimizers(task, 2e-3, 0.01),
+        step_fn,
+        steps,
+        folder,
+        plan=loop.Plan(save_every=250),
+        log=log,
     )
     return task.text

@@ -40,11 +40,15 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     encoder = text.train(work, steps["text"], log=log)
     batches = target.Batches(work, tokeniser, count)
 
-    def train_drafters(folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None):
+    def train_drafters(
+        folder: Path, made: target.TextToImage, stage: str, start: drafters.Drafters | None = None
+    ):
         whole = tiny.assemble(made.target, made.text, tokeniser, {})
         kinds = {kind: steps[stage + kind] for kind in drafters.LOSSES if stage + kind in steps}
         aux_layers = made.target.new_eagle("eagle3" in kinds).aux_layers(made.target)
-        samples = rollouts.sample(folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log, aux_layers)
+        samples = rollouts.sample(
+            folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log, aux_layers
+        )
         return drafters.train(folder, whole, samples, kinds, log, start)
 
     half = target.train(work, encoder, batches, steps["target"], log)

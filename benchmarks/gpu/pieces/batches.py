@@ -22,12 +22,17 @@ def measure(machine: Machine, result: Result) -> None:
         rates = []
         for size in sizes:
             tau = None if name == "ar" else TAU
-            decoder = build(replace(target, graphs=machine.graphs()), method(name), simulate_acceptance=tau)
+            decoder = build(
+                replace(target, graphs=machine.graphs()), method(name), simulate_acceptance=tau
+            )
             captions = [f"prompt {i}" for i in range(size)]
             generate(decoder, captions, max_steps=3)
             made = generate(decoder, captions, max_steps=4 if machine.small else None)[0]
             rates.append(size / made.decode_s)
-            row = {"images a second": round(rates[-1], 2), "of batch 1": f"{rates[-1] / rates[0]:.1f}×"}
+            row = {
+                "images a second": round(rates[-1], 2),
+                "of batch 1": f"{rates[-1] / rates[0]:.1f}×",
+            }
             result.row("decoding alone, CFG, bfloat16", method=name, batch=size, **row)
             del decoder
             machine.free()

@@ -1,4 +1,6 @@
-"""The product as a user runs it: every preset on the embedded model, interleaved, with intervals and metrics."""
+"""The product as a user runs it: every preset on the embedded model, interleaved, with intervals
+and metrics.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from benchmarks.gpu.result import Result
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
 
-FIGURES = {"accept_len": "τ", "fidelity_loss": "fidelity loss", "clip-tiny": "CLIP-tiny", "fid-tiny": "FID-tiny"}
+FIGURES = {
+    "accept_len": "τ",
+    "fidelity_loss": "fidelity loss",
+    "clip-tiny": "CLIP-tiny",
+    "fid-tiny": "FID-tiny",
+}
 BUDGET_S, PROMPTS = 60.0, 32
 
 

@@ -1,4 +1,5 @@
-"""Are the tokens those of launched steps, and of prompts alone?  And does the host wait once a step?
+"""Are the tokens those of launched steps, and of prompts alone?  And does the host wait once a
+  step?
 
 In float64, on the embedded model with its trained weights, so that drafts are accepted as in use.
 """
@@ -18,7 +19,8 @@ from lanternbench.methods.method import method
 from lanternbench.registry import components
 
 QUICK = ("ar", "eagle-2", "sjd", "adt-tree", "cool-sd")  # a proposal and a tree of every kind
-DRAFTED = ("ar", "eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd")  # what a target with an EAGLE drafter can do
+# what a target with an EAGLE drafter can do
+DRAFTED = ("ar", "eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd")
 
 
 def presets(machine: Machine) -> list[str]:
@@ -30,19 +32,31 @@ def graphs(machine: Machine, result: Result) -> None:
     target, failed = shapes.exact(machine), 0
     for name in presets(machine):
         found = {
-            f"T = {t:g}": recorded_differs(target, machine.graphs(), name, CAPTIONS[:1], t, steps=steps) for t in (1, 0)
+            f"T = {t:g}": recorded_differs(
+                target, machine.graphs(), name, CAPTIONS[:1], t, steps=steps
+            )
+            for t in (1, 0)
         }
         failed += any(found.values())
         result.row("the embedded model, float64", method=name, steps=steps, **_said(found))
-    result.bar(bars.GRAPHS, f"{len(presets(machine)) - failed} of {len(presets(machine))} presets", failed == 0)
+    result.bar(
+        bars.GRAPHS,
+        f"{len(presets(machine)) - failed} of {len(presets(machine))} presets",
+        failed == 0,
+    )
     target, failed = shapes.row_ends(machine), 0
     for name in DRAFTED[::3] if machine.small else DRAFTED:
         sizes = {"alone": CAPTIONS[:1], "batch of 3": CAPTIONS}
         steps = 5 if machine.small else 16
-        found = {k: recorded_differs(target, machine.graphs(), name, c, steps=steps) for k, c in sizes.items()}
+        found = {
+            k: recorded_differs(target, machine.graphs(), name, c, steps=steps)
+            for k, c in sizes.items()
+        }
         failed += any(found.values())
         result.row("a small Lumina-mGPT, float64", method=name, steps=steps, **_said(found))
-    result.bar(bars.ROW_ENDS, "the same" if not failed else f"{failed} presets differ", failed == 0)
+    result.bar(
+        bars.ROW_ENDS, "the same" if not failed else f"{failed} presets differ", failed == 0
+    )
 
 
 def batch(machine: Machine, result: Result) -> None:
@@ -51,7 +65,9 @@ def batch(machine: Machine, result: Result) -> None:
     for name in names:
         found = batch_differs(replace(target, graphs=machine.graphs()), name, CAPTIONS, steps)
         failed += found is not None
-        result.row("3 prompts, recorded, float64", method=name, steps=steps, **_said({"tokens": found}))
+        result.row(
+            "3 prompts, recorded, float64", method=name, steps=steps, **_said({"tokens": found})
+        )
     result.bar(bars.BATCH, f"{len(names) - failed} of {len(names)} presets", failed == 0)
 
 

@@ -24,8 +24,14 @@ def measure(machine: Machine, result: Result) -> None:
         for _ in range(LAUNCHES):
             x.add_(1.0)
 
-    result.row("rates", what="a small launch, µs", value=round(1e6 * machine.seconds(launch, 3) / LAUNCHES, 2))
+    result.row(
+        "rates",
+        what="a small launch, µs",
+        value=round(1e6 * machine.seconds(launch, 3) / LAUNCHES, 2),
+    )
     replay = machine.record(lambda: [x + 1.0 for _ in range(LAUNCHES)], [])
     result.row(
-        "rates", what="the same in a CUDA graph, µs", value=round(1e6 * machine.seconds(replay, 3) / LAUNCHES, 2)
+        "rates",
+        what="the same in a CUDA graph, µs",
+        value=round(1e6 * machine.seconds(replay, 3) / LAUNCHES, 2),
     )

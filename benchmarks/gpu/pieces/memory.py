@@ -1,4 +1,6 @@
-"""Does a decode hold more than weights and caches?  Buffers of its steps and of recordings are the rest."""
+"""Does a decode hold more than weights and caches?  Buffers of its steps and of recordings are the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from lanternbench.engine.decode import generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 
-CASES = (("ar", 2), ("eagle-2", 1), ("ar", 1), ("lantern", 1), ("cool-sd", 1), ("ar", 16), ("cool-sd", 16))
+CASES = (
+    ("ar", 2),
+    ("eagle-2", 1),
+    ("ar", 1),
+    ("lantern", 1),
+    ("cool-sd", 1),
+    ("ar", 16),
+    ("cool-sd", 16),
+)
 
 
 def measure(machine: Machine, result: Result) -> None:
@@ -26,7 +36,13 @@ def measure(machine: Machine, result: Result) -> None:
         worst = max(worst, peak / held - 1)
         row = {"weights": shapes.weights(target), "caches": caches, "peak": peak}
         megabytes = {f"{k}, MB": round(v / 1e6, 1) for k, v in row.items()}
-        result.row("recorded", method=name, batch=len(captions), **megabytes, more=f"{peak / held - 1:.1%}")
+        result.row(
+            "recorded",
+            method=name,
+            batch=len(captions),
+            **megabytes,
+            more=f"{peak / held - 1:.1%}",
+        )
         del decoder, graphs
         machine.free()
     result.bar(bars.MEMORY, f"at most {worst:.1%} more", None if machine.small else worst <= 0.15)

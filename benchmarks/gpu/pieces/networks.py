@@ -22,12 +22,16 @@ def measure(machine: Machine, result: Result) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (count, 256, 256, 3), np.uint8)
     images = [Image.fromarray(pixels) for pixels in noise]
     device = "cpu" if machine.small else machine.device
-    clip = clip_encoder(Setup(device=device, random=True), published("clip")[0], "ViT-B-32-quickgelu")
+    clip = clip_encoder(
+        Setup(device=device, random=True), published("clip")[0], "ViT-B-32-quickgelu"
+    )
     ready = clip.prepare(images).to(device)
     score = clip.cosine()
     times = {
         "CLIP ViT-B/32, the network": machine.seconds(lambda: clip.model.encode_image(ready), 5),
-        "CLIP score, from images and captions": machine.seconds(lambda: score(images, ["a cat"] * count), 1),
+        "CLIP score, from images and captions": machine.seconds(
+            lambda: score(images, ["a cat"] * count), 1
+        ),
     }
     net = inception(None).to(device)
     batch = torch.from_numpy(noise).permute(0, 3, 1, 2).to(device)

@@ -24,4 +24,6 @@ def _measure(machine: Machine, result: Result, name: str) -> None:
     least = 1e3 * limit_s(target, machine.read_rate())
     names = ["ar", "cool-sd"] if machine.small else METHODS
     found = step_table(machine, result, target, names, (3, 2) if machine.small else (32, 6))
-    result.note(f"`ar` runs at {least / found['ar'][0]:.0%} of the bandwidth limit of {least:.2f} ms a token.")
+    result.note(
+        f"`ar` runs at {least / found['ar'][0]:.0%} of the bandwidth limit of {least:.2f} ms a token."
+    )

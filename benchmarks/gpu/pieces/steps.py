@@ -1,4 +1,6 @@
-"""What a step of every preset costs, recorded and launched, with acceptance drawn: random weights accept nothing."""
+"""What a step of every preset costs, recorded and launched, with acceptance drawn: random weights
+accept nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def outside(made: Generation) -> float:
 def step_table(
     machine: Machine, result: Result, target: Target, names: list[str], steps: tuple[int, int]
 ) -> dict[str, tuple[float, float]]:
-    """Milliseconds and outside-forward share of a recorded step by preset, ``ar`` first; fills the table.
+    """Milliseconds and outside-forward share of a recorded step by preset, ``ar`` first; fills the
+    table.
 
     ``steps``: how many are timed recorded, and launched.
     """
@@ -35,13 +38,16 @@ def step_table(
     for name in names:
         tau = None if name == "ar" else TAU
         recorded, launched = (
-            image(build(replace(target, graphs=graphs), method(name), simulate_acceptance=tau), count)
+            image(
+                build(replace(target, graphs=graphs), method(name), simulate_acceptance=tau), count
+            )
             for graphs, count in zip((machine.graphs(), None), steps, strict=True)
         )
         ms, eager = (1e3 * made.decode_s / made.steps for made in (recorded, launched))
         found[name] = ms, outside(recorded)
         phases = {
-            p: round(1e3 * recorded.phases.get(p, 0.0) / recorded.steps, 3) for p in ("draft", "verify", "commit")
+            p: round(1e3 * recorded.phases.get(p, 0.0) / recorded.steps, 3)
+            for p in ("draft", "verify", "commit")
         }
         result.row(
             "a step in ms, recorded; acceptance drawn to τ = 2.7",
@@ -59,7 +65,9 @@ def step_table(
 
 def measure(machine: Machine, result: Result) -> None:
     target = shapes.xl(machine)
-    found = step_table(machine, result, target, presets(machine), (4, 2) if machine.small else (64, 12))
+    found = step_table(
+        machine, result, target, presets(machine), (4, 2) if machine.small else (64, 12)
+    )
     speedup = TAU * found["ar"][0] / found["cool-sd"][0]
     result.bar(bars.COOL_SD, f"{speedup:.2f}×", speedup >= 2.2)
     worst = max(found, key=lambda name: found[name][1])

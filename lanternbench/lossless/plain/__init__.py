@@ -1,9 +1,11 @@
-"""A second definition of every method, from the papers' formulas alone: floats and lists, no tensor, no engine code.
+"""A second definition of every method, from the papers' formulas alone: floats and lists, no
+tensor, no engine code.
 
-Here: a world small enough to enumerate, whose target q and drafter p are functions of the prefix, after guidance,
-temperature, top-k and top-p; every outcome of a program that draws; a method by its steps, with its rule and residual
-at work, whose scalar definitions the components give themselves.  ``drafts``: draft trees and windows of the Jacobi
-family.  ``rows``: several rows at once.
+Here: a world small enough to enumerate, whose target q and drafter p are functions of the prefix,
+after guidance, temperature, top-k and top-p; every outcome of a program that draws; a method by
+its steps, with its rule and residual at work, whose scalar definitions the components give
+themselves.  ``drafts``: draft trees and windows of the Jacobi family.  ``rows``: several rows at
+once.
 """
 
 import math
@@ -27,9 +29,10 @@ T = TypeVar("T", bound=Hashable)
 class World:
     """Target and drafter on images of ``length`` tokens out of ``vocab``.
 
-    ``target``, ``drafter`` and their unconditional twins map a prefix to V logits (log-probabilities will do; −∞ bans a
-    token).  They are asked beyond the last token too, as drafts may reach further than the image.  ``q``, ``p``: the
-    distributions of target and drafter after a prefix.
+    ``target``, ``drafter`` and their unconditional twins map a prefix to V logits
+    (log-probabilities will do; −∞ bans a token).  They are asked beyond the last token too, as
+    drafts may reach further than the image.  ``q``, ``p``: the distributions of target and drafter
+    after a prefix.
     """
 
     vocab: int
@@ -46,8 +49,12 @@ class World:
     codebook: list[list[float]] = field(default_factory=list)  # V rows
 
     def __post_init__(self) -> None:
-        self.q: Callable[[Prefix], Probs] = cache(lambda at: self._warped(self.target, self.target_uncond, at))
-        self.p: Callable[[Prefix], Probs] = cache(lambda at: self._warped(self.drafter, self.drafter_uncond, at))
+        self.q: Callable[[Prefix], Probs] = cache(
+            lambda at: self._warped(self.target, self.target_uncond, at)
+        )
+        self.p: Callable[[Prefix], Probs] = cache(
+            lambda at: self._warped(self.drafter, self.drafter_uncond, at)
+        )
 
     def drafting_after(self, committed: int) -> Self:
         """This world, with a drafter for which whatever comes after so many tokens is token 0."""
@@ -66,17 +73,30 @@ class World:
         """P(image) under the target: Π_t q(x_t | x_<t)."""
         images: dict[Prefix, float] = {(): 1.0}
         for _ in range(self.length):
-            images = {(*s, x): w * qx for s, w in images.items() for x, qx in enumerate(self.q(s)) if qx > 0}
+            images = {
+                (*s, x): w * qx
+                for s, w in images.items()
+                for x, qx in enumerate(self.q(s))
+                if qx > 0
+            }
         return images
 
 
 def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
-    """Classifier-free guidance: uncond + s·(cond − uncond).  A token banned on either side stays banned."""
-    return [-math.inf if math.inf in (-c, -u) else u + scale * (c - u) for c, u in zip(cond, uncond, strict=True)]
+    """Classifier-free guidance: uncond + s·(cond − uncond).  A token banned on either side stays
+    banned.
+    """
+    return [
+        -math.inf if math.inf in (-c, -u) else u + scale * (c - u)
+        for c, u in zip(cond, uncond, strict=True)
+    ]
 
 
-def warp(logits: list[float], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> list[float]:
-    """Temperature, then top-k (ties of the k-th stay), then top-p (the fewest tokens whose mass reaches p).
+def warp(
+    logits: list[float], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> list[float]:
+    """Temperature, then top-k (ties of the k-th stay), then top-p (the fewest tokens whose mass
+    reaches p).
 
     At temperature 0 the distribution is that of temperature 1, and decoding takes its argmax.
     """
@@ -103,7 +123,9 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def normalise(weights: list[float], otherwise: list[float] | None = None) -> list[float]:
-    """Weights as a distribution; ``otherwise`` (all zero if not given) where nothing is left to normalise."""
+    """Weights as a distribution; ``otherwise`` (all zero if not given) where nothing is left to
+    normalise.
+    """
     if (total := math.fsum(weights)) > 0:
         return [w / total for w in weights]
     return otherwise if otherwise is not None else [0.0] * len(weights)
@@ -118,7 +140,9 @@ class DeadEnd(Exception):
 
 
 class Draws:
-    """The draws of one run, of which the first are ``fixed``; their probability, and the loss of the tests after."""
+    """The draws of one run, of which the first are ``fixed``; their probability, and the loss of
+    the tests after.
+    """
 
     def __init__(self, fixed: tuple[int, ...] = ()):
         self.tokens, self.n_fixed, self.count = list(fixed), len(fixed), 0
@@ -146,7 +170,9 @@ class Draws:
         return list(outcomes)[self.token(list(outcomes.values()))]
 
     def lose(self, q: Sequence[float], law: Callable[..., Probs], *arguments: Any) -> None:
-        """Count TV(q, law(…)) as a loss, once over all runs that have the draws before it in common."""
+        """Count TV(q, law(…)) as a loss, once over all runs that have the draws before it in
+        common.
+        """
         if self.count >= self.n_fixed:
             self.loss += self.probability * total_variation(q, law(*arguments))
 
@@ -164,8 +190,10 @@ def outcomes(program: Callable[[Draws], T]) -> tuple[dict[T, float], float]:
     return returned, loss
 
 
-Residual = Callable[[Probs, Probs, int, int, PlainRule], Probs]  # (q, p, x, depth, rule) -> weights
-# tokens and ranks on the path to a node -> p of its children, and these: a token, or None for one that is drawn when it
+# (q, p, x, depth, rule) -> weights
+Residual = Callable[[Probs, Probs, int, int, PlainRule], Probs]
+# tokens and ranks on the path to a node -> p of its children, and these: a token, or None for one
+# that is drawn when it
 # is tried; p is None where they were chosen, which counts as p = 1
 Node = Callable[[Path, Path], tuple[Probs | None, Sequence[int | None]]]
 
@@ -174,7 +202,8 @@ Node = Callable[[Path, Path], tuple[Probs | None, Sequence[int | None]]]
 class PlainMethod:
     """What is drafted, and the rule and residual that judge it.
 
-    A state is what a method carries from one step to the next: by default the tokens so far, and a memory.
+    A state is what a method carries from one step to the next: by default the tokens so far, and a
+    memory.
     """
 
     spec: Any
@@ -196,9 +225,10 @@ class PlainMethod:
     def verified(self, draws: Draws, world: World, prefix: Prefix, node: Node) -> Prefix:
         """The tokens that a step commits after ``prefix``.
 
-        At a node its children are tried in draft order, each against what the earlier rejections left of q and p; the
-        first accepted child is the next node; all rejected, the step ends with a token of the residual; at a leaf it
-        ends with a bonus token of q.  What is drawn at nodes that are never reached plays no part.
+        At a node its children are tried in draft order, each against what the earlier rejections
+        left of q and p; the first accepted child is the next node; all rejected, the step ends
+        with a token of the residual; at a leaf it ends with a bonus token of q.  What is drawn at
+        nodes that are never reached plays no part.
         """
         at: Path = ()
         ranks: Path = ()
@@ -240,7 +270,9 @@ def decode_by_steps(world: World, method: PlainMethod) -> tuple[list[dict[Prefix
     return by_steps, total_loss
 
 
-def after_rejection(residual: Residual, q: Probs, p: Probs, x: int, rule: PlainRule, depth: int) -> Probs:
+def after_rejection(
+    residual: Residual, q: Probs, p: Probs, x: int, rule: PlainRule, depth: int
+) -> Probs:
     """The distribution after x was rejected.  Where its formula leaves nothing, q itself."""
     return normalise(residual(q, p, x, depth, rule), q)
 
@@ -250,8 +282,12 @@ def without(p: Probs, x: int) -> Probs:
     return normalise([0.0 if y == x else py for y, py in enumerate(p)])
 
 
-def kernel(residual: Residual, q: Probs, p: Probs, law: Probs, rule: PlainRule, depth: int) -> Probs:
-    """K = ℓ·f + Σ_x ℓ(x)·(1 − f(x))·G_x: what a test leaves of a draft from ℓ, ``law`` (Cool-SD, Theorem 2)."""
+def kernel(
+    residual: Residual, q: Probs, p: Probs, law: Probs, rule: PlainRule, depth: int
+) -> Probs:
+    """K = ℓ·f + Σ_x ℓ(x)·(1 − f(x))·G_x: what a test leaves of a draft from ℓ, ``law`` (Cool-SD,
+    Theorem 2).
+    """
     mass = [0.0] * len(q)
     for x, share in enumerate(law):
         if share > 0:

@@ -1,8 +1,8 @@
 """Several rows at once: ZipAR (arXiv 2412.04062) and parallel Jacobi decoding (arXiv 2606.05703).
 
-The target has a distribution after every *view*: the tokens that an input attends to, by position, ``NONE`` where there
-is none; a whole view is a prefix.  Rows of one step see what was committed before it, never each other's
-drafts, so a step's outcomes are the products of its rows'.
+The target has a distribution after every *view*: the tokens that an input attends to, by position,
+``NONE`` where there is none; a whole view is a prefix.  Rows of one step see what was committed
+before it, never each other's drafts, so a step's outcomes are the products of its rows'.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lanternbench.engine.plain import RowSpec
-from lanternbench.lossless.plain import Draws, PlainMethod, Prefix, World, after_rejection, kernel, normalise, outcomes
+from lanternbench.lossless.plain import (
+    Draws,
+    PlainMethod,
+    Prefix,
+    World,
+    after_rejection,
+    kernel,
+    normalise,
+    outcomes,
+)
 
 NONE = -1
 Law = tuple[float, ...]
@@ -29,16 +38,18 @@ class Row(NamedTuple):
 
 
 Rows = tuple[Row, ...]
-Result = tuple[Row, tuple[Law, ...]]  # one outcome of a row's step: the row, and what each new token was drawn from
-State = tuple[Rows, tuple[tuple[int, Law], ...]]  # rows, and laws of tokens whose loss is not known yet
+# one outcome of a row's step: the row, and what each new token was drawn from
+Result = tuple[Row, tuple[Law, ...]]
+# rows, and laws of tokens whose loss is not known yet
+State = tuple[Rows, tuple[tuple[int, Law], ...]]
 
 
 @dataclass(frozen=True)
 class RowMethod(PlainMethod):
     """How rows are drawn, and the rule and residual that judge their drafts.
 
-    The loss is Σ E TV(r_i, q(· | all tokens before)).  A token's is known once the rows above it are whole; until then
-    its law is part of the state.
+    The loss is Σ E TV(r_i, q(· | all tokens before)).  A token's is known once the rows above it
+    are whole; until then its law is part of the state.
     """
 
     spec: RowSpec
@@ -81,20 +92,35 @@ class RowStep:
         self.world, self.method, self.spec, self.rows, self.i = world, method, method.spec, rows, i
         self.width, self.row = world.grid_width, rows[i]
         self.filled_above = len(rows[i - 1].tokens) if i else self.width
-        self.first = next((j for j, row in enumerate(rows) if len(row.tokens) < self.width), len(rows))
+        self.first = next(
+            (j for j, row in enumerate(rows) if len(row.tokens) < self.width), len(rows)
+        )
         self.top = i == self.first  # of the rows that are not whole
-        if not self.row.tokens:  # the latest token of two rows up, where the row above is not whole
+        # the latest token of two rows up, where the row above is not whole
+        if not self.row.tokens:
             source = rows[i - 2] if i > 1 else rows[i - 1]
-            stand_in = None if self.filled_above == self.width or not source.tokens else source.tokens[-1]
+            stand_in = (
+                None if self.filled_above == self.width or not source.tokens else source.tokens[-1]
+            )
             self.row = self.row._replace(stand_in=stand_in)
         self.stand_in = self.row.stand_in if method.spec.seen else None
 
     def run(self, draws: Draws) -> Result:
         """A row that takes no part stays as it is."""
-        spec, i, first, width, done = self.spec, self.i, self.first, self.width, len(self.row.tokens)
+        spec, i, first, width, done = (
+            self.spec,
+            self.i,
+            self.first,
+            self.width,
+            len(self.row.tokens),
+        )
         lead = min(spec.lead, width)
         begins_at = width if i == 1 and not spec.window else lead
-        if i < first or i >= first + -(-width // lead) or (not done and self.filled_above < begins_at):
+        if (
+            i < first
+            or i >= first + -(-width // lead)
+            or (not done and self.filled_above < begins_at)
+        ):
             return self.rows[i], ()
         if not spec.window:
             return self.zipar(draws)
@@ -102,7 +128,9 @@ class RowStep:
         return self.pjd(draws, free) if free > 0 else (self.rows[i], ())
 
     def law(self, tokens: Prefix) -> Law:
-        """The target's distribution after what the last of ``tokens`` attends to; without any it is the stand-in."""
+        """The target's distribution after what the last of ``tokens`` attends to; without any it
+        is the stand-in.
+        """
         seen: list[int] = []
         for j, row in enumerate(self.rows[: self.i]):
             seen += line(self.world, row)
@@ -114,7 +142,9 @@ class RowStep:
         return tuple(self.world.q((*seen, *tokens)))
 
     def zipar(self, draws: Draws) -> Result:
-        """The next token is drawn and committed; an adaptive window's first is a candidate until it stays the same."""
+        """The next token is drawn and committed; an adaptive window's first is a candidate until
+        it stays the same.
+        """
         tokens, whole = self.row.tokens, self.filled_above == self.width
         waits = self.spec.adaptive and not tokens
         q = self.law(tokens)
@@ -137,14 +167,18 @@ class RowStep:
         """Fresh drafts for ``free`` places, the test from the left, and new drafts."""
         row, uniform = self.row, (1 / self.world.vocab,) * self.world.vocab
         drafts = list(row.drafts[:free])
-        drafts += [Draft(draws.token(uniform), uniform, uniform) for _ in range(free - len(drafts))]
+        drafts += [
+            Draft(draws.token(uniform), uniform, uniform) for _ in range(free - len(drafts))
+        ]
         drafted, left = tuple(draft.token for draft in drafts), self.width - len(row.tokens)
         qs = [self.law(row.tokens + drafted[:n]) for n in range(min(len(drafts) + 1, left))]
         laws: list[Law] = []
         end: tuple[int, ...] = ()
         for n, draft in enumerate(drafts):
             q, depth = qs[n], n + 1
-            accepted = draws.accepts(self.method.rule.plain_prob(list(q), list(draft.p), draft.token, depth))
+            accepted = draws.accepts(
+                self.method.rule.plain_prob(list(q), list(draft.p), draft.token, depth)
+            )
             if accepted or self.top:
                 laws.append(self.final_law(q, draft, depth, self.top))
             if not accepted:
@@ -158,13 +192,18 @@ class RowStep:
         after = self.redrawn(draws, drafts, qs, n, n + len(end))
         return Row(row.tokens + drafted[:n] + end, after, self.stand_in), tuple(laws)
 
-    def redrawn(self, draws: Draws, drafts: list[Draft], qs: list[Law], n: int, begin: int) -> tuple[Draft, ...]:
+    def redrawn(
+        self, draws: Draws, drafts: list[Draft], qs: list[Law], n: int, begin: int
+    ) -> tuple[Draft, ...]:
         """After n accepted drafts, those of the places from ``begin`` on are drawn anew, or stay."""
         after: list[Draft] = []
         for m in range(begin, len(qs))[: self.spec.window]:
             q, old = qs[m], drafts[m] if n < m < len(drafts) else None
             if old is not None and min(1.0, q[old.token] / old.p[old.token]) > self.spec.reuse:
-                passes = [a * (b > 0 and c > self.spec.reuse * b) for a, b, c in zip(old.law, old.p, q, strict=True)]
+                passes = [
+                    a * (b > 0 and c > self.spec.reuse * b)
+                    for a, b, c in zip(old.law, old.p, q, strict=True)
+                ]
                 after.append(Draft(old.token, old.p, tuple(normalise(passes))))
             else:
                 after.append(Draft(draws.token(q), q, q))
@@ -180,5 +219,8 @@ class RowStep:
         rule, laws = self.method.rule, (list(q), list(draft.p), list(draft.law))
         if final:
             return tuple(kernel(self.method.residual, *laws, rule, depth))
-        mass = [share * rule.plain_prob(*laws[:2], y, depth) if share > 0 else 0.0 for y, share in enumerate(draft.law)]
+        mass = [
+            share * rule.plain_prob(*laws[:2], y, depth) if share > 0 else 0.0
+            for y, share in enumerate(draft.law)
+        ]
         return tuple(normalise(mass, laws[0]))

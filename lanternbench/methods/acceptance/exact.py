@@ -1,4 +1,6 @@
-"""q̃ = ω_i·q at draft position i: exact, or relaxed speculative decoding and Cool-SD (arXiv 2601.09212)."""
+"""q̃ = ω_i·q at draft position i: exact, or relaxed speculative decoding and Cool-SD (arXiv
+2601.09212).
+"""
 
 import math
 from typing import ClassVar, Literal, Self
@@ -21,10 +23,14 @@ class Exact(AcceptanceRule):
 def schedule(kind: str, lam: float, length: int, nu: float) -> list[float]:
     """ω_1 … ω_L with Σω_i = L·λ (Cool-SD, section 4).
 
-    ``uniform``: ω_i = λ.  ``exp``: ω_i = λ·L·ν^(i−1) / Σ_j ν^(j−1).  ``linear``: equal falls from 2λ·L/(L+1) to
-    2λ/(L+1), the steepest line of mean λ that stays positive.
+    ``uniform``: ω_i = λ.  ``exp``: ω_i = λ·L·ν^(i−1) / Σ_j ν^(j−1).  ``linear``: equal falls from
+    2λ·L/(L+1) to 2λ/(L+1), the steepest line of mean λ that stays positive.
     """
-    falls = {"uniform": lambda i: 1.0, "exp": lambda i: nu**i, "linear": lambda i: float(length - i)}
+    falls = {
+        "uniform": lambda i: 1.0,
+        "exp": lambda i: nu**i,
+        "linear": lambda i: float(length - i),
+    }
     raw = [falls[kind](i) for i in range(length)]
     return [lam * length * w / sum(raw) for w in raw]
 
@@ -61,7 +67,8 @@ class Annealed(AcceptanceRule):
     def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
         return self.omega.take(depth).unsqueeze(-1) * q
 
-    forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)  # ω scales all alike
+    # ω scales all alike
+    forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)
 
     def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
         """ω_i·q(x)/p(x) (Cool-SD, eq. 6)."""

@@ -1,6 +1,8 @@
-"""Grouped acceptance (GSD, arXiv 2508.07747): a draft is judged by the mass of the tokens that could stand for it.
+"""Grouped acceptance (GSD, arXiv 2508.07747): a draft is judged by the mass of the tokens that
+could stand for it.
 
-Every function works on any leading shape [...].  V vocabulary, d width of a code, C candidates for a group.
+Every function works on any leading shape [...].  V vocabulary, d width of a code, C candidates for
+a group.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from lanternbench.registry import register
 
 
 class Bounds(NamedTuple):
-    """Which tokens y that are ``alike`` belong to C(x): r(y) − r(x) in −``below`` … ``above``, r the rank in ascending
-    order of q, with |q(y) − q(x)| < ``margin``.  Below rank ``alone`` C(x) is x."""
+    """Which tokens y that are ``alike`` belong to C(x): r(y) − r(x) in −``below`` … ``above``, r
+    the rank in ascending order of q, with |q(y) − q(x)| < ``margin``.  Below rank ``alone`` C(x)
+    is x."""
 
     below: int
     above: int
@@ -36,11 +39,18 @@ class Bounds(NamedTuple):
 
 
 def alike(codes: Tensor, radius: float) -> Tensor:
-    """[V, V] bool: is |c_y − c_x|² < ``radius``?  codes [V, d]; a block of rows at a time, in float64."""
+    """[V, V] bool: is |c_y − c_x|² < ``radius``?  codes [V, d]; a block of rows at a time, in
+    float64.
+    """
     codes = codes.detach().double()
     square = codes.square().sum(-1)
     blocks = zip(codes.split(1024), square.split(1024), strict=True)
-    return torch.cat([(each[:, None] + square - 2 * rows @ codes.T).clamp(min=0) < radius for rows, each in blocks])
+    return torch.cat(
+        [
+            (each[:, None] + square - 2 * rows @ codes.T).clamp(min=0) < radius
+            for rows, each in blocks
+        ]
+    )
 
 
 class Group(NamedTuple):
@@ -80,7 +90,9 @@ def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Ten
             inside &= (sorted_q[..., y] - sorted_q[..., x]).abs() < bounds.margin
             total_q[..., x] += torch.where(inside, sorted_q[..., y], 0.0)
             total_p[..., x] += torch.where(inside, sorted_p[..., y], 0.0)
-    return torch.empty_like(q).scatter_(-1, order, total_q), torch.empty_like(p).scatter_(-1, order, total_p)
+    return torch.empty_like(q).scatter_(-1, order, total_q), torch.empty_like(p).scatter_(
+        -1, order, total_p
+    )
 
 
 @register("acceptance", "gsd")
@@ -88,9 +100,17 @@ class Gsd(AcceptanceRule):
     """accept with min(1, Σq/Σp) over tokens alike in rank, probability and code"""
 
     lossless: ClassVar[bool] = False
-    ranks: int = option(7, "how many ranks away, in the order of q, a token's group reaches", small=1, ge=0, le=1024)
+    ranks: int = option(
+        7,
+        "how many ranks away, in the order of q, a token's group reaches",
+        small=1,
+        ge=0,
+        le=1024,
+    )
     margin: float = option(0.15, "bound on |q(y) − q(x)| in a group", ge=0, le=2)
-    radius: float = option(0.5, "bound on the squared distance of codes in a group", ge=0, allow_inf_nan=False)
+    radius: float = option(
+        0.5, "bound on the squared distance of codes in a group", ge=0, allow_inf_nan=False
+    )
 
     alike = Prepared[Tensor]()  # [V, V] bool
     bounds = Prepared[Bounds]()
@@ -98,11 +118,14 @@ class Gsd(AcceptanceRule):
 
     def prepare(self, target: Target, max_depth: int) -> Self:
         codes = target.codebook
-        if self.variant == "reference":  # the public code compares rows of the target's embed_tokens.weight
+        # the public code compares rows of the target's embed_tokens.weight
+        if self.variant == "reference":
             codes = target.model.tok_embeddings(torch.arange(target.vocab, device=target.device))
         bounds = Bounds.of(self.ranks, self.margin, self.variant)
         size = bounds.below + bounds.above + 1
-        return self.ready(alike=alike(codes, self.radius), bounds=bounds, group_size=size, codebook=codes)
+        return self.ready(
+            alike=alike(codes, self.radius), bounds=bounds, group_size=size, codebook=codes
+        )
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.residual in ("standard", "optimal"):
@@ -124,14 +147,17 @@ class Gsd(AcceptanceRule):
         total_q, total_p = every_mass(q, p, self.alike, self.bounds)
         return torch.where(p > 0, p * (total_q / total_p).clamp(max=1), 0.0)
 
-    forms: ClassVar[Forms] = Forms(relax, _everywhere, _accept, _accepted_prob, is_argmax)  # greedy: meant for T > 0
+    # greedy: meant for T > 0
+    forms: ClassVar[Forms] = Forms(relax, _everywhere, _accept, _accepted_prob, is_argmax)
 
     def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
         group = self.plain_group(q, x)
         return math.fsum(q[y] for y in group) / math.fsum(p[y] for y in group)
 
     def plain_group(self, q: Probs, x: int) -> list[int]:
-        """C(x): within ± ``ranks`` of x by q, |q(y) − q(x)| < ``margin``, squared distance of codes < ``radius``."""
+        """C(x): within ± ``ranks`` of x by q, |q(y) − q(x)| < ``margin``, squared distance of
+        codes < ``radius``.
+        """
         order = sorted(range(len(q)), key=lambda y: (q[y], y))
         at, codes = order.index(x), self.codes
         near = (y for y in order[max(0, at - self.ranks) : at + self.ranks + 1] if y != x)

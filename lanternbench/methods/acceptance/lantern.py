@@ -1,4 +1,6 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352): a token takes the probability of its nearest codes."""
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352): a token takes the probability of its
+nearest codes.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,26 @@ from lanternbench.engine.chosen import Families
 from lanternbench.engine.plain import Probs
 from lanternbench.engine.sampling import draw
 from lanternbench.engine.tree import Draft, first_leaf
-from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, Residual, VerifyResult, rows_at, walk
+from lanternbench.engine.verify import (
+    AcceptanceRule,
+    Forms,
+    RelaxedProb,
+    Residual,
+    VerifyResult,
+    rows_at,
+    walk,
+)
 from lanternbench.methods.residuals import lantern
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
 class Neighbourly(AcceptanceRule):
-    """q̃(x) = Σ_A q: the group A grows from x, nearest first, as far as a bound allows (LANTERN, eq. 4–6).
+    """q̃(x) = Σ_A q: the group A grows from x, nearest first, as far as a bound allows (LANTERN,
+    eq. 4–6).
 
-    The public code counts k without the token itself, its bound is inclusive, and its residual bars one token more.
+    The public code counts k without the token itself, its bound is inclusive, and its residual
+    bars one token more.
     """
 
     lossless: ClassVar[bool] = False
@@ -39,26 +51,44 @@ class Neighbourly(AcceptanceRule):
     codebook = Prepared[Tensor]()  # [V, d]
 
     def prepare(self, target: Target, max_depth: int) -> Self:
-        barred = neighbours(target, self.k + 2, self.proximity) if self.variant == "reference" else None
-        near = neighbours(target, self.k, self.proximity) if barred is None else barred[:, : self.k + 1]
-        return self.ready(near=near, barred=barred, group_size=near.shape[1], codebook=target.codebook)
+        barred = (
+            neighbours(target, self.k + 2, self.proximity) if self.variant == "reference" else None
+        )
+        near = (
+            neighbours(target, self.k, self.proximity)
+            if barred is None
+            else barred[:, : self.k + 1]
+        )
+        return self.ready(
+            near=near, barred=barred, group_size=near.shape[1], codebook=target.codebook
+        )
 
     def taken(self, qn: Tensor) -> Tensor:
-        """Which tokens are in A: q of a token and its neighbours, nearest first [..., k] -> bool [..., k]."""
+        """Which tokens are in A: q of a token and its neighbours, nearest first [..., k] -> bool
+        [..., k].
+        """
         raise NotImplementedError
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         group = self.near[x]  # [..., k]
-        qn = q.gather(-1, group) if group.ndim == q.ndim else q[..., None, :].expand(*x.shape, -1).gather(-1, group)
+        qn = (
+            q.gather(-1, group)
+            if group.ndim == q.ndim
+            else q[..., None, :].expand(*x.shape, -1).gather(-1, group)
+        )
         taken = self.taken(qn)
-        return RelaxedProb((qn * taken).sum(-1), group, taken, None if self.barred is None else self.barred[x])
+        return RelaxedProb(
+            (qn * taken).sum(-1), group, taken, None if self.barred is None else self.barred[x]
+        )
 
-    def _without_groups(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+    def _without_groups(
+        self, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+    ) -> VerifyResult:
         """Chosen children, at a cost that grows with k and not with V.
 
-        A rejected one takes its group out of q (eq. 7 with p = 1 at x): members are set to 0 in place, and the mass and
-        number of the tokens left say how to scale q.  Nodes are sorted by their number of children, as no more than
-        (N − 1) / j of them can have a j-th.
+        A rejected one takes its group out of q (eq. 7 with p = 1 at x): members are set to 0 in
+        place, and the mass and number of the tokens left say how to scale q.  Nodes are sorted by
+        their number of children, as no more than (N − 1) / j of them can have a j-th.
         """
         tree, (b, n, _) = draft.tree, q.shape
         children = tree.children.expand(b, -1, -1)
@@ -69,7 +99,9 @@ class Neighbourly(AcceptanceRule):
         ok = torch.zeros(b, n + 1, dtype=torch.bool, device=q.device)
         for j, parts in enumerate(zip(*(part.unbind(-1) for part in family), strict=True)):
             most = (n - 1) // (j + 1)
-            exists, x, u_child, cell, rows, total, some = (part[:, :most] for part in (*parts, q_left, mass, support))
+            exists, x, u_child, cell, rows, total, some = (
+                part[:, :most] for part in (*parts, q_left, mass, support)
+            )
             group = self.near[x]  # [B, most, k]
             left = rows.gather(-1, group)
             taken = self.taken(left / total[..., None].to(q.dtype))
@@ -97,7 +129,11 @@ class Neighbourly(AcceptanceRule):
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
         """In a dynamic tree the public code takes the path whose leaf comes first."""
-        return first_leaf(draft.tree) if self.variant == "reference" and draft.static is None else None
+        return (
+            first_leaf(draft.tree)
+            if self.variant == "reference" and draft.static is None
+            else None
+        )
 
     @property
     def has_plain(self) -> bool:
@@ -133,7 +169,13 @@ class Lantern(Neighbourly):
         target_key="near", unset=1000,
     )  # fmt: skip
     delta: float = option(
-        0.1, "bound δ on the distance between q_{k,δ} and q", symbol="δ", in_label=True, also=0.4, gt=0, le=1
+        0.1,
+        "bound δ on the distance between q_{k,δ} and q",
+        symbol="δ",
+        in_label=True,
+        also=0.4,
+        gt=0,
+        le=1,
     )
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
     divergence: Literal["tvd", "jsd"] = option("tvd", "distance of distributions")
@@ -156,7 +198,14 @@ class LanternPP(Neighbourly):
     """accept with min(1, q_{k,λ}(x)/p(x)), the group bounded by (λ − 1)·q(x)"""
 
     lam: float = option(
-        2.0, "multiplicative bound λ", symbol="λ", in_label=True, alias="lambda", ge=1, le=1000, allow_inf_nan=False
+        2.0,
+        "multiplicative bound λ",
+        symbol="λ",
+        in_label=True,
+        alias="lambda",
+        ge=1,
+        le=1000,
+        allow_inf_nan=False,
     )
     k: int = option(10, "neighbours of a token, itself included", small=3, ge=1, le=1 << 20)
     proximity: Literal["l2", "cosine", "random"] = option("l2", "distance of codes")
@@ -164,7 +213,9 @@ class LanternPP(Neighbourly):
     def taken(self, qn: Tensor) -> Tensor:
         """While Σ_{A∖x} q ≤ (λ − 1)·q(x) (LANTERN++, eq. 3)."""
         qx, moved = qn[..., :1], qn[..., 1:].cumsum(-1)
-        return torch.cat([torch.ones_like(qx, dtype=torch.bool), moved <= (self.lam - 1.0) * qx], -1)
+        return torch.cat(
+            [torch.ones_like(qx, dtype=torch.bool), moved <= (self.lam - 1.0) * qx], -1
+        )
 
     def plain_inside(self, q: Probs, group: list[int]) -> bool:
         return sum(q[y] for y in group[1:]) <= (self.lam - 1) * q[group[0]]
@@ -173,12 +224,16 @@ class LanternPP(Neighbourly):
 def jensen_shannon(qx: Tensor, moved: Tensor) -> Tensor:
     """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x, in closed form."""
     mean = qx + moved / 2
-    to_mean = torch.special.xlogy(qx + moved, (qx + moved) / mean) + torch.special.xlogy(qx, qx / mean)
+    to_mean = torch.special.xlogy(qx + moved, (qx + moved) / mean) + torch.special.xlogy(
+        qx, qx / mean
+    )
     return (0.5 * (moved * math.log(2) + to_mean)).nan_to_num(0.0)
 
 
 def moved_onto(q: Probs, group: list[int]) -> Probs:
-    """q_{k,δ}(·|x): the group's mass on its first token x, 0 on the rest of it, q elsewhere (LANTERN, eq. 5)."""
+    """q_{k,δ}(·|x): the group's mass on its first token x, 0 on the rest of it, q elsewhere
+    (LANTERN, eq. 5).
+    """
     moved = [0.0 if y in group else qy for y, qy in enumerate(q)]
     moved[group[0]] = math.fsum(q[y] for y in group)
     return moved
@@ -187,11 +242,15 @@ def moved_onto(q: Probs, group: list[int]) -> Probs:
 def plain_jsd(a: Probs, b: Probs) -> float:
     """Jensen–Shannon divergence in nats, by its definition."""
     mean = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
-    return 0.5 * math.fsum(x * math.log(x / y) for c in (a, b) for x, y in zip(c, mean, strict=True) if x > 0)
+    return 0.5 * math.fsum(
+        x * math.log(x / y) for c in (a, b) for x, y in zip(c, mean, strict=True) if x > 0
+    )
 
 
 def neighbours(target: Target, k: int, proximity: str) -> Tensor:
-    """[V, k] nearest codes: the methods of a sweep share one table, which takes long to make for a large codebook."""
+    """[V, k] nearest codes: the methods of a sweep share one table, which takes long to make for a
+    large codebook.
+    """
     table = target.near.get(proximity)
     if table is None or table.shape[1] < min(k, target.vocab):
         table = target.near[proximity] = nearest(target.codebook, k, proximity)
@@ -199,7 +258,8 @@ def neighbours(target: Target, k: int, proximity: str) -> Tensor:
 
 
 def nearest(codebook: Tensor, k: int, proximity: str = "l2", seed: int = 0) -> Tensor:
-    """[V, k] nearest tokens of each token, itself first, by ``l2`` or ``cosine`` distance, or ``random``.
+    """[V, k] nearest tokens of each token, itself first, by ``l2`` or ``cosine`` distance, or
+    ``random``.
 
     Rows that coincide rank by token id, after the token itself.  k is cut to V.
     """
@@ -219,8 +279,12 @@ def plain_nearest(codebook: list[list[float]], k: int, proximity: str = "l2") ->
     """The same in scalar Python: B_k(x) of every token x (LANTERN, eq. 3)."""
     distance = math.dist if proximity == "l2" else _cosine_distance
     far = [[distance(a, b) for b in codebook] for a in codebook]
-    return [sorted(range(len(row)), key=lambda y: (y != x, row[y], y))[:k] for x, row in enumerate(far)]
+    return [
+        sorted(range(len(row)), key=lambda y: (y != x, row[y], y))[:k] for x, row in enumerate(far)
+    ]
 
 
 def _cosine_distance(a: list[float], b: list[float]) -> float:
-    return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
+    return 1 - math.fsum(x * y for x, y in zip(a, b, strict=True)) / (
+        math.hypot(*a) * math.hypot(*b)
+    )

@@ -1,4 +1,6 @@
-"""Rules that accept a token for sure where the target finds it likely: q̃ is ∞ there, else 0.  Meant for T > 0."""
+"""Rules that accept a token for sure where the target finds it likely: q̃ is ∞ there, else 0.
+Meant for T > 0.
+"""
 
 import math
 from typing import ClassVar
@@ -47,7 +49,9 @@ class TopK(AcceptanceRule):
     """accept the target's k likeliest tokens with q(x) ≥ ρ·max q"""
 
     lossless: ClassVar[bool] = False
-    k: int = option(10, "how many of the target's likeliest tokens are accepted", small=2, ge=1, le=1 << 20)
+    k: int = option(
+        10, "how many of the target's likeliest tokens are accepted", small=2, ge=1, le=1 << 20
+    )
     rho: float = option(0.1, "least q(x) / max q", symbol="ρ", in_label=True, ge=0, le=1)
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:

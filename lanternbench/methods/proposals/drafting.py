@@ -1,4 +1,6 @@
-"""Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an independent model."""
+"""Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an
+independent model.
+"""
 
 from collections.abc import Hashable
 from functools import partial
@@ -55,7 +57,8 @@ class DrafterProposal(Proposal):
 
     def drafting(self, drafter: Drafter, tree: TreePolicy) -> Self:
         """The proposal, ready to draft with these."""
-        expanded = tree.nodes + tree.width * max(tree.max_depth, 1)  # dynamic trees expand more than they keep
+        # dynamic trees expand more than they keep
+        expanded = tree.nodes + tree.width * max(tree.max_depth, 1)
         slots = max(expanded, drafter.step_slots)
         return self.ready(
             drafter=drafter, tree=tree, aux_layers=drafter.aux_layers, max_step_slots=slots,
@@ -72,7 +75,9 @@ class DrafterProposal(Proposal):
         logits, expand = self.drafter.root(state, proposer_state.drafter)
         return self.tree.grow(state, proposer_state.tree, logits, expand, u)
 
-    def update(self, state: DecodeState, proposer_state: DraftedState, result: StepResult) -> DraftedState:
+    def update(
+        self, state: DecodeState, proposer_state: DraftedState, result: StepResult
+    ) -> DraftedState:
         if proposer_state.tree == ():  # a tree policy without a state has nothing to update
             return proposer_state
         return proposer_state._replace(tree=self.tree.update(state, proposer_state.tree, result))
@@ -88,9 +93,11 @@ class DrafterProposal(Proposal):
 
 
 class EagleDrafter(Drafter):
-    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next tokens' embeddings.
+    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next
+    tokens' embeddings.
 
-    Its entry for position t reads the target's states there and token t + 1: its cache lags one slot behind.
+    Its entry for position t reads the target's states there and token t + 1: its cache lags one
+    slot behind.
     """
 
     def __init__(self, net: Any, lm: Any):
@@ -104,7 +111,8 @@ class EagleDrafter(Drafter):
         prefix, net, hidden = state.prefix, self.net, state.prefix_states
         assert hidden is not None
         cache = open_cache(state.target, net, prefix, max_nodes, self.lm)
-        if hidden.shape[1] > 1:  # entry t: the state of position t, with what stands for token t + 1 and its position
+        # entry t: the state of position t, with what stands for token t + 1 and its position
+        if hidden.shape[1] > 1:
             x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
             cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
         return cache
@@ -118,27 +126,43 @@ class EagleDrafter(Drafter):
         return self.net.read(states)
 
     def read(self, embedding: Tensor, states: Any) -> Tensor:
-        """Embeddings of tokens and what stands for the states before them, [R, m, dim] -> the decoder's inputs."""
+        """Embeddings of tokens and what stands for the states before them, [R, m, dim] -> the
+        decoder's inputs.
+        """
         return self.net.fuse(embedding, states)
 
     def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
-        """The tokens of the last commit are appended; drafted nodes fill the next slots, level by level."""
+        """The tokens of the last commit are appended; drafted nodes fill the next slots, level by
+        level.
+        """
         state.clock.tick("other")
         last, length, layout = state.now.last, state.now.length, cache.layout
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
-        ends = None if cache.row_end is None else RowEnds(cache, partial(self.row_end, cache), length)
+        ends = (
+            None if cache.row_end is None else RowEnds(cache, partial(self.row_end, cache), length)
+        )
         filled, groups = 0, ROOT
         if ends is None:
-            states = cache.forward_last(x, append_address(layout, length, last.advance, x.shape[1]), last.advance)
+            states = cache.forward_last(
+                x, append_address(layout, length, last.advance, x.shape[1]), last.advance
+            )
         else:
-            before = None if last.before is None else partial(self.row_end, cache, self.target_states(last.before))
+            before = (
+                None
+                if last.before is None
+                else partial(self.row_end, cache, self.target_states(last.before))
+            )
             states, groups = ends.append(x, before, last.advance)
 
-        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+        def expand(
+            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+        ) -> Tensor:
             nonlocal states, filled, groups
             state.clock.tick("other")
             m = tokens.shape[1]
-            x = self.read(cache.all_rows(self.embed(tokens)), parent_states(cache, states, parent, m, depth))
+            x = self.read(
+                cache.all_rows(self.embed(tokens)), parent_states(cache, states, parent, m, depth)
+            )
             if ends is None:
                 states = cache.forward(x, level_address(layout, length, filled, m, depth, visible))
                 filled += m
@@ -161,7 +185,9 @@ class EagleDrafter(Drafter):
 
 
 class ModelDrafter(EagleDrafter):
-    """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the same prompt."""
+    """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the
+    same prompt.
+    """
 
     def __init__(self, net: Any):
         self.net, self.lm = net, net
@@ -169,7 +195,9 @@ class ModelDrafter(EagleDrafter):
     def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, net = state.prefix, self.net
         cache = open_cache(state.target, net, prefix, max_nodes)
-        cache.prefill(net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid)
+        cache.prefill(
+            net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid
+        )
         return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -209,8 +237,12 @@ class ModelProposal(DrafterProposal):
         return ModelDrafter(net)
 
 
-def parent_states(cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int) -> Tensor:
-    """The states [R, m, dim] at the parents of m nodes, out of those of the last level (see ``Expand``)."""
+def parent_states(
+    cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int
+) -> Tensor:
+    """The states [R, m, dim] at the parents of m nodes, out of those of the last level (see
+    ``Expand``).
+    """
     if depth == 1 or parent is None:
         return states.expand(-1, m, -1)
     if parent.ndim == 1:

@@ -1,18 +1,23 @@
-"""Proposals without a drafter: nothing, or the target drafts for itself, as in SJD (arXiv 2410.01699) and plain Jacobi.
+"""Proposals without a drafter: nothing, or the target drafts for itself, as in SJD (arXiv
+2410.01699) and plain Jacobi.
 
-A window of W drafted tokens slides over the image.  After a step, a window position that was not committed is redrawn
-from the target's new distribution there, which becomes its p.  Tokens that enter the window come from ``init``:
-uniformly ``random``; or a committed neighbour (left in the row, or above), copied (``repeat``, p one-hot) or redrawn
-from the neighbour's own distribution (``sample``).  In the public code they count as certain, whatever drew them.
+A window of W drafted tokens slides over the image.  After a step, a window position that was not
+committed is redrawn from the target's new distribution there, which becomes its p.  Tokens that
+enter the window come from ``init``: uniformly ``random``; or a committed neighbour (left in the
+row, or above), copied (``repeat``, p one-hot) or redrawn from the neighbour's own distribution
+(``sample``).  In the public code they count as certain, whatever drew them.
 
-SCD (arXiv 2510.24211): ``maximal`` coupling redraws a window token only if it fails a test against the new
-distribution, which is recorded for it in either case; the public code records the old one for a token that was kept,
-which is not exact.  ``gumbel``: every image position is redrawn with the same noise of its own in every step.
+SCD (arXiv 2510.24211): ``maximal`` coupling redraws a window token only if it fails a test against
+the new distribution, which is recorded for it in either case; the public code records the old one
+for a token that was kept, which is not exact.  ``gumbel``: every image position is redrawn with
+the same noise of its own in every step.
 
-SJD++ (arXiv 2512.07503) keeps drafts after the first rejection where they are likely enough.  A kept draft's law is the
-old distribution restricted to the tokens that pass, which no later test corrects: no loss of its tests bounds it.
+SJD++ (arXiv 2512.07503) keeps drafts after the first rejection where they are likely enough.  A
+kept draft's law is the old distribution restricted to the tokens that pass, which no later test
+corrects: no loss of its tests bounds it.
 
-Coupling functions work on any leading shape [...].  B batch, L image tokens, W window positions, V vocabulary.
+Coupling functions work on any leading shape [...].  B batch, L image tokens, W window positions, V
+vocabulary.
 """
 
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -61,12 +66,15 @@ class NoDraft(Proposal):
 
 
 class Window(NamedTuple):
-    """The drafts after the committed prefix; the first ``draft_count`` positions carry over from the last step."""
+    """The drafts after the committed prefix; the first ``draft_count`` positions carry over from
+    the last step.
+    """
 
     drafts: Tensor  # [B, W]; or [B, W, K] siblings, first siblings first
     p: Tensor  # [B, W, V] the distribution that each was drawn from, siblings without replacement
     draft_count: Tensor  # [B]
-    known: Tensor | None = None  # [B, L, V] q at every committed position, where ``init`` samples from it; in place
+    # [B, L, V] q at every committed position, where ``init`` samples from it; in place
+    known: Tensor | None = None
 
     def canonical(self) -> Self:
         free = torch.arange(self.p.shape[1], device=self.p.device) >= self.draft_count[:, None]
@@ -83,12 +91,13 @@ class Jacobi(Proposal):
     in_rows: ClassVar[bool] = True
     tuned: ClassVar[dict[str, tuple[int, ...]]] = {"window": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
-    init: Literal["random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample"] = option(
-        "random", "what enters SJD's window"
-    )
+    init: Literal[
+        "random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample"
+    ] = option("random", "what enters SJD's window")
     window: int = option(16, "drafted tokens per step", small=2, ge=1, le=256)
 
-    by_position = Prepared(False)  # is a position always redrawn with the same uniform (plain Jacobi decoding)?
+    # is a position always redrawn with the same uniform (plain Jacobi decoding)?
+    by_position = Prepared(False)
     vocab = Prepared[int]()
     row = Prepared[Tensor]()  # [L + W] the number of each token's row
     above = Prepared[Tensor]()  # [L + W] the token above each, or -1
@@ -96,11 +105,14 @@ class Jacobi(Proposal):
     columns = Prepared[Tensor]()  # [W + 1] 0 … W
 
     def unread_beside(self, choices: Choices) -> set[str]:
-        return {"init"} if choices.order != "raster" else set()  # windows of several rows are filled at random
+        # windows of several rows are filled at random
+        return {"init"} if choices.order != "raster" else set()
 
     def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Self:
         w = self.window
-        row, above = torch.tensor(neighbours(target.grids, target.length + w), device=target.device)
+        row, above = torch.tensor(
+            neighbours(target.grids, target.length + w), device=target.device
+        )
         return self.ready(
             by_position=rule.by_position, vocab=target.vocab, row=row, above=above,
             static=chain(w).to(target.device), columns=torch.arange(w + 1, device=target.device),
@@ -112,11 +124,18 @@ class Jacobi(Proposal):
 
     def begin(self, state: DecodeState) -> Window:
         first, v = state.first, self.vocab
-        known = first.new_zeros(state.batch, state.limit, v) if self.init.endswith("sample") else None
+        known = (
+            first.new_zeros(state.batch, state.limit, v) if self.init.endswith("sample") else None
+        )
         if known is not None:
             known[:, 0] = first
         drafts = torch.zeros(state.batch, self.window, dtype=torch.long, device=state.device)
-        return Window(drafts, first.new_full((*drafts.shape, v), 1.0 / v), torch.zeros_like(drafts[:, 0]), known)
+        return Window(
+            drafts,
+            first.new_full((*drafts.shape, v), 1.0 / v),
+            torch.zeros_like(drafts[:, 0]),
+            known,
+        )
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
         fresh, p_fresh = self._fresh(state, window, u[:, : self.window])
@@ -164,7 +183,9 @@ class Jacobi(Proposal):
     def canonical(self, window: Window) -> Window:
         return window.canonical()
 
-    def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+    def redraw(
+        self, state: DecodeState, window: Window, result: StepResult
+    ) -> tuple[Tensor, Tensor]:
         """A token for each q [B, W + 1, V], and the distribution that it comes from."""
         q = result.q
         if state.warp.greedy:
@@ -185,35 +206,44 @@ class Coupled(NamedTuple):
 
 
 def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Tensor) -> Coupled:
-    """Maximal coupling: keep x ~ p_old with min(1, p_new(x)/p_old(x)), else draw from [p_new − p_old]₊.
+    """Maximal coupling: keep x ~ p_old with min(1, p_new(x)/p_old(x)), else draw from [p_new −
+    p_old]₊.
 
-    x, u_keep, u_draw [...]; p_old, p_new [..., V].  The token's law is p_new, and it is x with the largest probability
-    that a coupling allows, 1 − TV(p_old, p_new).  A token that p_old excludes is not kept.
+    x, u_keep, u_draw [...]; p_old, p_new [..., V].  The token's law is p_new, and it is x with the
+    largest probability that a coupling allows, 1 − TV(p_old, p_new).  A token that p_old excludes
+    is not kept.
     """
     old, new = at(p_old, x), at(p_new, x)
     accepted = (u_keep * old < new) & (old > 0)
     residual = (p_new - p_old).clamp(min=0)
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_new)  # all 0: equal but for rounding
+    # all 0: equal but for rounding
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_new)
     return Coupled(torch.where(accepted, x, draw(residual, u_draw)), accepted, residual)
 
 
 def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Gumbel coupling: argmax(log p + g), g = −log(−log u), with uniforms u [..., V] that belong to the position.
+    """Gumbel coupling: argmax(log p + g), g = −log(−log u), with uniforms u [..., V] that belong
+    to the position.
 
-    p [..., V] -> tokens [...].  ``epsilon`` is added inside both logarithms by the public code (1e-9).
+    p [..., V] -> tokens [...].  ``epsilon`` is added inside both logarithms by the public code
+    (1e-9).
     """
-    tiny = torch.finfo(torch.float64).tiny  # in float32 a uniform near 1 rounds to it and wins for sure
+    # in float32 a uniform near 1 rounds to it and wins for sure
+    tiny = torch.finfo(torch.float64).tiny
     g = -((-(u.double() + epsilon).clamp(min=tiny).log() + epsilon).clamp(min=tiny).log())
     return (p.double().log() + g).argmax(-1)
 
 
 def position_noise(key: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """Uniforms of every token, the same in every step: key [B, 2] in 0 … 1, position [B, n] -> [B, n, V] float64.
+    """Uniforms of every token, the same in every step: key [B, 2] in 0 … 1, position [B, n] -> [B,
+    n, V] float64.
 
     A hash (SplitMix64) of key, position and token.
     """
     bits = (key.double() * 2**24).long()
-    state = ((bits[:, :1] << 24) + bits[:, 1:])[..., None] + position[..., None] * (0x9E3779B97F4A7C15 - 2**64)
+    state = ((bits[:, :1] << 24) + bits[:, 1:])[..., None] + position[..., None] * (
+        0x9E3779B97F4A7C15 - 2**64
+    )
     token = torch.arange(vocab, device=key.device)
     hashed = _mixed(_mixed(state) + (token + 1) * (0xD1B54A32D192ED03 - 2**64))
     return (((hashed >> 12) & (1 << 52) - 1).double() + 0.5) / 2**52
@@ -236,7 +266,9 @@ class Scd(Jacobi):
         "block verification needs drafts that are independent of what they are judged by, and coupled redraws are not"
     )
 
-    coupling: Literal["maximal", "gumbel"] = option("maximal", "what ties a redraw to the token before it")
+    coupling: Literal["maximal", "gumbel"] = option(
+        "maximal", "what ties a redraw to the token before it"
+    )
 
     @property
     def lasting_noise(self) -> bool:
@@ -246,7 +278,8 @@ class Scd(Jacobi):
         w, plain = self.window, super().prepare(target, tree, rule)
         if self.coupling == "gumbel":
             return plain.ready(uniforms=w, update_uniforms=0)
-        return plain.ready(uniforms=3 * w + 1, update_uniforms=2 * w + 1)  # fresh W; keep W, draw W + 1
+        # fresh W; keep W, draw W + 1
+        return plain.ready(uniforms=3 * w + 1, update_uniforms=2 * w + 1)
 
     def plain(self, tree: TreePolicy) -> WindowSpec | None:
         if self.coupling == "gumbel":
@@ -254,7 +287,9 @@ class Scd(Jacobi):
         public = self.variant == "reference"
         return WindowSpec(self.window, self.init, "kept-law" if public else "maximal", public)
 
-    def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+    def redraw(
+        self, state: DecodeState, window: Window, result: StepResult
+    ) -> tuple[Tensor, Tensor]:
         if state.warp.greedy:
             return super().redraw(state, window, result)
         (draft, q, *_), w, public = result, self.window, self.variant == "reference"
@@ -266,11 +301,15 @@ class Scd(Jacobi):
         coupled = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], keep, redraw[:, :-1])
         tokens = torch.cat([coupled.tokens, draw(q[:, -1:], redraw[:, -1:])], 1)
         if public:
-            q = torch.cat([torch.where(coupled.accepted[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1)
+            q = torch.cat(
+                [torch.where(coupled.accepted[..., None], draft.p, q[:, :-1]), q[:, -1:]], 1
+            )
         return tokens, q
 
     def noise(self, state: DecodeState, position: Tensor) -> Tensor:
-        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no step reads."""
+        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no
+        step reads.
+        """
         return position_noise(state.uniforms[:, -1, 1:3], position, self.vocab)
 
 
@@ -280,14 +319,29 @@ class SjdPlus(Jacobi):
 
     lossless: ClassVar[bool] = False
     bounded: ClassVar[bool] = False
-    no_joint_sample: ClassVar[str | None] = "kept drafts are no sample of the distribution recorded for them"
+    no_joint_sample: ClassVar[str | None] = (
+        "kept drafts are no sample of the distribution recorded for them"
+    )
 
-    theta: float = option(0.5, "keep a draft x where p_new(x)/p_old(x) > θ", symbol="θ", in_label=True, also=0.1, ge=0)
+    theta: float = option(
+        0.5,
+        "keep a draft x where p_new(x)/p_old(x) > θ",
+        symbol="θ",
+        in_label=True,
+        also=0.1,
+        ge=0,
+    )
 
     def plain(self, tree: TreePolicy) -> WindowSpec | None:
-        return None if self.variant == "reference" else WindowSpec(self.window, self.init, "keep", theta=self.theta)
+        return (
+            None
+            if self.variant == "reference"
+            else WindowSpec(self.window, self.init, "keep", theta=self.theta)
+        )
 
-    def redraw(self, state: DecodeState, window: Window, result: StepResult) -> tuple[Tensor, Tensor]:
+    def redraw(
+        self, state: DecodeState, window: Window, result: StepResult
+    ) -> tuple[Tensor, Tensor]:
         tokens, p = super().redraw(state, window, result)
         if state.warp.greedy:
             return tokens, p

@@ -1,8 +1,10 @@
-"""Drafters whose one forward gives a distribution for every depth of the next tree: Medusa's heads, DFlash's block.
+"""Drafters whose one forward gives a distribution for every depth of the next tree: Medusa's
+heads, DFlash's block.
 
-Medusa (Cai et al. 2024): head d predicts the d-th token after the next from the target's last state.  DFlash (arXiv
-2602.06036): slot k of the block [anchor, mask, …] predicts the k-th token after the anchor, the last committed token.
-All nodes of a level share one distribution, which depends on the committed tokens alone.
+Medusa (Cai et al. 2024): head d predicts the d-th token after the next from the target's last
+state.  DFlash (arXiv 2602.06036): slot k of the block [anchor, mask, …] predicts the k-th token
+after the anchor, the last committed token. All nodes of a level share one distribution, which
+depends on the committed tokens alone.
 """
 
 from typing import Any, ClassVar
@@ -35,10 +37,13 @@ class LevelsDrafter(Drafter):
 
     def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
         state.clock.tick("other")
-        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)  # [B, levels, V]
+        # [B, levels, V]
+        logits = self.lm.logits(self.states(state, drafter_state), state.guidance)
         state.clock.tick("draft")
 
-        def expand(tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int) -> Tensor:
+        def expand(
+            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+        ) -> Tensor:
             return logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
 
         return logits[:, 0], expand
@@ -53,7 +58,9 @@ class MedusaDrafter(LevelsDrafter):
         last = state.now.last
         hidden = last.hidden[:, -1]
         if state.batch > 1 or last.advance.host is None:  # entries past ``advance`` are void
-            hidden = state.cache.states_at(last.hidden, (last.advance.device - 1).clamp(min=0)[:, None])[:, 0]
+            hidden = state.cache.states_at(
+                last.hidden, (last.advance.device - 1).clamp(min=0)[:, None]
+            )[:, 0]
         return self.net(hidden)
 
     def network(self) -> Network:
@@ -67,25 +74,32 @@ class MedusaProposal(DrafterProposal):
     drafter_kind: ClassVar[str | None] = "medusa"
     samples: ClassVar[bool] = False
     marginals: ClassVar[bool] = True
-    no_joint_sample: ClassVar[str | None] = "Medusa's tokens are chosen, not sampled, so block verification has no p"
+    no_joint_sample: ClassVar[str | None] = (
+        "Medusa's tokens are chosen, not sampled, so block verification has no p"
+    )
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
 
     def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
         if max_depth > net.heads:
-            raise UserError(f"the tree is {max_depth} levels deep but the drafter has {net.heads} Medusa heads")
+            raise UserError(
+                f"the tree is {max_depth} levels deep but the drafter has {net.heads} Medusa heads"
+            )
         return MedusaDrafter(net, target.model)
 
 
 class DFlashDrafter(LevelsDrafter):
-    """Its cache holds one entry per committed token but the last: the target's states that predicted it.
+    """Its cache holds one entry per committed token but the last: the target's states that
+    predicted it.
 
-    In each step the entries of the last commit come first, then the block, in slots that the next step overwrites.
+    In each step the entries of the last commit come first, then the block, in slots that the next
+    step overwrites.
     """
 
     def __init__(self, net: Any, lm: Any):
         super().__init__(net, lm)
         self.aux_layers, self.step_slots = net.depths, 2 * net.block
-        self.visible = torch.zeros(net.block, net.block, device=lm.device)  # additive, block to block
+        # additive, block to block
+        self.visible = torch.zeros(net.block, net.block, device=lm.device)
         if net.causal:
             self.visible = additive(torch.ones_like(self.visible, dtype=torch.bool).tril())
 
@@ -95,10 +109,14 @@ class DFlashDrafter(LevelsDrafter):
     def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
         prefix, hidden, net = state.prefix, state.prefix_states, self.net
         assert hidden is not None
-        cache = open_cache(state.target, net, prefix, max(max_nodes, self.step_slots), self.lm, row_ends=False)
-        if hidden.shape[1] > 1:  # the last prefix position predicts token 0: the first step reads its states
+        cache = open_cache(
+            state.target, net, prefix, max(max_nodes, self.step_slots), self.lm, row_ends=False
+        )
+        # the last prefix position predicts token 0: the first step reads its states
+        if hidden.shape[1] > 1:
             context = net.read(hidden[:, :-1])
-            x = F.pad(context, (0, 0, 0, net.block))  # and a blank block, which the first step overwrites
+            # and a blank block, which the first step overwrites
+            x = F.pad(context, (0, 0, 0, net.block))
             cache.forward(x, run_address(0, x.shape[1]))
             cache.hide_pads(prefix.seen)
         return cache
@@ -107,20 +125,26 @@ class DFlashDrafter(LevelsDrafter):
         context = self.net.read(state.now.last.hidden)
         anchor = cache.all_rows(self.lm.tok_embeddings(state.now.root))
         x = torch.cat([context, self.net.blocks(anchor)], 1)
-        return cache.forward(x, self.address(state, cache, context.shape[1]))[:, 1:]  # slot 0 is the anchor's
+        # slot 0 is the anchor's
+        return cache.forward(x, self.address(state, cache, context.shape[1]))[:, 1:]
 
     def address(self, state: DecodeState, cache: DecoderCache, entries: int) -> Address:
-        """The ``entries`` of the last commit, of which those past ``advance`` are void, and the block after them."""
+        """The ``entries`` of the last commit, of which those past ``advance`` are void, and the
+        block after them.
+        """
         length, advance, block = state.now.length, state.now.last.advance, self.net.block
         layout, theirs, n = cache.layout, state.cache.layout, entries + self.net.block
         if length.shared is not None and advance.shared is not None and not theirs.width:
             base = layout.slots[length.shared - advance.shared] + 1
-            return run_address(base, n, F.pad(self.visible[None], (entries, 0)) if self.net.causal else None)
+            return run_address(
+                base, n, F.pad(self.visible[None], (entries, 0)) if self.net.causal else None
+            )
         start = length.device - advance.device
         column = torch.arange(max(entries, block), device=start.device)
         void = additive(column[:entries] < advance.device[:, None])[:, None].expand(-1, block, -1)
         visible = torch.cat([void, self.visible.expand(len(void), -1, -1)], -1)
-        before = theirs.slot_of[start[:, None] + column[:entries] + 1] - 1  # where each token was predicted
+        # where each token was predicted
+        before = theirs.slot_of[start[:, None] + column[:entries] + 1] - 1
         positions = torch.cat([before, theirs.slot_of[length.device[:, None] + column[:block]]], 1)
         after = layout.slot_of[start] + 1
         at = entries_address(layout, length, after, entries, block, positions, visible)

@@ -1,13 +1,17 @@
-"""SJD-PAC (arXiv 2603.18599): a Jacobi window with K siblings a column down to depth D, then a chain.
+"""SJD-PAC (arXiv 2603.18599): a Jacobi window with K siblings a column down to depth D, then a
+chain.
 
-Column c is the position c after the last committed token.  Columns 1 … D − 1 hold K siblings, drawn without replacement
-from one law; every node of column c − 1 has the same ones.  From column D on the chain of first siblings goes on alone.
-So a path needs one law a column, and is verified as any static tree is, the first accepted sibling leading on.
+Column c is the position c after the last committed token.  Columns 1 … D − 1 hold K siblings,
+drawn without replacement from one law; every node of column c − 1 has the same ones.  From column
+D on the chain of first siblings goes on alone. So a path needs one law a column, and is verified
+as any static tree is, the first accepted sibling leading on.
 
-After a step every column is redrawn from the forward's distribution there.  The first sibling is coupled to the old one
-(maximal coupling), so that its law is the target's new one; the others are drawn from that law without it.
+After a step every column is redrawn from the forward's distribution there.  The first sibling is
+coupled to the old one (maximal coupling), so that its law is the target's new one; the others are
+drawn from that law without it.
 
-B batch, W window columns (the root not counted), N nodes, K siblings, T columns with siblings, V vocabulary.
+B batch, W window columns (the root not counted), N nodes, K siblings, T columns with siblings, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -36,15 +40,20 @@ NEVER_EMPTY = 1e-20  # added to token 0 of what the public code redraws a column
 
 def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ...]:
     """Child paths (sibling ranks from the root) of the tree with columns 0 … columns − 1."""
-    tree = tuple(ranks for d in range(1, min(depth, columns)) for ranks in product(range(k), repeat=d))
+    tree = tuple(
+        ranks for d in range(1, min(depth, columns)) for ranks in product(range(k), repeat=d)
+    )
     return tree + tuple((0,) * d for d in range(min(depth, columns), columns))
 
 
-def context_nodes(children: Tensor, chain: Tensor, depth: int, path: Tensor, accepted: Tensor) -> Tensor:
-    """The node after which the target's distribution is the new law of column c + 1, for every c: [B, W + 1].
+def context_nodes(
+    children: Tensor, chain: Tensor, depth: int, path: Tensor, accepted: Tensor
+) -> Tensor:
+    """The node after which the target's distribution is the new law of column c + 1, for every c:
+    [B, W + 1].
 
-    children [N, K], chain [W + 1] first siblings, path [B, ≥ accepted + 1].  Inside the tree the accepted path goes on
-    with first siblings; beyond it only the chain has nodes.
+    children [N, K], chain [W + 1] first siblings, path [B, ≥ accepted + 1].  Inside the tree the
+    accepted path goes on with first siblings; beyond it only the chain has nodes.
     """
     nodes = [path[:, 0]]
     for c in range(1, len(chain)):
@@ -68,14 +77,17 @@ class SjdPac(Proposal):
     }  # fmt: skip
 
     siblings: int = option(3, "drafts of one position", symbol="K", small=2, ge=1, le=64)
-    depth: int = option(3, "depth from which on the tree is a chain", symbol="D", small=3, also=2, ge=1, le=8)
+    depth: int = option(
+        3, "depth from which on the tree is a chain", symbol="D", small=3, also=2, ge=1, le=8
+    )
     window: int = option(16, "drafted positions per step", symbol="L", small=2, ge=1, le=256)
 
     tree_columns = Prepared[int]()  # T
     static = Prepared[StaticTree]()
     column = Prepared[Tensor]()  # [N − 1] of each node but the root, column 1 counted as 0
     rank = Prepared[Tensor]()  # [N − 1] among its siblings
-    law_column = Prepared[Tensor]()  # [M] the column whose law the children of an inner node are drawn from
+    # [M] the column whose law the children of an inner node are drawn from
+    law_column = Prepared[Tensor]()
     chain = Prepared[Tensor]()  # [W + 1] the nodes of first siblings
     columns = Prepared[Tensor]()  # [W] 0 … W − 1
     fresh_uniforms = Prepared[int]()
@@ -83,7 +95,9 @@ class SjdPac(Proposal):
     def small(self) -> Self:
         """The public window is no shorter than its tree."""
         small = super().small()
-        return small if self.variant == "paper" else small.model_copy(update={"depth": small.window})
+        return (
+            small if self.variant == "paper" else small.model_copy(update={"depth": small.window})
+        )
 
     def refuses(self, choices: Choices) -> str | None:
         if self.variant == "reference" and choices.acceptance != "exact":
@@ -94,13 +108,18 @@ class SjdPac(Proposal):
         if self.variant == "paper":
             return self.drafting(target)
         if self.window < self.depth:
-            raise UserError(f"the public code's window is longer than its tree: give --window {self.depth} or more")
+            raise UserError(
+                f"the public code's window is longer than its tree: give --window {self.depth} or more"
+            )
         return PublicSjdPac(**dict(self)).drafting(target)
 
     def drafting(self, target: Target) -> Self:
         """The proposal, ready to draft."""
         k, w, device = self.siblings, self.window, target.device
-        t, static = min(self.depth - 1, w), from_paths(sibling_paths(k, self.depth, w + 1)).to(device)
+        t, static = (
+            min(self.depth - 1, w),
+            from_paths(sibling_paths(k, self.depth, w + 1)).to(device),
+        )
         column, n = static.tree.depth[0], static.tree.nodes
         chain = [0, *(1 + static.paths.index((0,) * c) for c in range(1, w + 1))]
         fresh, redraws = t * k + w - t, 2 * w + t * (k - 1)  # keep W, draw W, siblings
@@ -115,7 +134,9 @@ class SjdPac(Proposal):
     def plain(self, tree: TreePolicy) -> WindowSpec | None:
         if self.variant == "reference":
             return None
-        return WindowSpec(self.window, redraw="maximal", siblings=self.siblings, tree_depth=self.depth)
+        return WindowSpec(
+            self.window, redraw="maximal", siblings=self.siblings, tree_depth=self.depth
+        )
 
     def begin(self, state: DecodeState) -> Window:
         b, v = state.batch, state.target.vocab
@@ -125,7 +146,9 @@ class SjdPac(Proposal):
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
         carried = (self.columns < window.draft_count[:, None])[..., None]
-        tokens = torch.where(carried, window.drafts, self.fresh(state, window, u[:, : self.fresh_uniforms]))
+        tokens = torch.where(
+            carried, window.drafts, self.fresh(state, window, u[:, : self.fresh_uniforms])
+        )
         p = torch.where(carried, window.p, 1.0 / state.target.vocab)
         nodes = torch.cat([state.now.root[:, None], tokens[:, self.column, self.rank]], 1)
         return Draft(nodes, p[:, self.law_column], self.static)
@@ -142,8 +165,11 @@ class SjdPac(Proposal):
     def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
         w, t, k, verified = self.window, self.tree_columns, self.siblings, result.verified
         accepted = verified.accepted
-        context = context_nodes(self.static.tree.children[0], self.chain, self.depth, verified.path, accepted)
-        source = (accepted[:, None] + 1 + self.columns).clamp(max=w)  # the old column before the one that moves here
+        context = context_nodes(
+            self.static.tree.children[0], self.chain, self.depth, verified.path, accepted
+        )
+        # the old column before the one that moves here
+        source = (accepted[:, None] + 1 + self.columns).clamp(max=w)
         p = rows_at(result.q, context.gather(1, source))
         tokens = torch.zeros(len(p), w, k, dtype=torch.long, device=p.device)
         if state.warp.greedy:
@@ -156,7 +182,8 @@ class SjdPac(Proposal):
         inside, source = source < w, source.clamp(max=w - 1)
         old = result.draft.tokens[:, self.chain[1:]].gather(1, source)
         law = rows_at(result.draft.p[:, self.static.inner_index[self.chain[:-1]]], source)
-        law = torch.where(inside[..., None], law, 0.0)  # which keeps nothing, and draws from all of p
+        # which keeps nothing, and draws from all of p
+        law = torch.where(inside[..., None], law, 0.0)
         tokens[..., 0] = maximal(old, law, p, u[:, :w], u[:, w : 2 * w]).tokens
         if t and k > 1:
             others = p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)
@@ -168,10 +195,12 @@ class SjdPac(Proposal):
 
 
 def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
-    """target, law [..., V] at one node, its children's tokens [..., K] -> the two that each sibling is tested with.
+    """target, law [..., V] at one node, its children's tokens [..., K] -> the two that each
+    sibling is tested with.
 
-    [..., K + 1, V] each, the last for a token after all are rejected.  After each rejection the target becomes
-    [target − draft]₊, normalised, and the draft law loses the token.  Where nothing is left the target stays.
+    [..., K + 1, V] each, the last for a token after all are rejected.  After each rejection the
+    target becomes [target − draft]₊, normalised, and the draft law loses the token.  Where nothing
+    is left the target stays.
     """
     targets, drafts = [target], [law]
     for x in siblings.unbind(-1):
@@ -182,7 +211,9 @@ def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> tuple[
 
 
 def sibling_tests(stages: tuple[Tensor, Tensor], siblings: Tensor, u: Tensor) -> Tensor:
-    """Which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [..., K] -> bool [..., K]."""
+    """Which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [..., K] ->
+    bool [..., K].
+    """
     target, draft = (s[..., :-1, :].gather(-1, siblings[..., None])[..., 0] for s in stages)
     return (u * draft < target) & (draft > 0)
 
@@ -190,14 +221,19 @@ def sibling_tests(stages: tuple[Tensor, Tensor], siblings: Tensor, u: Tensor) ->
 class PublicSjdPac(SjdPac):
     """As the public code decodes; every column is full after the first step, with K drafts.
 
-    Not exact (total variation 0.07 to 0.11 on tiny vocabularies): siblings are tested independently and the longest
-    path counts; a rejected column of the tree is redrawn from what all K siblings left, while the target's law is
-    recorded for it; the first siblings are drawn with replacement; a fully accepted window ends with a uniform token.
+    Not exact (total variation 0.07 to 0.11 on tiny vocabularies): siblings are tested
+    independently and the longest path counts; a rejected column of the tree is redrawn from what
+    all K siblings left, while the target's law is recorded for it; the first siblings are drawn
+    with replacement; a fully accepted window ends with a uniform token.
     """
 
     def drafting(self, target: Target) -> Self:
         w, k = self.window, self.siblings
-        uniforms = {"fresh_uniforms": w * k, "update_uniforms": (w + 1) * k, "uniforms": (2 * w + 1) * k}
+        uniforms = {
+            "fresh_uniforms": w * k,
+            "update_uniforms": (w + 1) * k,
+            "uniforms": (2 * w + 1) * k,
+        }
         return super().drafting(target).ready(**uniforms)
 
     def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
@@ -216,7 +252,8 @@ class PublicSjdPac(SjdPac):
         """Would a node be accepted after its parent?  q [B, N, V], u [B, N] -> bool [B, N]."""
         assert draft.p is not None
         static, t, ok = self.static, self.tree_columns, torch.zeros_like(u, dtype=torch.bool)
-        families = sum(self.siblings**d for d in range(t))  # inner nodes of the tree, before those of the chain
+        # inner nodes of the tree, before those of the chain
+        families = sum(self.siblings**d for d in range(t))
         parents = static.inner_ids[:families]
         children = static.tree.children[0, parents]  # [families, K]
         tokens = draft.tokens[:, children]
@@ -227,11 +264,14 @@ class PublicSjdPac(SjdPac):
         ok[:, chain] = u[:, chain] * at(p, x) < at(q[:, self.chain[t:-1]], x)
         return ok
 
-    def redraw(self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor) -> tuple[Tensor, ...]:
-        """What becomes of the columns 1 … W after the accepted path, by ``ok`` [B, N] of ``judge``.
+    def redraw(
+        self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor
+    ) -> tuple[Tensor, ...]:
+        """What becomes of the columns 1 … W after the accepted path, by ``ok`` [B, N] of
+        ``judge``.
 
-        -> bool [B, W]: does the draft there stay?; [B, W, V] unnormalised: what it is redrawn from; [B, W, V]: the law
-        recorded for it; [B, W]: the draft.
+        -> bool [B, W]: does the draft there stay?; [B, W, V] unnormalised: what it is redrawn
+        from; [B, W, V]: the law recorded for it; [B, W]: the draft.
         """
         assert draft.p is not None
         static, t, tokens = self.static, self.tree_columns, draft.tokens
@@ -245,7 +285,8 @@ class PublicSjdPac(SjdPac):
             children = static.tree.children[0, parent[:, :t]]
             family = tokens.gather(1, children.flatten(1)).view_as(children)
             stages = recursive_residuals(target[:, :t], law[:, :t], family)
-            used = torch.where(passed[:, :t], self.rank[node[:, :t] - 1], self.siblings - 1)  # if rejected: after all K
+            # if rejected: after all K
+            used = torch.where(passed[:, :t], self.rank[node[:, :t] - 1], self.siblings - 1)
             index = used[..., None, None].expand(-1, -1, 1, q.shape[-1])
             wanted[:, :t], drawn[:, :t] = (stage.gather(-2, index)[..., 0, :] for stage in stages)
         weights = (wanted - drawn).clamp(min=0)
@@ -257,7 +298,9 @@ class PublicSjdPac(SjdPac):
             return super().update(state, window, result)
         w, accepted = self.window, result.verified.accepted
         ok = self.judge(result.draft, result.q, result.u.verify)
-        stays, weights, law, drafts = self.redraw(result.draft, result.q, ok, result.verified.path, accepted)
+        stays, weights, law, drafts = self.redraw(
+            result.draft, result.q, ok, result.verified.path, accepted
+        )
         source = accepted[:, None] + 1 + self.columns
         known, source = (source < w)[..., None], source.clamp(max=w - 1)
         fresh = self.fresh_law(result.q[0, 0])

@@ -1,4 +1,5 @@
-"""ADT-Tree (arXiv 2512.21857): a dynamic tree whose depth and width follow how well the neighbourhood was drafted.
+"""ADT-Tree (arXiv 2512.21857): a dynamic tree whose depth and width follow how well the
+neighbourhood was drafted.
 
 The host keeps a few integers per image, as it knows every accepted length anyway.
 """
@@ -37,9 +38,11 @@ def inside(x: float, interval: tuple[int, int]) -> int:
 
 
 def adapt(start: tuple[float, float], alpha: float | None, within: AdaptiveBounds) -> TreeSize:
-    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), else shallower and wider (bisectional adaptation).
+    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), else shallower and wider
+    (bisectional adaptation).
 
-    The first tree has no α, and is as initialised.  The width is held inside its interval only where d̃ ± l_d > 1.
+    The first tree has no α, and is as initialised.  The width is held inside its interval only
+    where d̃ ± l_d > 1.
     """
     sign = 0 if alpha is None else 1 if alpha >= within.beta else -1
     d, k = start[0] + sign * within.l_d, start[1] - sign * within.l_k
@@ -54,8 +57,12 @@ class History(NamedTuple):
     seed: int
 
 
-def start(history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds) -> tuple[float, float]:
-    """(d̃, k̃) for the tree that will produce the next token, from those of earlier tokens of its grid."""
+def start(
+    history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds
+) -> tuple[float, float]:
+    """(d̃, k̃) for the tree that will produce the next token, from those of earlier tokens of its
+    grid.
+    """
     trees, at = history.trees, len(history.trees)
     first, width = place(grids, at)
     same_grid = trees[first:]
@@ -77,7 +84,9 @@ def random_uniforms(seed: int, token: int) -> tuple[float, float]:
 
 
 def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> tuple[float, float]:
-    """Weighted mean of the known trees in the disk of radius δ (eq. 6): Δy rows above weigh (δ − Δy + 1)/δ."""
+    """Weighted mean of the known trees in the disk of radius δ (eq. 6): Δy rows above weigh (δ −
+    Δy + 1)/δ.
+    """
     y, x = divmod(len(trees), width)
     near = []
     for dy in range(min(radius, y) + 1):
@@ -105,12 +114,19 @@ class Adaptive(Grown):
 
     search: ClassVar[Search | None] = "bounds"
 
-    init: Literal["horizontal", "vertical", "random", "token-flock"] = option("horizontal", "whose tree is adapted")
+    init: Literal["horizontal", "vertical", "random", "token-flock"] = option(
+        "horizontal", "whose tree is adapted"
+    )
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
-    l_k: int | None = option(None, "step of the width (default: the target's)", small=None, ge=0, unset=3)
+    l_k: int | None = option(
+        None, "step of the width (default: the target's)", small=None, ge=0, unset=3
+    )
     depth_range: tuple[Depth, Depth] | None = option(
-        None, "open interval of the depth (default: the target's, or 0 to 10)", small=(0, 4), unset=(0, 10)
+        None,
+        "open interval of the depth (default: the target's, or 0 to 10)",
+        small=(0, 4),
+        unset=(0, 10),
     )
     width_range: tuple[Width, Width] | None = option(
         None, "open interval of the width (default: the target's)", small=None, unset=(3, 14)
@@ -119,7 +135,9 @@ class Adaptive(Grown):
     fixed_depth: int | None = option(
         None, "a constant depth: only the width adapts", small=2, ge=1, le=MAX_DEPTH, unset=0
     )
-    fixed_width: int | None = option(None, "a constant width: only the depth adapts", small=2, ge=1, le=1024, unset=0)
+    fixed_width: int | None = option(
+        None, "a constant width: only the depth adapts", small=2, ge=1, le=1024, unset=0
+    )
 
     within = Prepared[AdaptiveBounds]()
 
@@ -127,27 +145,53 @@ class Adaptive(Grown):
     def _ordered(self) -> Adaptive:
         for low, high in (self.depth_range or (0, 2), self.width_range or (0, 2)):
             if high - low < 2:
-                raise ValueError("an open interval needs a whole number between its bounds, as 0 10 has")
+                raise ValueError(
+                    "an open interval needs a whole number between its bounds, as 0 10 has"
+                )
         return self
 
     def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
         options: Any = self  # resolved
         intervals: Any = map(tuple, (options.depth_range, options.width_range))
-        return self.adapting(AdaptiveBounds(self.beta, self.l_d, options.l_k, *intervals), self.first_bounds())
+        return self.adapting(
+            AdaptiveBounds(self.beta, self.l_d, options.l_k, *intervals), self.first_bounds()
+        )
 
     def adapting(self, within: AdaptiveBounds, first: Bounds) -> Self:
-        """The policy, ready to grow trees of at most ``first.total`` nodes, as in EAGLE-2, the first of that size."""
-        max_depth, widest = max(within.d[1] - 1, self.fixed_depth or 1), max(within.k[1] - 1, self.fixed_width or 1)
-        check_candidates(Bounds(max_depth, widest, first.total), "range, or fixed size, of depth or width")
-        # a tree of one level may be wider than its interval, but has no use for more children than nodes
+        """The policy, ready to grow trees of at most ``first.total`` nodes, as in EAGLE-2, the
+        first of that size.
+        """
+        max_depth, widest = (
+            max(within.d[1] - 1, self.fixed_depth or 1),
+            max(within.k[1] - 1, self.fixed_width or 1),
+        )
+        check_candidates(
+            Bounds(max_depth, widest, first.total), "range, or fixed size, of depth or width"
+        )
+        # a tree of one level may be wider than its interval, but has no use for more children than
+        # nodes
         width = max(widest, first.total - 1)
-        return self.ready(within=within, bounds=first, nodes=first.total, max_depth=max_depth, width=width, adapts=True)
+        return self.ready(
+            within=within,
+            bounds=first,
+            nodes=first.total,
+            max_depth=max_depth,
+            width=width,
+            adapts=True,
+        )
 
     def plain(self) -> TreeSpec | None:
         if self.init == "random" or self.fixed_depth or self.fixed_width:
             return None
         first = (self.bounds.depth, self.bounds.top_k)
-        return TreeSpec("adaptive", bounds=self.within, init=self.init, total=self.nodes, first=first, bonus=self.bonus)
+        return TreeSpec(
+            "adaptive",
+            bounds=self.within,
+            init=self.init,
+            total=self.nodes,
+            first=first,
+            bonus=self.bonus,
+        )
 
     def begin(self, state: DecodeState) -> Plan:
         first = self.bounds[:2]
@@ -156,14 +200,20 @@ class Adaptive(Grown):
     def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
         sizes = []
         for history in histories:
-            d, k = adapt(start(history, state.target.grids, self.init, self.within), history.alpha, self.within)
+            d, k = adapt(
+                start(history, state.target.grids, self.init, self.within),
+                history.alpha,
+                self.within,
+            )
             sizes.append((self.fixed_depth or d, self.fixed_width or k))
         drafted = torch.tensor([self.drafted(size) for size in sizes])
         on_device = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
         return Plan(PerPrompt(histories), PerPrompt(sizes), *on_device.unbind(1))
 
     def drafted(self, size: TreeSize) -> TreeSize:
-        """The size that is drafted: no wider than the tree has nodes, however wide the method asks for it."""
+        """The size that is drafted: no wider than the tree has nodes, however wide the method asks
+        for it.
+        """
         return size[0], min(size[1], self.width)
 
     def bucket(self, plan: Plan) -> tuple[int, int]:
@@ -172,8 +222,11 @@ class Adaptive(Grown):
         wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
         return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
 
-    def grow(self, state: DecodeState, plan: Plan, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        recorded = state.now.length.host is None  # then shapes are those of the bucket, sizes on the device
+    def grow(
+        self, state: DecodeState, plan: Plan, logits: Tensor, expand: Expand, u: Tensor
+    ) -> Draft:
+        # then shapes are those of the bucket, sizes on the device
+        recorded = state.now.length.host is None
         sizes = [self.bucket(plan)] if recorded else map(self.drafted, plan.tree_sizes)
         depth, width = map(max, zip(*sizes, strict=True))
         alike = len(set(plan.tree_sizes)) == 1 and not recorded
@@ -185,13 +238,17 @@ class Adaptive(Grown):
         return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in plan.tree_sizes)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not known."""
+        """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not
+        known.
+        """
         width = next((k for k in range(1, nodes) if 1 + k + k * k * (depth - 1) >= nodes), 1)
         return (max(width, self.within.k[0]),) * (depth - 1)
 
     def update(self, state: DecodeState, plan: Plan, result: StepResult) -> Plan:
         histories = []
-        for history, size, tokens in zip(plan.history, plan.tree_sizes, state.now.last.advance.host or (), strict=True):
+        for history, size, tokens in zip(
+            plan.history, plan.tree_sizes, state.now.last.advance.host or (), strict=True
+        ):
             alpha = (tokens if self.bonus else tokens - 1) / size[0]  # τ/d̂ of this tree
             histories.append(history._replace(trees=history.trees + (size,) * tokens, alpha=alpha))
         return self._plan(state, histories)

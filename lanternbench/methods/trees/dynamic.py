@@ -1,4 +1,6 @@
-"""Dynamic trees (EAGLE-2, Li et al. 2024, section 4): grow by path confidence, keep the best nodes of all levels."""
+"""Dynamic trees (EAGLE-2, Li et al. 2024, section 4): grow by path confidence, keep the best nodes
+of all levels.
+"""
 
 from collections.abc import Mapping
 from functools import cache
@@ -30,12 +32,15 @@ class Bounds(NamedTuple):
     depth: int  # levels below the root
     top_k: int  # children per expanded node
     total: int  # nodes with the root
-    depths: Tensor | None = None  # [B] each prompt's own bounds below the first two (adaptive trees)
+    # [B] each prompt's own bounds below the first two (adaptive trees)
+    depths: Tensor | None = None
     widths: Tensor | None = None
 
 
 def check_candidates(bounds: Bounds, options: str) -> None:
-    """Raises UserError where a tree would be chosen from so many nodes that a step takes minutes and gigabytes."""
+    """Raises UserError where a tree would be chosen from so many nodes that a step takes minutes
+    and gigabytes.
+    """
     depth, width = bounds.depth, min(bounds.top_k, bounds.total - 1)
     count = width + width * width * (depth - 1)
     if count > MAX_CANDIDATES:
@@ -53,8 +58,12 @@ class Candidates(NamedTuple):
     parents: Tensor  # their indices plus 1, 0 the root
 
 
-def grow_by_confidence(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Draft:
-    """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes under the root."""
+def grow_by_confidence(
+    state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds
+) -> Draft:
+    """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes
+    under the root.
+    """
     bounds = bounds._replace(top_k=min(bounds.top_k, logits.shape[-1]))
     return keep_best(candidates(state, logits, expand, bounds), state.now.root, bounds)
 
@@ -65,7 +74,8 @@ def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bound
     root, warp = state.now.root, state.warp
     b, k = len(root), bounds.top_k
     rank = torch.arange(k, device=root.device)
-    narrow = None if widths is None else rank >= widths[:, None]  # [B, k] ranks that a prompt does not use
+    # [B, k] ranks that a prompt does not use
+    narrow = None if widths is None else rank >= widths[:, None]
     value, token = likeliest(warp(logits), k)  # [B, k]
     if narrow is not None:
         value = value.masked_fill(narrow, -torch.inf)
@@ -73,10 +83,13 @@ def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bound
         value = value.masked_fill((depths < 1)[:, None], -torch.inf)
     tokens, scores, parents, pool = [token], [value], [torch.zeros_like(token)], 1 + k
     index, parent = (rank + 1).expand(b, k), None  # in the pool of candidates, where 0 is the root
-    itself = visible = _itself(k, root.device).expand(b, k, k)  # additive; ``visible`` over all nodes so far
+    # additive; ``visible`` over all nodes so far
+    itself = visible = _itself(k, root.device).expand(b, k, k)
     for level in range(1, depth):
-        value_next, token_next = likeliest(warp(expand(token, parent, visible, level)), k)  # [B, k, k]
-        below = torch.nextafter(value, torch.full_like(value, -torch.inf))  # a sure child comes after its parent
+        # [B, k, k]
+        value_next, token_next = likeliest(warp(expand(token, parent, visible, level)), k)
+        # a sure child comes after its parent
+        below = torch.nextafter(value, torch.full_like(value, -torch.inf))
         score = torch.minimum(value[..., None] + value_next, below[..., None])
         if narrow is not None:
             score = score.masked_fill(narrow[:, None], -torch.inf)
@@ -102,7 +115,9 @@ def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of scores [..., n] and where they are; of equal ones the first, so that parents come first."""
+    """The k highest of scores [..., n] and where they are; of equal ones the first, so that
+    parents come first.
+    """
     value, index = scores.sort(dim=-1, descending=True, stable=True)
     return value[..., :k], index[..., :k]
 
@@ -115,7 +130,9 @@ def _itself(k: int, device: torch.device) -> Tensor:
 
 @cache
 def _levels(width: int, depth: int, device: torch.device) -> Tensor:
-    """The depths [C] of the candidates: ``width`` children of the root, then their ``width``² on every level."""
+    """The depths [C] of the candidates: ``width`` children of the root, then their ``width``² on
+    every level.
+    """
     sizes = torch.tensor([width] + [width * width] * (depth - 1))
     return torch.arange(1, depth + 1).repeat_interleave(sizes).to(device)
 
@@ -127,10 +144,12 @@ def keep_best(pool: Candidates, root: Tensor, bounds: Bounds) -> Draft:
     keep = min(bounds.total - 1, tokens.shape[1])
     value, best = best_of(scores, keep)
     none = tokens.shape[1]
-    best = torch.where(value > -torch.inf, best, none).sort(-1).values  # [B, keep] parents before children, unused last
+    # [B, keep] parents before children, unused last
+    best = torch.where(value > -torch.inf, best, none).sort(-1).values
     used = best < none
     best = best.clamp(max=none - 1)
-    node_of = torch.zeros(b, tokens.shape[1] + 1, dtype=torch.long, device=root.device)  # 0: the root, or left out
+    # 0: the root, or left out
+    node_of = torch.zeros(b, tokens.shape[1] + 1, dtype=torch.long, device=root.device)
     node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=root.device).expand(b, -1))
     level = _levels(width, depth, root.device)[best]
     parent = node_of.gather(1, parents.gather(1, best))
@@ -139,7 +158,8 @@ def keep_best(pool: Candidates, root: Tensor, bounds: Bounds) -> Draft:
     for _ in range(depth - 2):  # a tie may leave a child whose grandparent was cut
         used = used & F.pad(used, (1, 0), value=True).gather(1, parent)[:, 1:]
     level = F.pad(torch.where(used, level, -1), (1, 0))
-    tree = from_parents(parent, level, min(depth, keep), width)  # no path has more nodes than there are
+    # no path has more nodes than there are
+    tree = from_parents(parent, level, min(depth, keep), width)
     return Draft(torch.cat([root[:, None], tokens.gather(1, best)], 1), grown=tree)
 
 
@@ -150,14 +170,29 @@ def named() -> dict[str, dict[str, Any]]:
 
 
 class Grown(TreePolicy):
-    """Base of dynamic and adaptive trees.  Unset options come from ``shape``, else from the target's defaults."""
+    """Base of dynamic and adaptive trees.  Unset options come from ``shape``, else from the
+    target's defaults.
+    """
 
-    shape: str | None = option(None, "a name of grown_trees.yaml (default: the target's sizes)", small=None, unset="")
+    shape: str | None = option(
+        None, "a name of grown_trees.yaml (default: the target's sizes)", small=None, unset=""
+    )
     depth: int | None = option(
-        None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH, unset=5
+        None,
+        "levels below the root (default: the target's)",
+        small=None,
+        ge=0,
+        le=MAX_DEPTH,
+        unset=5,
     )
     draft_top_k: int | None = option(
-        None, "children per expanded node (default: the target's)", small=3, also=3, ge=1, le=1024, unset=10
+        None,
+        "children per expanded node (default: the target's)",
+        small=3,
+        also=3,
+        ge=1,
+        le=1024,
+        unset=10,
     )
     total_nodes: int | None = option(
         None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024, unset=59
@@ -194,13 +229,19 @@ class Dynamic(Grown):
     def growing(self, bounds: Bounds) -> Self:
         """The policy, ready to grow trees of this size."""
         check_candidates(bounds, "--depth or --draft-top-k")
-        return self.ready(bounds=bounds, max_depth=bounds.depth, width=bounds.top_k, nodes=bounds.total)
+        return self.ready(
+            bounds=bounds, max_depth=bounds.depth, width=bounds.top_k, nodes=bounds.total
+        )
 
-    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(
+        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
+    ) -> Draft:
         return grow_by_confidence(state, logits, expand, self.bounds)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return (self.width,) * (depth - 1)
 
     def plain(self) -> TreeSpec:
-        return TreeSpec("dynamic", depth=self.bounds.depth, top_k=self.bounds.top_k, total=self.bounds.total)
+        return TreeSpec(
+            "dynamic", depth=self.bounds.depth, top_k=self.bounds.top_k, total=self.bounds.total
+        )

@@ -1,4 +1,6 @@
-"""How a tree of fixed shape is drafted: level by level, children sampled without replacement (top-k when greedy)."""
+"""How a tree of fixed shape is drafted: level by level, children sampled without replacement
+(top-k when greedy).
+"""
 
 from typing import Any, Self
 
@@ -14,18 +16,31 @@ from lanternbench.engine.state import DecodeState
 
 
 class FixedTree(TreePolicy):
-    """Drafts a static tree level by level, with uniforms of their own for the children of each node."""
+    """Drafts a static tree level by level, with uniforms of their own for the children of each
+    node.
+    """
 
     static = Prepared[StaticTree]()
-    sampled = Prepared(True)  # are children sampled, or the likeliest tokens, which count as p = 1?
+    # are children sampled, or the likeliest tokens, which count as p = 1?
+    sampled = Prepared(True)
 
     def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
         """The policy, ready to draft ``static``."""
-        tree, uniforms = static.tree, sum(m * w for _, m, w in (level.shape for level in static.levels))
-        sizes = {"nodes": tree.nodes, "max_depth": tree.max_depth, "width": tree.width, "uniforms": uniforms}
+        tree, uniforms = (
+            static.tree,
+            sum(m * w for _, m, w in (level.shape for level in static.levels)),
+        )
+        sizes = {
+            "nodes": tree.nodes,
+            "max_depth": tree.max_depth,
+            "width": tree.width,
+            "uniforms": uniforms,
+        }
         return self.ready(static=static.to(device), sampled=sampled, **sizes)
 
-    def grow(self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+    def grow(
+        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
+    ) -> Draft:
         static, warp = self.static, state.warp
         sampled = self.sampled and not warp.greedy
         tokens, p_all, used, logits = [state.now.root.unsqueeze(1)], [], 0, logits.unsqueeze(1)
@@ -40,7 +55,9 @@ class FixedTree(TreePolicy):
                 used += m * w
             else:
                 drawn = logits.topk(w).indices  # of logits: far below the first their softmax is 0
-            tokens.append(drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks])
+            tokens.append(
+                drawn.flatten(1) if m * w == len(level.rows) else drawn[:, level.rows, level.ranks]
+            )
         return Draft(torch.cat(tokens, 1), torch.cat(p_all, 1) if sampled else None, static)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:

@@ -24,10 +24,14 @@ def named() -> dict[str, Paths]:
 
 
 def static_tree(spec: str | list[list[int]]) -> StaticTree:
-    """``chain-5``, a name of ``static_trees.yaml``, or a list of child paths -> the tree.  Raises UserError."""
+    """``chain-5``, a name of ``static_trees.yaml``, or a list of child paths -> the tree.  Raises
+    UserError.
+    """
     if not isinstance(spec, str):
         if not spec:
-            raise UserError("a static tree needs at least one path, each a non-empty list of child ranks, as [0, 1]")
+            raise UserError(
+                "a static tree needs at least one path, each a non-empty list of child ranks, as [0, 1]"
+            )
         return from_paths(tuple(map(tuple, spec)))
     if spec.startswith("chain-") and spec[6:].isdigit() and 0 < int(spec[6:]) <= MAX_DEPTH:
         return chain(int(spec[6:]))
@@ -53,18 +57,24 @@ class Shaped(FixedTree):
     fallback: ClassVar[str]
 
     shape: str | list[list[int]] | None = option(
-        None, "chain-N, a name of static_trees.yaml, or a list of child paths (default: the target's)", small=None
+        None,
+        "chain-N, a name of static_trees.yaml, or a list of child paths (default: the target's)",
+        small=None,
     )
     depth: int | None = option(None, "levels of a chain", small=None, ge=0, le=MAX_DEPTH)
 
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
-        """Raises UserError for a shape that is no tree, and where shape and depth contradict each other."""
+        """Raises UserError for a shape that is no tree, and where shape and depth contradict each
+        other.
+        """
         shape, depth = self.shape, self.depth
         if shape is None or depth == 0:
             shape = defaults.get(self.kind, self.fallback) if depth is None else f"chain-{depth}"
         levels = depth if depth == 0 else static_tree(shape).tree.max_depth
         if depth not in (None, levels):
-            raise UserError(f"the tree '{shape}' is {levels} levels deep and --depth says {depth}: give one of the two")
+            raise UserError(
+                f"the tree '{shape}' is {levels} levels deep and --depth says {depth}: give one of the two"
+            )
         return self.model_copy(update={"shape": shape, "depth": levels})
 
     def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:

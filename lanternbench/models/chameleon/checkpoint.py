@@ -1,10 +1,12 @@
-"""Anole and Lumina-mGPT at their published sizes: from published files, or random weights to measure speed alone.
+"""Anole and Lumina-mGPT at their published sizes: from published files, or random weights to
+measure speed alone.
 
-Sources: Chameleon Team 2024 (arXiv 2405.09818), layers as in transformers' ``ChameleonForConditionalGeneration``; the
-published code of Anole and Lumina-mGPT (2407.06135, 2408.02657).
-A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json, safetensors; or Meta's params.json,
-text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt)
-where the model's checkpoint has no image decoder.
+Sources: Chameleon Team 2024 (arXiv 2405.09818), layers as in transformers'
+``ChameleonForConditionalGeneration``; the published code of Anole and Lumina-mGPT (2407.06135,
+2408.02657). A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json,
+safetensors; or Meta's params.json, text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter
+in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) where the model's checkpoint has no image
+decoder.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,18 +21,25 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
+from lanternbench.models.token_decoder import (
+    PromptFrame,
+    TokenDecoder,
+    TokenDecoderConfig,
+    check_type,
+)
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 from lanternbench.registry import register
 
-VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)  # of every published Chameleon
+# of every published Chameleon
+VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)
 BOS, PAD, IMAGE_START, TURN_END = "<s>", "<pad>", "<racm3:break>", "<reserved08706>"
 SPECIAL = {BOS: 0, PAD: 1, "</s>": 2, "<eoss>": 8196, IMAGE_START: 8197, TURN_END: 8710}
 ROW_END = 8803  # what Lumina-mGPT writes after each row of an image
 SIZE_UNIT, MAX_UNITS = 32, 128  # pixels that a size id counts, and how many of them at most
 SIZE_ZERO = 8804  # the size id of n units is SIZE_ZERO + n
 PIXELS = 16  # a side of one image token
-LUMINA = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"  # in pixels
+# in pixels
+LUMINA = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 _PARAMS = {  # transformers' names in a config.json -> Meta's in params.json
     "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "vocab_size": "vocab_size",
@@ -66,15 +75,25 @@ def from_params(params: dict[str, Any]) -> dict[str, Any]:
     width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3))
     named = {theirs: model[ours] for theirs, ours in _PARAMS.items() if model.get(ours)}
     hidden = -(-width // multiple) * multiple  # rounded up
-    return {"vocab_size": ChameleonConfig.vocab_size, "intermediate_size": hidden, "model_type": "chameleon"} | named
+    return {
+        "vocab_size": ChameleonConfig.vocab_size,
+        "intermediate_size": hidden,
+        "model_type": "chameleon",
+    } | named
 
 
 def vq_config(config: dict[str, Any]) -> VQConfig:
-    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, gaps filled -> ours.  Raises UserError for others."""
+    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, gaps filled -> ours.  Raises
+    UserError for others.
+    """
     shape = config | config.get("ddconfig", {})
     if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
-        raise UserError("the image tokeniser has attention in its levels or a double latent: use the published one")
-    fields = {ours: shape[name] for ours, names in _VQ_FIELDS.items() for name in names if name in shape}
+        raise UserError(
+            "the image tokeniser has attention in its levels or a double latent: use the published one"
+        )
+    fields = {
+        ours: shape[name] for ours, names in _VQ_FIELDS.items() for name in names if name in shape
+    }
     return replace(VQ, **fields | {"ch_mult": tuple(fields.get("ch_mult", VQ.ch_mult))})
 
 
@@ -86,16 +105,22 @@ def is_special(name: str) -> bool:
 def size_id(pixels: int) -> int:
     """Lumina-mGPT's id for a width or height.  Raises UserError."""
     if pixels % SIZE_UNIT or not 0 < pixels <= MAX_UNITS * SIZE_UNIT:
-        raise UserError(f"an image cannot be {pixels} pixels wide or high: use a multiple of {SIZE_UNIT}, such as 768")
+        raise UserError(
+            f"an image cannot be {pixels} pixels wide or high: use a multiple of {SIZE_UNIT}, such as 768"
+        )
     return SIZE_ZERO + pixels // SIZE_UNIT
 
 
 def check_sizes(names: dict[str, int]) -> None:
-    """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something else."""
+    """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something
+    else.
+    """
     sizes = {f"<reserved{8800 + n:05d}>": SIZE_ZERO + n for n in (16, 24, 32)}
     for name, i in ({"<reserved08799>": ROW_END} | sizes).items():
         if names.get(name, i) != i:
-            raise UserError(f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use Lumina-mGPT's")
+            raise UserError(
+                f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use Lumina-mGPT's"
+            )
 
 
 def anole_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
@@ -105,7 +130,9 @@ def anole_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
 
 
 def lumina_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
-    """Lumina-mGPT's prompts for images of this size in pixels.  Raises UserError for one that has no id."""
+    """Lumina-mGPT's prompts for images of this size in pixels.  Raises UserError for one that has
+    no id.
+    """
     image = [ids[IMAGE_START], size_id(height), size_id(width)]
     template = LUMINA.format(width=width, height=height, caption="{caption}")
     return PromptFrame([ids[BOS]], [ids[TURN_END], *image], image, ids[PAD], template)
@@ -130,7 +157,9 @@ class ChameleonFamily(PublishedFamily):
 
     @staticmethod
     def image_number(name: str) -> int | None:
-        """Of an image token called IMGIMG…Z: the digits in it, A for 0 to J for 9; −1: there is no number in it."""
+        """Of an image token called IMGIMG…Z: the digits in it, A for 0 to J for 9; −1: there is no
+        number in it.
+        """
         digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
         return None if not name.startswith("IMGIMG") else int(digits) if digits.isdigit() else -1
 
@@ -146,7 +175,9 @@ class ChameleonFamily(PublishedFamily):
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
         config = config if "model_type" in config else from_params(config)
         check_type(config, self.title, "chameleon")
-        return ChameleonConfig(**ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm")))
+        return ChameleonConfig(
+            **ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm"))
+        )
 
     def vq_config(self, folder: Path) -> VQConfig:
         path = self.config_file(folder)
@@ -154,7 +185,10 @@ class ChameleonFamily(PublishedFamily):
             return vq_config(read_config(path).get("vq_config") or {})
 
     def new_vq(self, row: Entry, folder: Path | None) -> VQModel:
-        return VQModel(self.vq_config(folder) if folder else replace(VQ, **row.shape.get("vq", {})), spherical=False)
+        return VQModel(
+            self.vq_config(folder) if folder else replace(VQ, **row.shape.get("vq", {})),
+            spherical=False,
+        )
 
     def vq_state(self, where: Path, folder: Path) -> State:
         checkpoint = next(iter(sorted(where.rglob("*.ckpt"))), where)
@@ -171,7 +205,14 @@ class ChameleonFamily(PublishedFamily):
     def options(self, row: Entry) -> dict[str, Any]:
         return dict(self.dialect(row).options)
 
-    def fields(self, row: Entry, model: Chameleon, text: Any, folder: Path | None) -> dict[str, Any]:
+    def fields(
+        self, row: Entry, model: Chameleon, text: Any, folder: Path | None
+    ) -> dict[str, Any]:
         dialect, (height, width) = self.dialect(row), (PIXELS * side for side in model.config.grid)
         frame = dialect.frame(text.ids, width, height)
-        return {"condition": frame, "prompt_template": frame.template, "pixels": truncated, "row_end": dialect.row_end}
+        return {
+            "condition": frame,
+            "prompt_template": frame.template,
+            "pixels": truncated,
+            "row_end": dialect.row_end,
+        }

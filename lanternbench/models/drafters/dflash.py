@@ -1,4 +1,5 @@
-"""Drafters of several tokens a forward: DFlash's block, from the target's states at several depths; Medusa's heads.
+"""Drafters of several tokens a forward: DFlash's block, from the target's states at several
+depths; Medusa's heads.
 
 Sources: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (arXiv 2606.18394).
 """
@@ -14,7 +15,15 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.eagle import wrong_width
 from lanternbench.models.loading import State, explain_errors, load_into, read_state
-from lanternbench.models.transformer import DecoderConfig, Depths, Direct, Layer, Mask, Put, RMSNorm
+from lanternbench.models.transformer import (
+    DecoderConfig,
+    Depths,
+    Direct,
+    Layer,
+    Mask,
+    Put,
+    RMSNorm,
+)
 
 MAX_BLOCK = 65  # the anchor and as many drafts as a tree may be deep
 
@@ -25,12 +34,16 @@ class BlockLayer(Layer):
     def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int
     ) -> Tensor:
-        x = x + self.attention(torch.cat([context, self.attention_norm(x)], 1), rope, mask, put, layer, x.shape[1])
+        x = x + self.attention(
+            torch.cat([context, self.attention_norm(x)], 1), rope, mask, put, layer, x.shape[1]
+        )
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class DFlash(Direct):
-    """``block``: B, the anchor and B − 1 masks; ``causal``: a slot sees those up to itself; ``depths``: layers read."""
+    """``block``: B, the anchor and B − 1 masks; ``causal``: a slot sees those up to itself;
+    ``depths``: layers read.
+    """
 
     kind = "dflash"
 
@@ -39,20 +52,28 @@ class DFlash(Direct):
         self.config, self.block, self.depths, self.causal = config, block, depths, causal
         self.fc = nn.Linear((1 + len(depths)) * config.dim, config.dim, bias=False)
         self.hidden_norm = RMSNorm(config.dim, config.norm_eps)
-        self.mask = nn.Parameter(0.02 * torch.randn(config.dim))  # the embedding of a token to be drafted
+        # the embedding of a token to be drafted
+        self.mask = nn.Parameter(0.02 * torch.randn(config.dim))
         self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     @classmethod
     def untrained(cls, model: Any, block: int = 6, layers: int = 1, causal: bool = False) -> Self:
         """For a target's decoder: layers of the same width, and a copy of the target's last norm."""
-        net = cls(shape(model.config.decoder, layers), block, spread(model.config.decoder.n_layer), causal)
+        net = cls(
+            shape(model.config.decoder, layers),
+            block,
+            spread(model.config.decoder.n_layer),
+            causal,
+        )
         with torch.no_grad():
             net.norm.weight.copy_(model.norm.weight)
         return net
 
     def read(self, states: Tensor) -> Tensor:
-        """The target's last states and those at ``depths`` [..., (1 + depths) · dim] -> context [..., dim]."""
+        """The target's last states and those at ``depths`` [..., (1 + depths) · dim] -> context
+        [..., dim].
+        """
         return self.hidden_norm(self.fc(states))
 
     def blocks(self, anchors: Tensor) -> Tensor:
@@ -61,12 +82,19 @@ class DFlash(Direct):
         return torch.cat([anchors[..., None, :], masks.to(anchors.dtype)], -2)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False, inputs: int = 0
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Mask,
+        put: Put | None = None,
+        last: bool = False,
+        inputs: int = 0,
     ) -> Tensor:
-        """Context, and after it ``inputs`` positions of blocks (0: one block), x [R, N, dim] -> the blocks' states.
+        """Context, and after it ``inputs`` positions of blocks (0: one block), x [R, N, dim] ->
+        the blocks' states.
 
-        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, ≥ inputs, S], of which the last rows are
-        the blocks'.
+        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, ≥ inputs, S], of
+        which the last rows are the blocks'.
         """
         m = inputs or self.block
         context, x = x[:, :-m], x[:, -m:]
@@ -87,7 +115,9 @@ class DFlash(Direct):
 
 
 class Medusa(nn.Module):
-    """Heads d in front of the target's output head (Cai et al. 2024): h + SiLU(W_d h + b_d) for each future token."""
+    """Heads d in front of the target's output head (Cai et al. 2024): h + SiLU(W_d h + b_d) for
+    each future token.
+    """
 
     def __init__(self, dim: int, heads: int):
         super().__init__()
@@ -106,19 +136,36 @@ class Medusa(nn.Module):
         return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The target's last hidden states [..., dim] -> what each head hands to the output head [..., heads, dim]."""
-        return hidden[..., None, :] + F.silu(torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias)
+        """The target's last hidden states [..., dim] -> what each head hands to the output head
+        [..., heads, dim].
+        """
+        return hidden[..., None, :] + F.silu(
+            torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias
+        )
 
 
 def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
-    """Of a drafter's layers for a target's decoder: the same width and heads, norms as DFlash has them."""
-    norms: dict[str, Any] = {"qk_norm": "shared", "swin_norm": False, "sandwich_norm": False, "first_norm": True}
+    """Of a drafter's layers for a target's decoder: the same width and heads, norms as DFlash has
+    them.
+    """
+    norms: dict[str, Any] = {
+        "qk_norm": "shared",
+        "swin_norm": False,
+        "sandwich_norm": False,
+        "first_norm": True,
+    }
     return replace(config, n_layer=layers, qkv_bias=False, out_bias=False, **norms)
 
 
 def spread(n_layer: int, count: int = 5) -> Depths:
-    """Numbers of target layers: layer ids round(1 + i(N − 4)/(L − 1)), counted from 1; fewer for a small target."""
-    ids = {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)} if n_layer > 4 else range(n_layer - 1)
+    """Numbers of target layers: layer ids round(1 + i(N − 4)/(L − 1)), counted from 1; fewer for a
+    small target.
+    """
+    ids = (
+        {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)}
+        if n_layer > 4
+        else range(n_layer - 1)
+    )
     return tuple(sorted(1 + i for i in ids))
 
 
@@ -135,9 +182,14 @@ def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> DFlash:
         block, causal = int(state.pop("block_size")), bool(state.pop("causal"))
         depths = tuple(int(n) for n in state.pop("target_layers"))
         layers = len({key.split(".")[1] for key in state if key.startswith("layers.")})
-        kv = len(state["layers.0.attention.wqkv.weight"]) // model.config.decoder.head_dim - model.config.decoder.n_head
+        kv = (
+            len(state["layers.0.attention.wqkv.weight"]) // model.config.decoder.head_dim
+            - model.config.decoder.n_head
+        )
         hidden = state["layers.0.feed_forward.w2.weight"].shape[1]
         config = replace(shape(model.config.decoder, layers), hidden=hidden, n_kv_head=kv // 2)
     if not (2 <= block <= MAX_BLOCK and all(n > 0 for n in depths)):
-        raise UserError(f"{path} holds no DFlash drafter: blocks of {block} after target layers {depths}")
+        raise UserError(
+            f"{path} holds no DFlash drafter: blocks of {block} after target layers {depths}"
+        )
     return load_into(lambda: DFlash(config, block, depths, causal), state, path, device, dtype)

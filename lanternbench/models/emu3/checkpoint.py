@@ -1,8 +1,10 @@
-"""Emu3-Gen and Emu3.5 as targets: from published files, or with random weights to measure speed alone.
+"""Emu3-Gen and Emu3.5 as targets: from published files, or with random weights to measure speed
+alone.
 
-Sources: the published code of Emu3 (arXiv 2409.18869) and of Emu3.5 (2510.26583), whose images no code here decodes;
-key names of the original releases and of transformers' ``emu3``.  A folder holds ``model`` (config.json, weights,
-tokenizer.json), ``vq`` (the image tokeniser) where the model's checkpoint has none, and drafters such as ``eagle``.
+Sources: the published code of Emu3 (arXiv 2409.18869) and of Emu3.5 (2510.26583), whose images no
+code here decodes; key names of the original releases and of transformers' ``emu3``.  A folder
+holds ``model`` (config.json, weights, tokenizer.json), ``vq`` (the image tokeniser) where the
+model's checkpoint has none, and drafters such as ``eagle``.
 """
 
 import re
@@ -21,13 +23,25 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import State, read_state
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
+from lanternbench.models.token_decoder import (
+    PromptFrame,
+    TokenDecoder,
+    TokenDecoderConfig,
+    check_type,
+)
 from lanternbench.models.vq import Codebook
 from lanternbench.registry import register
 
 BOS, PAD, ROW_END, TURN = "<|extra_203|>", "<|endoftext|>", "<|extra_200|>", "<|extra_100|>"
 IMAGE_START, TOKENS_START = "<|image start|>", "<|image token|>"
-PUBLISHED = {BOS: 151849, PAD: 151643, ROW_END: 151846, TURN: 151746, IMAGE_START: 151852, TOKENS_START: 151851}
+PUBLISHED = {
+    BOS: 151849,
+    PAD: 151643,
+    ROW_END: 151846,
+    TURN: 151746,
+    IMAGE_START: 151852,
+    TOKENS_START: 151851,
+}
 QUALITY = " masterpiece, film grained, best quality."  # after every caption
 NEGATIVE = (  # in place of one, in the unconditional prompt
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
@@ -46,7 +60,9 @@ _VQ_RENAMED = (  # the original release's names -> transformers'
 
 
 class Dialect(NamedTuple):
-    """What stands before and after a caption, what in place of all three, and the token after either."""
+    """What stands before and after a caption, what in place of all three, and the token after
+    either.
+    """
 
     before: str
     after: str
@@ -74,7 +90,9 @@ class Emu3(TokenDecoder):
 
 
 class Emu3VQ(nn.Module):
-    """Token grids [B, h, w] -> images: the decoder of transformers' video VQGAN, for one frame (2409.18869, 2.2)."""
+    """Token grids [B, h, w] -> images: the decoder of transformers' video VQGAN, for one frame
+    (2409.18869, 2.2).
+    """
 
     def __init__(self, config: Emu3VQVAEConfig):
         super().__init__()
@@ -83,7 +101,9 @@ class Emu3VQ(nn.Module):
         self.post_quant_conv, self.decoder = whole.post_quant_conv, whole.decoder
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames that one latent frame becomes."""
+        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames that one latent
+        frame becomes.
+        """
         code = self.quantize.codes()[tokens].permute(0, 3, 1, 2)[:, :, None]  # [B, 4, 1, h, w]
         net = self.decoder
         both = torch.cat([self.post_quant_conv(code), code])
@@ -103,7 +123,9 @@ class Emu3Family(PublishedFamily):
     vq_file, special = "Emu3's tokeniser", PUBLISHED
     dialects: ClassVar[dict[str, Dialect]] = {
         "emu3": Dialect("", QUALITY, NEGATIVE),
-        "emu3.5": Dialect(f"{SYSTEM} for t2i task. USER: ", END, f"{SYSTEM}. USER: {END}", (TURN,), False),
+        "emu3.5": Dialect(
+            f"{SYSTEM} for t2i task. USER: ", END, f"{SYSTEM}. USER: {END}", (TURN,), False
+        ),
     }
 
     @staticmethod
@@ -114,14 +136,18 @@ class Emu3Family(PublishedFamily):
         return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
 
     def vq_state(self, where: Path, folder: Path) -> State:
-        """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions is linear."""
+        """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions
+        is linear.
+        """
         result = {}
         for key, value in read_state(where).items():
             key = key.removeprefix("model.").removeprefix("vqmodel.")
             if key.startswith(("decoder.", "quantize.", "post_quant_conv.")):
                 for old, new in _VQ_RENAMED:
                     key = re.sub(old, new, key)
-                result[key] = value[..., 0, 0] if key.endswith("_proj.weight") and value.ndim == 4 else value
+                result[key] = (
+                    value[..., 0, 0] if key.endswith("_proj.weight") and value.ndim == 4 else value
+                )
         return result
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> Emu3VQ | None:
@@ -134,13 +160,23 @@ class Emu3Family(PublishedFamily):
         """The unconditional prompt has a different text and length."""
         dialect, ids = self.dialect(row), text.ids
         turn = [ids[name] for name in dialect.turn]
-        after = [*turn, ids[IMAGE_START], *text.encode("{}*{}".format(*model.config.grid)), ids[TOKENS_START]]
-        frame = PromptFrame([ids[BOS]], after, [ids[BOS], *text.encode(dialect.negative), *after], ids[PAD])
+        after = [
+            *turn,
+            ids[IMAGE_START],
+            *text.encode("{}*{}".format(*model.config.grid)),
+            ids[TOKENS_START],
+        ]
+        frame = PromptFrame(
+            [ids[BOS]], after, [ids[BOS], *text.encode(dialect.negative), *after], ids[PAD]
+        )
         return {"condition": frame, "pixels": truncated, "row_end": ids[ROW_END]}
 
     def described(self, config: dict[str, Any], row: Entry) -> Emu3Config:
         check_type(config, self.title, "emu3", "Emu3")
-        fields, grid = Emu3Config.llama_fields(config.get("text_config") or config), grid_of(row.shape["grid"])
+        fields, grid = (
+            Emu3Config.llama_fields(config.get("text_config") or config),
+            grid_of(row.shape["grid"]),
+        )
         published = round(config["image_area"] ** 0.5 / 8) if "image_area" in config else grid
         if self.dialect(row).images and grid_of(published) != grid:
             raise UserError(

@@ -1,10 +1,12 @@
-"""GLM-Image's autoregressive part as a target: from published files, or random weights to measure speed alone.
+"""GLM-Image's autoregressive part as a target: from published files, or random weights to measure
+speed alone.
 
-GLM-4 9B over two grids of image tokens, a coarse one and then the image's, at positions (t, h, w), M-RoPE.  Source:
-transformers' ``glm_image``, whose key names its checkpoint has.
-A folder holds ``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights) and
-``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as ``eagle``.  With the
-release's other folders in ``diffusion``, and diffusers installed, there are images; else tokens, speed and fidelity.
+GLM-4 9B over two grids of image tokens, a coarse one and then the image's, at positions (t, h, w),
+M-RoPE.  Source: transformers' ``glm_image``, whose key names its checkpoint has. A folder holds
+``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights) and
+``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as
+``eagle``.  With the release's other folders in ``diffusion``, and diffusers installed, there are
+images; else tokens, speed and fidelity.
 """
 
 import importlib.util
@@ -22,7 +24,12 @@ from lanternbench.models.entries import Entry, present
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, coarse
 from lanternbench.models.loading import cause, read_config
-from lanternbench.models.token_decoder import PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
+from lanternbench.models.token_decoder import (
+    PromptFrame,
+    TokenDecoder,
+    TokenDecoderConfig,
+    check_type,
+)
 from lanternbench.registry import register
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
@@ -49,24 +56,33 @@ class GlmImageConfig(TokenDecoderConfig):
     qkv_bias: bool = True
     sandwich_norm: bool = True
     rotary_width: int = 64
-    sections: tuple[int, ...] = (8, 12, 12)  # of the pairs that turn, how many turn with t, h and w, over and over
+    # of the pairs that turn, how many turn with t, h and w, over and over
+    sections: tuple[int, ...] = (8, 12, 12)
     image_start: int = 16384  # the id that ends the prompt
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "sections", tuple(self.sections))
         if 2 * sum(self.sections) != self.rotary_width:
-            raise ValueError(f"rotary sections {list(self.sections)} of {self.rotary_width} dimensions that turn")
+            raise ValueError(
+                f"rotary sections {list(self.sections)} of {self.rotary_width} dimensions that turn"
+            )
 
 
 def positions(prompt: int, grids: Sequence[Grid]) -> Tensor:
     """(t, h, w) of every prompt position and image token [prompt + tokens, 3].
 
-    Text at s: (s, s, s).  Row i, column j of a grid that begins at P: (P, P + i, P + j); the next begins max(h, w) on.
+    Text at s: (s, s, s).  Row i, column j of a grid that begins at P: (P, P + i, P + j); the next
+    begins max(h, w) on.
     """
     parts, start = [torch.arange(prompt)[:, None].expand(-1, 3)], prompt
     for rows, columns in grids:
-        parts.append(start + torch.cartesian_prod(torch.zeros(1).long(), torch.arange(rows), torch.arange(columns)))
+        parts.append(
+            start
+            + torch.cartesian_prod(
+                torch.zeros(1).long(), torch.arange(rows), torch.arange(columns)
+            )
+        )
         start += max(rows, columns)
     return torch.cat(parts)
 
@@ -83,26 +99,37 @@ class GlmImage(TokenDecoder):
         axis = [i % 3 for i, pairs in enumerate(self.config.sections) for _ in range(pairs)]
         pair = torch.arange(self.rope.shape[1])
         axes = torch.tensor(axis + [0] * (len(pair) - len(axis)))
-        return self.rope[positions(prompt, self.grids)[:, axes].to(self.device), pair.to(self.device)]
+        return self.rope[
+            positions(prompt, self.grids)[:, axes].to(self.device), pair.to(self.device)
+        ]
 
 
 def chat_frame(folder: Path) -> tuple[str, str]:
-    """What the tokeniser's chat template puts before and after a caption.  Raises UserError for a broken template."""
+    """What the tokeniser's chat template puts before and after a caption.  Raises UserError for a
+    broken template.
+    """
     from transformers.utils.chat_template_utils import render_jinja_template  # in a sandbox
 
     where = folder / "chat_template.jinja"
     beside = read_config(path) if (path := folder / "tokenizer_config.json").is_file() else {}
-    template = where.read_text(encoding="utf-8") if where.is_file() else beside.get("chat_template")
+    template = (
+        where.read_text(encoding="utf-8") if where.is_file() else beside.get("chat_template")
+    )
     if not template:
         return "", ""
     named = {key: value for key, value in beside.items() if key.endswith("_token")}
-    tokens: Any = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
+    tokens: Any = {
+        key: value.get("content") if isinstance(value, dict) else value
+        for key, value in named.items()
+    }
     chat = [{"role": "user", "content": [{"type": "text", "text": CAPTION}]}]
     try:
         rendered: Any = render_jinja_template([chat], chat_template=template, **tokens)
         before, after = rendered[0][0].split(CAPTION)
     except Exception as error:  # whatever a template may raise
-        raise UserError(f"the chat template in {folder} cannot be used ({cause(error)}): fetch it again") from None
+        raise UserError(
+            f"the chat template in {folder} cannot be used ({cause(error)}): fetch it again"
+        ) from None
     return before, after
 
 
@@ -111,15 +138,23 @@ def part(folder: Path, name: str) -> Path:
     return path if (path := folder / "model" / name).is_dir() else folder / "model"
 
 
-def diffusion(folder: Path, device: str, dtype: torch.dtype) -> Callable[[Tensor, Sequence[str]], list[Any]]:
-    """(tokens [B, h, w], captions) -> 32 h × 32 w pixels; noise is a function of the tokens.  Raises UserError."""
+def diffusion(
+    folder: Path, device: str, dtype: torch.dtype
+) -> Callable[[Tensor, Sequence[str]], list[Any]]:
+    """(tokens [B, h, w], captions) -> 32 h × 32 w pixels; noise is a function of the tokens.
+    Raises UserError.
+    """
     from diffusers import GlmImagePipeline
 
     try:
         parts: Any = dict.fromkeys(ABSENT)
-        pipeline: Any = GlmImagePipeline.from_pretrained(folder, **parts, torch_dtype=dtype, local_files_only=True)
+        pipeline: Any = GlmImagePipeline.from_pretrained(
+            folder, **parts, torch_dtype=dtype, local_files_only=True
+        )
     except Exception as error:  # whatever one of the parts raises
-        raise UserError(f"{folder} is no diffusion decoder of GLM-Image ({cause(error)}): fetch it again") from None
+        raise UserError(
+            f"{folder} is no diffusion decoder of GLM-Image ({cause(error)}): fetch it again"
+        ) from None
     pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
 
@@ -127,7 +162,8 @@ def diffusion(folder: Path, device: str, dtype: torch.dtype) -> Callable[[Tensor
         images = []
         for grid, caption in zip(tokens.cpu(), captions, strict=True):
             noise = torch.Generator().manual_seed(zlib.crc32(grid.numpy().tobytes()))
-            doubled = grid.repeat_interleave(2, 0).repeat_interleave(2, 1)  # the decoder's latents are twice as fine
+            # the decoder's latents are twice as fine
+            doubled = grid.repeat_interleave(2, 0).repeat_interleave(2, 1)
             output = pipeline(
                 prompt=caption, prior_token_ids=doubled.view(1, -1).to(device), height=PIXELS * grid.shape[0],
                 width=PIXELS * grid.shape[1], num_inference_steps=STEPS, guidance_scale=GUIDANCE, generator=noise,
@@ -141,7 +177,10 @@ def diffusion(folder: Path, device: str, dtype: torch.dtype) -> Callable[[Tensor
 @register("target", "glm-image")
 class GlmImageFamily(PublishedFamily):
     network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
-    special, prefixes = dict.fromkeys(SIZE, 0), ("model.language_model.", "model.", "language_model.")
+    special, prefixes = (
+        dict.fromkeys(SIZE, 0),
+        ("model.language_model.", "model.", "language_model."),
+    )
 
     def vq(self, row: Entry, folder: Path | None, device: str) -> None:
         return None
@@ -158,24 +197,44 @@ class GlmImageFamily(PublishedFamily):
     def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
         text, images = config["text_config"], config.get("vq_config") or {}
-        fields, rope = GlmImageConfig.llama_fields(text, ("attention_bias",)), text.get("rope_parameters") or {}
+        fields, rope = (
+            GlmImageConfig.llama_fields(text, ("attention_bias",)),
+            text.get("rope_parameters") or {},
+        )
         head = fields["head_width"] or fields["dim"] // fields["n_head"]
-        fields |= {"prompt_ids": fields["vocab_size"], "qkv_bias": text.get("attention_bias", True)}
+        fields |= {
+            "prompt_ids": fields["vocab_size"],
+            "qkv_bias": text.get("attention_bias", True),
+        }
         fields["vocab_size"] = images.get("num_embeddings", GlmImageConfig.vocab_size)
         fields["rotary_width"] = int(head * rope.get("partial_rotary_factor", 0.5))
         fields["sections"] = rope.get("mrope_section", GlmImageConfig.sections)
-        return GlmImageConfig(**fields, image_start=config.get("image_start_token_id", GlmImageConfig.image_start))
+        return GlmImageConfig(
+            **fields, image_start=config.get("image_start_token_id", GlmImageConfig.image_start)
+        )
 
     def image_ids(self, folder: Path, config: GlmImageConfig) -> Tensor:
         return torch.arange(config.vocab_size)
 
-    def fields(self, row: Entry, model: GlmImage, text: Any, folder: Path | None) -> dict[str, Any]:
-        """The model is published without guidance; asked for it, the unconditional prompt has an empty caption."""
-        sizes = "".join("{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids))
+    def fields(
+        self, row: Entry, model: GlmImage, text: Any, folder: Path | None
+    ) -> dict[str, Any]:
+        """The model is published without guidance; asked for it, the unconditional prompt has an
+        empty caption.
+        """
+        sizes = "".join(
+            "{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids)
+        )
         after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
-        condition = {"condition": PromptFrame([], after, [*text.encode("", *self.template(row, folder)), *after])}
+        condition = {
+            "condition": PromptFrame(
+                [], after, [*text.encode("", *self.template(row, folder)), *after]
+            )
+        }
         if folder is None:
             return condition
         if not (present(folder, "diffusion") and importlib.util.find_spec("diffusers")):
             return condition | {"remark": NO_IMAGES}
-        return condition | {"render": diffusion(folder / "diffusion", str(model.device), model.dtype)}
+        return condition | {
+            "render": diffusion(folder / "diffusion", str(model.device), model.dtype)
+        }

@@ -1,10 +1,12 @@
-"""``--target hf:FOLDER``: an image model that transformers runs behind the engine's cache, from its files and settings.
+"""``--target hf:FOLDER``: an image model that transformers runs behind the engine's cache, from
+its files and settings.
 
-A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and ``lanternbench.yaml``
-(``Settings``).  Images are decoded by the model's ``vqmodel``, or by an image tokeniser of LlamaGen's kind in ``vq``;
-without either, speed alone is measured.  transformers' code computes every layer; where keys and values are stored and
-which positions see which are arguments of its forward, so trees, batches and commits work as with decoders of ours.  It
-is slower than these: layers are not fused, and each forward passes through its checks.
+A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and
+``lanternbench.yaml`` (``Settings``).  Images are decoded by the model's ``vqmodel``, or by an
+image tokeniser of LlamaGen's kind in ``vq``; without either, speed alone is measured.
+transformers' code computes every layer; where keys and values are stored and which positions see
+which are arguments of its forward, so trees, batches and commits work as with decoders of ours.
+It is slower than these: layers are not fused, and each forward passes through its checks.
 """
 
 import re
@@ -20,9 +22,22 @@ from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
-from lanternbench.models.loading import cause, dtype_for, explain_errors, load_into, read_config, read_state
+from lanternbench.models.loading import (
+    cause,
+    dtype_for,
+    explain_errors,
+    load_into,
+    read_config,
+    read_state,
+)
 from lanternbench.models.target import Target
-from lanternbench.models.token_decoder import VARIANTS, IdTokeniser, PromptFrame, TokenDecoder, TokenDecoderConfig
+from lanternbench.models.token_decoder import (
+    VARIANTS,
+    IdTokeniser,
+    PromptFrame,
+    TokenDecoder,
+    TokenDecoderConfig,
+)
 from lanternbench.models.transformer import Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
@@ -35,20 +50,24 @@ REMARK = (
     "the target runs through transformers' own layers, which are slower than a target family's: compare methods of "
     "this run with each other alone"
 )
-_EXAMPLE = (
-    "grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', unconditional: '<bos><image>'"
-)
+_EXAMPLE = "grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', unconditional: '<bos><image>'"
 _NUMBERED = re.compile(r"[^{}]*\{(:0\dd)?\}[^{}]*")
 Side = Annotated[int, Field(ge=2, le=128)]  # tokens
 
 
 class Settings(BaseModel):
-    """What transformers' files lack; names of special tokens in prompts count as such; a square needs one number."""
+    """What transformers' files lack; names of special tokens in prompts count as such; a square
+    needs one number.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    grid: Annotated[tuple[Side, Side], BeforeValidator(lambda value: (value, value) if type(value) is int else value)]
-    image_tokens: str | tuple[int, int]  # how the tokeniser names image token i, or [id of the first, how many]
+    grid: Annotated[
+        tuple[Side, Side],
+        BeforeValidator(lambda value: (value, value) if type(value) is int else value),
+    ]
+    # how the tokeniser names image token i, or [id of the first, how many]
+    image_tokens: str | tuple[int, int]
     prompt: str = "{caption}"  # what stands before the first image token
     unconditional: str = ""
     row_end: str | None = None  # the token that the model writes after each row, if it does
@@ -63,8 +82,12 @@ class EngineCache:
     def __init__(self, put: Put):
         self.put = put
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, ...]:
-        """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H, span, d]."""
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, ...]:
+        """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H,
+        span, d].
+        """
         return self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -72,20 +95,31 @@ class EngineCache:
 
 
 class TransformersDecoder(TokenDecoder):
-    """``body``: the decoder without its head, over embeddings, a 4-D mask and a cache; ``rope`` is for drafters."""
+    """``body``: the decoder without its head, over embeddings, a 4-D mask and a cache; ``rope`` is
+    for drafters.
+    """
 
     places: Tensor
 
     def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):
-        """``net``: a transformers model with a linear head over a decoder of ids.  Raises UserError for any other."""
+        """``net``: a transformers model with a linear head over a decoder of ids.  Raises
+        UserError for any other.
+        """
         nn.Module.__init__(self)  # the layers are those of ``body``
         self.config, self.body = config, net.get_decoder()
         self.cls_embedding, head = net.get_input_embeddings(), net.get_output_embeddings()
-        self.tok_embeddings = nn.Embedding.from_pretrained(self.cls_embedding.weight.detach()[image_ids])
+        self.tok_embeddings = nn.Embedding.from_pretrained(
+            self.cls_embedding.weight.detach()[image_ids]
+        )
         self.output = nn.Linear(config.dim, len(image_ids), bias=head.bias is not None)
         for name, parameter in head.named_parameters():
-            setattr(self.output, name, nn.Parameter(parameter.detach()[image_ids], requires_grad=False))
-        tables = {"image_ids": image_ids, "rope": rope_1d(config.positions, config.head_dim, config.rope_base)}
+            setattr(
+                self.output, name, nn.Parameter(parameter.detach()[image_ids], requires_grad=False)
+            )
+        tables = {
+            "image_ids": image_ids,
+            "rope": rope_1d(config.positions, config.head_dim, config.rope_base),
+        }
         for name, table in (tables | {"places": torch.arange(config.positions)[:, None]}).items():
             self.register_buffer(name, table.to(self.device), persistent=False)
         self._compare(net)
@@ -93,12 +127,18 @@ class TransformersDecoder(TokenDecoder):
     @torch.no_grad()
     def _compare(self, net: Any) -> None:
         n = min(PROBED, len(self.image_ids))
-        wanted = net(input_ids=self.image_ids[None, :n], use_cache=False).logits[..., self.image_ids].float()
+        wanted = (
+            net(input_ids=self.image_ids[None, :n], use_cache=False)
+            .logits[..., self.image_ids]
+            .float()
+        )
         x = self.tok_embeddings(torch.arange(n, device=self.device))[None]
         causal = torch.ones(1, 1, n, n, dtype=torch.bool, device=self.device).tril()
         logits = self.logits(self(x, self.places[None, :n, None], causal))
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        if not torch.allclose(logits.float(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0):
+        if not torch.allclose(
+            logits.float(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0
+        ):
             raise UserError(
                 f"the logits of {type(net).__name__} are not a linear head on its decoder's states over embedded ids: "
                 "such a model needs a target family of its own, see docs/extend.md"
@@ -117,15 +157,25 @@ class TransformersDecoder(TokenDecoder):
         return f"{type(self.body).__name__} of transformers, {self.config.n_layer} layers"
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False, aux_layers: Depths = ()
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Mask,
+        put: Put | None = None,
+        last: bool = False,
+        aux_layers: Depths = (),
     ) -> Tensor:
         """As ``Stack.forward``; ``rope`` [R|1, N|1, 1, 1] holds positions."""
         rows, n, _ = x.shape
         if mask is None:
-            mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)  # transformers' default is causal
+            # transformers' default is causal
+            mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
         elif mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
-        options: dict[str, Any] = {"use_cache": put is not None, "output_hidden_states": bool(aux_layers)}
+        options: dict[str, Any] = {
+            "use_cache": put is not None,
+            "output_hidden_states": bool(aux_layers),
+        }
         options["past_key_values"] = None if put is None else EngineCache(put)
         options["position_ids"] = rope[..., 0, 0].expand(rows, n)
         output = self.body(inputs_embeds=x, attention_mask=mask, **options)
@@ -142,12 +192,16 @@ class TransformersFamily(Family):
     def reads(self, path: Path) -> Path | None:
         return Path(str(path).removeprefix(PREFIX)) if str(path).startswith(PREFIX) else None
 
-    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+    def load(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Target:
         assert folder is not None  # there are no rows of which to make one with random weights
         chosen = settings(folder)
         before, caption, after = chosen.prompt.partition("{caption}")
         if not caption:
-            raise UserError(f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes")
+            raise UserError(
+                f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes"
+            )
         special = [name for name in (chosen.row_end, chosen.pad) if name]
         text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
         ids = image_ids(chosen.image_tokens, text.names)
@@ -155,26 +209,50 @@ class TransformersFamily(Family):
         with explain_errors(folder / "config.json", "describes no decoder of the usual kind"):
             config = shape(net, chosen.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
-            raise UserError(f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids")
+            raise UserError(
+                f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids"
+            )
         model = TransformersDecoder(net, config, ids.to(device))
-        vq, drafters = image_tokeniser(net, folder, device, len(ids)), drafters_in(folder, model, device)
-        frame = PromptFrame([], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0))
-        fields: dict[str, Any] = {"condition": frame, "prompt_template": chosen.prompt, "remark": REMARK}
+        vq, drafters = (
+            image_tokeniser(net, folder, device, len(ids)),
+            drafters_in(folder, model, device),
+        )
+        frame = PromptFrame(
+            [], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)
+        )
+        fields: dict[str, Any] = {
+            "condition": frame,
+            "prompt_template": chosen.prompt,
+            "remark": REMARK,
+        }
         fields["row_end"] = text.ids[chosen.row_end] if chosen.row_end else None
-        return Target(folder.name, model, vq, text, chosen.guidance, chosen.top_k, drafters=drafters, **fields)
+        return Target(
+            folder.name,
+            model,
+            vq,
+            text,
+            chosen.guidance,
+            chosen.top_k,
+            drafters=drafters,
+            **fields,
+        )
 
 
 def settings(folder: Path) -> Settings:
     """Raises UserError for settings that are absent or wrong."""
     path = folder / SETTINGS
     if not path.exists():
-        raise UserError(f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}")
+        raise UserError(
+            f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}"
+        )
     try:
         return Settings.model_validate(read_yaml(path, "a file of settings"))
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise UserError(f"{path} is wrong ({reason}): write settings such as {{{_EXAMPLE}}}") from None
+        raise UserError(
+            f"{path} is wrong ({reason}): write settings such as {{{_EXAMPLE}}}"
+        ) from None
 
 
 def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
@@ -182,10 +260,14 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
     if not isinstance(named, str):
         first, count = named
         if first < 0 or count < 2:
-            raise UserError(f"image_tokens [{first}, {count}] is no range of ids: give the first id and how many")
+            raise UserError(
+                f"image_tokens [{first}, {count}] is no range of ids: give the first id and how many"
+            )
         return torch.arange(first, first + count)
     if _NUMBERED.fullmatch(named) is None:
-        raise UserError(f"image_tokens '{named[:80]}' has no place for a number: write one, such as {{:06d}}")
+        raise UserError(
+            f"image_tokens '{named[:80]}' has no place for a number: write one, such as {{:06d}}"
+        )
     ids: list[int] = []
     while (name := named.format(len(ids))) in names:
         ids.append(names[name])
@@ -195,7 +277,9 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
 
 
 def network(folder: Path, dtype: torch.dtype) -> Any:
-    """The model of the class that config.json names; no code of the folder is run.  Raises UserError."""
+    """The model of the class that config.json names; no code of the folder is run.  Raises
+    UserError.
+    """
     import transformers
 
     path = folder / "config.json"
@@ -204,15 +288,21 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
         name = str((config.get("architectures") or [None])[0])
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        raise UserError(f"transformers {transformers.__version__} has no model class '{name}' that config.json names")
+        raise UserError(
+            f"transformers {transformers.__version__} has no model class '{name}' that config.json names"
+        )
     local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     load: Any = kind.from_pretrained
     try:
         net, info = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
     except Exception as error:  # transformers has no exception type for an invalid folder
-        raise UserError(f"transformers cannot load {folder} ({cause(error)}): correct it") from None
+        raise UserError(
+            f"transformers cannot load {folder} ({cause(error)}): correct it"
+        ) from None
     if absent := sorted(info["missing_keys"]):
-        raise UserError(f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)")
+        raise UserError(
+            f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)"
+        )
     return net
 
 
@@ -221,25 +311,39 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     text = net.config.get_text_config().to_dict()
     fields = TokenDecoderConfig.llama_fields(text, VARIANTS) | {"vocab_size": vocab}
     fields["positions"] = text["max_position_embeddings"]
-    config = TokenDecoderConfig(**fields, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings)
+    config = TokenDecoderConfig(
+        **fields, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings
+    )
     if config.positions < size(grid):
-        raise UserError(f"the model has {config.positions} positions, too few for {written(grid)} image tokens")
+        raise UserError(
+            f"the model has {config.positions} positions, too few for {written(grid)} image tokens"
+        )
     return config
 
 
 def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Any:
-    """The model's, or that of ``folder``; None without either.  Raises UserError unless it has ``vocab`` codes."""
+    """The model's, or that of ``folder``; None without either.  Raises UserError unless it has
+    ``vocab`` codes.
+    """
     inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
     if inner is not None and hasattr(inner, "decode"):
         codes = inner.float().quantize.embedding.weight.detach()
-        tokeniser: Any = SimpleNamespace(decode=inner.decode, quantize=SimpleNamespace(codes=lambda: codes))
+        tokeniser: Any = SimpleNamespace(
+            decode=inner.decode, quantize=SimpleNamespace(codes=lambda: codes)
+        )
     elif where.exists():
         state = read_state(where)
         shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
-        config = VQConfig(codebook_size=shape[0], codebook_dim=shape[1]) if len(shape) == 2 else VQConfig()
+        config = (
+            VQConfig(codebook_size=shape[0], codebook_dim=shape[1])
+            if len(shape) == 2
+            else VQConfig()
+        )
         tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None
     if (count := len(tokeniser.quantize.codes())) != vocab:
-        raise UserError(f"the tokeniser has {count} codes but its image_tokens are {vocab} tokens: correct {SETTINGS}")
+        raise UserError(
+            f"the tokeniser has {count} codes but its image_tokens are {vocab} tokens: correct {SETTINGS}"
+        )
     return tokeniser

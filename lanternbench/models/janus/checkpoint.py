@@ -1,8 +1,9 @@
-"""Janus-Pro targets: from published files of either layout, or with random weights to measure speed alone.
+"""Janus-Pro targets: from published files of either layout, or with random weights to measure
+speed alone.
 
-Source: Chen et al. 2025 (arXiv 2501.17811); key names of the original release and of transformers' ``janus``.
-A folder holds ``model`` (config.json, tokenizer.json, and the weights of decoder and image tokeniser together), and
-drafters such as ``eagle``.
+Source: Chen et al. 2025 (arXiv 2501.17811); key names of the original release and of transformers'
+``janus``. A folder holds ``model`` (config.json, tokenizer.json, and the weights of decoder and
+image tokeniser together), and drafters such as ``eagle``.
 """
 
 from collections import OrderedDict
@@ -20,11 +21,18 @@ from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State
 from lanternbench.models.target import truncated
-from lanternbench.models.token_decoder import IdTokeniser, PromptFrame, TokenDecoder, TokenDecoderConfig, check_type
+from lanternbench.models.token_decoder import (
+    IdTokeniser,
+    PromptFrame,
+    TokenDecoder,
+    TokenDecoderConfig,
+    check_type,
+)
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
-PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}  # for random weights: there is no tokeniser then
+# for random weights: there is no tokeniser then
+PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}
 TEMPLATE = ("<|User|>: ", "\n\n<|Assistant|>:")  # a conversation that the assistant is to answer
 _IMAGES = {  # ours -> key names of the original release, and of transformers
     "tok_embeddings.codes.": ("gen_embed.", "model.generation_embeddings."),
@@ -33,8 +41,14 @@ _IMAGES = {  # ours -> key names of the original release, and of transformers
     "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
     "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
 }
-_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008}
-_LLAMA["vocab_size"] = 102400  # with these: what transformers' LlamaConfig has where a file is silent
+_LLAMA = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+}
+# with these: what transformers' LlamaConfig has where a file is silent
+_LLAMA["vocab_size"] = 102400
 
 
 @dataclass(frozen=True)
@@ -54,19 +68,29 @@ class Head(nn.Module):
 
     def __init__(self, config: JanusConfig):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(config.dim, config.dim), nn.Linear(config.dim, config.vocab_size)
+        self.fc1, self.fc2 = (
+            nn.Linear(config.dim, config.dim),
+            nn.Linear(config.dim, config.vocab_size),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Janus(TokenDecoder):
-    """A Llama that reads image tokens through a small MLP and writes them with a head of two layers."""
+    """A Llama that reads image tokens through a small MLP and writes them with a head of two
+    layers.
+    """
 
     def __init__(self, config: JanusConfig):
         super().__init__(config)
-        codes, fc1 = nn.Embedding(config.vocab_size, config.code_dim), nn.Linear(config.code_dim, config.dim)
-        mlp = OrderedDict(codes=codes, fc1=fc1, gelu=nn.GELU(), fc2=nn.Linear(config.dim, config.dim))
+        codes, fc1 = (
+            nn.Embedding(config.vocab_size, config.code_dim),
+            nn.Linear(config.code_dim, config.dim),
+        )
+        mlp = OrderedDict(
+            codes=codes, fc1=fc1, gelu=nn.GELU(), fc2=nn.Linear(config.dim, config.dim)
+        )
         self.tok_embeddings, self.output = nn.Sequential(mlp), Head(config)
 
     @property
@@ -80,10 +104,16 @@ class Janus(TokenDecoder):
 
     @torch.no_grad()
     def folded(self) -> Self:
-        """Itself, with a table of image tokens in place of the MLP: its products are computed once, in float32."""
-        tokens = torch.arange(self.config.vocab_size, device=self.tok_embeddings.codes.weight.device)
+        """Itself, with a table of image tokens in place of the MLP: its products are computed
+        once, in float32.
+        """
+        tokens = torch.arange(
+            self.config.vocab_size, device=self.tok_embeddings.codes.weight.device
+        )
         dtype = self.tok_embeddings.codes.weight.dtype
-        self.tok_embeddings = nn.Embedding.from_pretrained(self.tok_embeddings.float()(tokens).to(dtype))
+        self.tok_embeddings = nn.Embedding.from_pretrained(
+            self.tok_embeddings.float()(tokens).to(dtype)
+        )
         return self
 
 
@@ -95,7 +125,11 @@ class JanusText(IdTokeniser):
 @register("target", "janus")
 class JanusFamily(PublishedFamily):
     network, configuration, title = Janus, JanusConfig, "Janus"
-    tokeniser_class, special, prefixes = JanusText, PUBLISHED, ("language_model.model.", "model.language_model.")
+    tokeniser_class, special, prefixes = (
+        JanusText,
+        PUBLISHED,
+        ("language_model.model.", "model.language_model."),
+    )
     defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
 
     def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
@@ -110,13 +144,20 @@ class JanusFamily(PublishedFamily):
         check_type(config, self.title, "janus", "multi_modality")
         original = config["model_type"] == "multi_modality"
         text = config.get("language_config" if original else "text_config") or {}
-        vq = (config.get("gen_vision_config") or {}).get("params") or {} if original else config.get("vq_config") or {}
+        vq = (
+            (config.get("gen_vision_config") or {}).get("params") or {}
+            if original
+            else config.get("vq_config") or {}
+        )
         image_size, patch = (config.get("vision_config") or {}).get("image_size", 384), 16
-        fields = JanusConfig.llama_fields(_LLAMA | text, allowed=("tie_word_embeddings",))  # its text head is not used
+        # its text head is not used
+        fields = JanusConfig.llama_fields(_LLAMA | text, allowed=("tie_word_embeddings",))
         fields["prompt_ids"] = fields["vocab_size"]
         fields["vocab_size"] = vq.get("image_token_size" if original else "num_embeddings", 16384)
         grid = JanusConfig.grid if original else grid_of(image_size // patch)
-        return JanusConfig(**fields, grid=grid, code_dim=vq.get("n_embed" if original else "embed_dim", 8))
+        return JanusConfig(
+            **fields, grid=grid, code_dim=vq.get("n_embed" if original else "embed_dim", 8)
+        )
 
     def renamed(self, state: State, config: JanusConfig, image_ids: Tensor | None) -> State:
         """What reads images and the text head are left out."""
@@ -126,8 +167,14 @@ class JanusFamily(PublishedFamily):
             result["cls_embedding.weight"] = result.pop("tok_embeddings.weight")
         for ours, prefixes in _IMAGES.items():
             for theirs in prefixes:
-                result |= {key.replace(theirs, ours): state[key] for key in state if key.startswith(theirs)}
+                result |= {
+                    key.replace(theirs, ours): state[key]
+                    for key in state
+                    if key.startswith(theirs)
+                }
         return result
 
-    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Janus:
+    def decoder(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Janus:
         return super().decoder(row, folder, device, dtype).folded()

@@ -1,8 +1,10 @@
-"""LlamaGen (Sun et al. 2024, arXiv 2406.06525) at its published sizes: from official files, or with random weights.
+"""LlamaGen (Sun et al. 2024, arXiv 2406.06525) at its published sizes: from official files, or
+with random weights.
 
-Class- or caption-conditional, 2-D rotary positions, official key names.  A folder holds one sub-folder per role:
-``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``, ``text`` (Flan-T5-XL), and drafters such as
-``eagle`` in LANTERN's layout; in ``features`` are what the text encoder made of captions, per prompt and dtype.
+Class- or caption-conditional, 2-D rotary positions, official key names.  A folder holds one
+sub-folder per role: ``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``,
+``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout; in ``features`` are what
+the text encoder made of captions, per prompt and dtype.
 """
 
 import hashlib
@@ -27,14 +29,28 @@ from lanternbench.models.decoder import ImageDecoder, causal_mask
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
-from lanternbench.models.loading import OFFICIAL, State, cause, from_published, random_net, read_state, split
+from lanternbench.models.loading import (
+    OFFICIAL,
+    State,
+    cause,
+    from_published,
+    random_net,
+    read_state,
+    split,
+)
 from lanternbench.models.target import Prefix
 from lanternbench.models.token_decoder import words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
 from lanternbench.utils.files import HOME, replacing
 
-FLAN_T5_XL: dict[str, Any] = {"vocab_size": 32_128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24}
+FLAN_T5_XL: dict[str, Any] = {
+    "vocab_size": 32_128,
+    "d_model": 2048,
+    "d_kv": 64,
+    "d_ff": 5120,
+    "num_layers": 24,
+}
 FLAN_T5_XL |= {"num_heads": 32, "feed_forward_proj": "gated-gelu"}
 SECONDS = "encode_seconds"  # the entry of a file's header
 # in this order: what is replaced in a caption in lower case, and by what
@@ -78,7 +94,8 @@ class LlamaGenConfig:
 
     @property
     def decoder(self) -> DecoderConfig:
-        width = -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of  # 8/3 · dim, rounded up
+        # 8/3 · dim, rounded up
+        width = -(-int(8 * self.dim / 3) // self.multiple_of) * self.multiple_of
         return DecoderConfig(self.dim, self.n_layer, self.n_head, width, self.vocab_size)
 
 
@@ -90,7 +107,9 @@ class CaptionEmbedding(nn.Module):
         c, dim = cfg.caption_dim, cfg.dim
         linear1, linear2 = nn.Linear(c, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.cap_proj = nn.Sequential(OrderedDict(fc1=linear1, gelu=nn.GELU("tanh"), fc2=linear2))
-        self.uncond_embedding = nn.Parameter(torch.randn(cfg.cls_token_num, cfg.caption_dim) / cfg.caption_dim**0.5)
+        self.uncond_embedding = nn.Parameter(
+            torch.randn(cfg.cls_token_num, cfg.caption_dim) / cfg.caption_dim**0.5
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         return self.cap_proj(features)
@@ -112,27 +131,42 @@ class LabelEmbedding(nn.Module):
 
     def unconditional(self, count: int) -> Tensor:
         """What stands for no class: [count, 1]."""
-        return self.embedding_table.weight.new_full((count, 1), len(self.embedding_table.weight) - 1, dtype=torch.long)
+        return self.embedding_table.weight.new_full(
+            (count, 1), len(self.embedding_table.weight) - 1, dtype=torch.long
+        )
 
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the official sampler."""
-    index = (torch.arange(mask.shape[1], device=mask.device) + mask.sum(-1, keepdim=True)) % mask.shape[1]  # [B, T]
+    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the
+    official sampler.
+    """
+    # [B, T]
+    index = (
+        torch.arange(mask.shape[1], device=mask.device) + mask.sum(-1, keepdim=True)
+    ) % mask.shape[1]
     flipped = mask.flip(-1)
     return features.gather(1, index[..., None].expand_as(features)) * flipped[..., None], flipped
 
 
 class LlamaGen(ImageDecoder):
-    fits = (*ImageDecoder.fits, ("model_type", "as conditioning"), ("caption_dim", "as width of captions"))
+    fits = (
+        *ImageDecoder.fits,
+        ("model_type", "as conditioning"),
+        ("caption_dim", "as width of captions"),
+    )
     fits += (("cls_token_num", "conditioning positions"),)
     cls_embedding: CaptionEmbedding | LabelEmbedding
 
     def __init__(self, config: LlamaGenConfig):
         super().__init__(config)
-        self.cls_embedding = CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
+        self.cls_embedding = (
+            CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
+        )
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.register_buffer("rope", rope_2d(*config.grid, config.decoder.head_dim, config.prefix), persistent=False)
+        self.register_buffer(
+            "rope", rope_2d(*config.grid, config.decoder.head_dim, config.prefix), persistent=False
+        )
 
     @property
     def prompt_positions(self) -> int:
@@ -144,17 +178,24 @@ class LlamaGen(ImageDecoder):
         return replace(self.config.decoder, first_norm=False, norm_eps=1e-6)
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
-        """Features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one, pads too."""
+        """Features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one,
+        pads too.
+        """
         if features.ndim == 3:
             features, mask = left_pad(features, mask)
         if guided:
-            features, mask = torch.cat([features, self.cls_embedding.unconditional(len(features))]), mask.repeat(2, 1)
+            features, mask = (
+                torch.cat([features, self.cls_embedding.unconditional(len(features))]),
+                mask.repeat(2, 1),
+            )
         x = self.cls_embedding(features)
         ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L] -> [B, L, dim]."""
+        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L]
+        -> [B, L, dim].
+        """
         pads = int((~valid.bool()).all(0).sum())  # columns that are padding in every row
         prefix, valid = prefix[:, pads:], valid[:, pads:]
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
@@ -164,7 +205,9 @@ class LlamaGen(ImageDecoder):
 
 
 def clean(caption: str) -> str:
-    """A caption as LlamaGen was trained on captions: lower case, plain quotes and dashes, no addresses or symbols."""
+    """A caption as LlamaGen was trained on captions: lower case, plain quotes and dashes, no
+    addresses or symbols.
+    """
     text = html.unescape(caption).strip().lower()
     for pattern, replacement in _CLEANED:
         text = re.sub(pattern, replacement, text)
@@ -175,15 +218,23 @@ def clean(caption: str) -> str:
 
 
 class T5Features:
-    """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded, stored on disk.
+    """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded,
+    stored on disk.
 
-    The encoder is loaded for the first caption without stored features, and unloaded before decoding begins.  Its
-    seconds per caption, without loading, are stored too, so that end-to-end times can count them.
+    The encoder is loaded for the first caption without stored features, and unloaded before
+    decoding begins.  Its seconds per caption, without loading, are stored too, so that end-to-end
+    times can count them.
     """
 
     def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
         """``width``: of the features that the decoder reads."""
-        self.folder, self.length, self.device, self.dtype, self.width = folder, length, device, dtype, width
+        self.folder, self.length, self.device, self.dtype, self.width = (
+            folder,
+            length,
+            device,
+            dtype,
+            width,
+        )
 
     def prepare(self, captions: list[str]) -> list[Path]:
         """The files of the captions' features; missing ones are computed together."""
@@ -193,7 +244,8 @@ class T5Features:
         return [self.path(clean(caption)) for caption in captions]
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
-        rows = [load_file(path)["features"].to(self.dtype) for path in self.prepare(captions)]  # [words, 2048] each
+        # [words, 2048] each
+        rows = [load_file(path)["features"].to(self.dtype) for path in self.prepare(captions)]
         features = torch.zeros(len(rows), self.length, self.width, dtype=self.dtype)
         mask = torch.zeros(len(rows), self.length, dtype=torch.long)
         for i, row in enumerate(rows):
@@ -205,12 +257,20 @@ class T5Features:
         return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
 
     def path(self, caption: str) -> Path:
-        """The file of a cleaned caption's features: one per dtype, so that no run depends on an earlier one's."""
+        """The file of a cleaned caption's features: one per dtype, so that no run depends on an
+        earlier one's.
+        """
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
-        return self.folder.parent / "features" / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+        return (
+            self.folder.parent
+            / "features"
+            / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
+        )
 
     def _seconds(self, path: Path) -> float | None:
-        """Seconds that the encoder took for these features; None where they are missing or damaged."""
+        """Seconds that the encoder took for these features; None where they are missing or
+        damaged.
+        """
         try:
             with safe_open(path, "pt") as file:
                 rows, width = file.get_slice("features").get_shape()
@@ -238,12 +298,16 @@ class T5Features:
                 file.write(save({"features": features}, {SECONDS: repr(seconds)}))
 
     def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
-        """The encoder on its device, and what turns a caption into its tokens [1, n].  Raises UserError."""
+        """The encoder on its device, and what turns a caption into its tokens [1, n].  Raises
+        UserError.
+        """
         from transformers import AutoTokenizer, T5EncoderModel
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-            encoder = T5EncoderModel.from_pretrained(self.folder, local_files_only=True, dtype=self.dtype)
+            encoder = T5EncoderModel.from_pretrained(
+                self.folder, local_files_only=True, dtype=self.dtype
+            )
         except Exception as error:  # the library has no exception type for an invalid file
             raise UserError(
                 f"cannot read the text encoder in {self.folder} ({cause(error)}); fetch the target again"
@@ -254,13 +318,19 @@ class T5Features:
                 f"{self.width}: it has to be Flan-T5-XL"
             )
 
-        options: dict[str, Any] = {"max_length": self.length, "truncation": True, "return_tensors": "pt"}
+        options: dict[str, Any] = {
+            "max_length": self.length,
+            "truncation": True,
+            "return_tensors": "pt",
+        }
         encoder.to(self.device).eval()  # type: ignore[arg-type]
         return encoder, lambda caption: tokenizer([caption], **options)["input_ids"]
 
 
 class RandomT5Features(T5Features):
-    """Flan-T5-XL's size with random weights, so that end-to-end times count it; features last as long as this."""
+    """Flan-T5-XL's size with random weights, so that end-to-end times count it; features last as
+    long as this.
+    """
 
     def __init__(self, length: int, device: str, dtype: torch.dtype, width: int, layers: int):
         self._home = TemporaryDirectory(prefix="lanternbench-t5-")
@@ -275,8 +345,12 @@ class RandomT5Features(T5Features):
         encoder.set_input_embeddings(encoder.shared)  # one table under two names
 
         def tokens(caption: str) -> Tensor:
-            hashes = [hashlib.blake2b(w.encode(), digest_size=7).digest() for w in words(caption)[: self.length - 1]]
-            ids = [2 + int.from_bytes(h, "little") % (config.vocab_size - 2) for h in hashes]  # any but padding and end
+            hashes = [
+                hashlib.blake2b(w.encode(), digest_size=7).digest()
+                for w in words(caption)[: self.length - 1]
+            ]
+            # any but padding and end
+            ids = [2 + int.from_bytes(h, "little") % (config.vocab_size - 2) for h in hashes]
             return torch.tensor([[*ids, 1]])
 
         return encoder, tokens
@@ -287,8 +361,13 @@ class LlamaGenFamily(PublishedFamily):
     network, configuration = LlamaGen, LlamaGenConfig
     needs = ("model", "vq", "text")
     # LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
-    defaults: ClassVar[dict[str, Any]] = {"static": "naive_extend_57", "l_k": 10, "width_range": (3, 40)}
-    eagle_pads = "uniform"  # LANTERN trained its drafters on hidden states whose pads see the caption
+    defaults: ClassVar[dict[str, Any]] = {
+        "static": "naive_extend_57",
+        "l_k": 10,
+        "width_range": (3, 40),
+    }
+    # LANTERN trained its drafters on hidden states whose pads see the caption
+    eagle_pads = "uniform"
 
     def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
         """Flan-T5-XL, or class labels as they are."""
@@ -296,16 +375,24 @@ class LlamaGenFamily(PublishedFamily):
         if config.model_type == "c2i":
             return partial(class_labels, device=device)
         sizes = (config.cls_token_num, device, dtype, config.caption_dim)
-        return T5Features(folder / "text", *sizes) if folder else RandomT5Features(*sizes, config.n_layer)
+        return (
+            T5Features(folder / "text", *sizes)
+            if folder
+            else RandomT5Features(*sizes, config.n_layer)
+        )
 
-    def fields(self, row: Entry, model: LlamaGen, text: Any, folder: Path | None) -> dict[str, Any]:
+    def fields(
+        self, row: Entry, model: LlamaGen, text: Any, folder: Path | None
+    ) -> dict[str, Any]:
         return {"labels": model.config.model_type == "c2i"}
 
     def published(self, row: Entry, folder: Path) -> tuple[LlamaGenConfig, None]:
         config, where = self.config(row), folder / "model"
         table, positions = read_state(where).get("freqs_cis"), config.prefix + size(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
-            raise UserError(f"{where} has {len(table)} positions, this target {positions}: it is of another image size")
+            raise UserError(
+                f"{where} has {len(table)} positions, this target {positions}: it is of another image size"
+            )
         return config, None
 
     def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None) -> State:
@@ -313,9 +400,13 @@ class LlamaGenFamily(PublishedFamily):
 
 
 def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:
-    """ImageNet classes, as prompts "0" … "999": [B, 1] and a mask of ones.  Raises UserError for any other prompt."""
+    """ImageNet classes, as prompts "0" … "999": [B, 1] and a mask of ones.  Raises UserError for
+    any other prompt.
+    """
     for caption in captions:
         if not (caption.isascii() and caption.isdigit() and int(caption) < 1000):
-            raise UserError(f"'{caption[:60]}' is no ImageNet class: give numbers from 0 to 999, one per line")
+            raise UserError(
+                f"'{caption[:60]}' is no ImageNet class: give numbers from 0 to 999, one per line"
+            )
     labels = torch.tensor([[int(c)] for c in captions], device=device)
     return labels, torch.ones_like(labels)

@@ -1,4 +1,6 @@
-"""The embedded target, its text encoder and its drafters: safetensors in LlamaGen's and LANTERN's key names."""
+"""The embedded target, its text encoder and its drafters: safetensors in LlamaGen's and LANTERN's
+key names.
+"""
 
 import json
 from pathlib import Path
@@ -23,8 +25,15 @@ from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
 
 WORDS = 24  # features per caption (LlamaGen: 120)
 WIDTH = 128
-# what suits a machine on which every verified node costs, by the costs and acceptance that `tune` measures
-OPTIONS: dict[str, Any] = {"static": "chain-5", "chain": "chain-3", "medusa": "twig-8", "depth": 2, "draft_top_k": 4}
+# what suits a machine on which every verified node costs, by the costs and acceptance that `tune`
+# measures
+OPTIONS: dict[str, Any] = {
+    "static": "chain-5",
+    "chain": "chain-3",
+    "medusa": "twig-8",
+    "depth": 2,
+    "draft_top_k": 4,
+}
 OPTIONS |= {"total_nodes": 5, "depth_range": (0, 4), "width_range": (1, 5), "l_k": 1, "near": 64}
 
 
@@ -35,7 +44,9 @@ def words_read(caption: str) -> list[str]:
 
 def padded(rows: list[list[int]], length: int) -> Tensor:
     """int64 [B, length], 0 on the right."""
-    return torch.tensor([row + [0] * (length - len(row)) for row in rows], dtype=torch.long).view(-1, length)
+    return torch.tensor([row + [0] * (length - len(row)) for row in rows], dtype=torch.long).view(
+        -1, length
+    )
 
 
 def tokenize(captions: list[str]) -> Tensor:
@@ -44,17 +55,23 @@ def tokenize(captions: list[str]) -> Tensor:
 
 
 class TextEncoder(nn.Module):
-    """In Flan-T5's place: two bidirectional layers over hashed words; every position carries the caption's mean.
+    """In Flan-T5's place: two bidirectional layers over hashed words; every position carries the
+    caption's mean.
 
-    LlamaGen's image tokens attend to all caption positions alike, so the mean is what they could see of them anyway.
+    LlamaGen's image tokens attend to all caption positions alike, so the mean is what they could
+    see of them anyway.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.word = nn.Embedding(BUCKETS, WIDTH, padding_idx=0)
         self.place = nn.Parameter(0.02 * torch.randn(WORDS, WIDTH))
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.body = nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.body = nn.TransformerEncoder(
+            layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False
+        )
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """ids [B, WORDS] -> features [B, WORDS, WIDTH], mask [B, WORDS] (1 = word), right-padded."""
@@ -71,7 +88,9 @@ def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
 
 
 def write_tensors(path: Path, state: dict[str, Tensor], meta: dict[str, str]) -> None:
-    """Safetensors under their name only when whole.  Raises UserError where the disk is full or not writable."""
+    """Safetensors under their name only when whole.  Raises UserError where the disk is full or
+    not writable.
+    """
     with writing(path, OUT):
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, OUT) as file:
@@ -85,7 +104,9 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
             return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {path} ({error}): reinstall, or run `lanternbench train tiny`") from None
+        raise UserError(
+            f"cannot read {path} ({error}): reinstall, or run `lanternbench train tiny`"
+        ) from None
 
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
@@ -110,38 +131,58 @@ class TinyFamily(Family):
     def reads(self, path: Path) -> Path | None:
         return path if (path / "target.safetensors").is_file() else None
 
-    def load(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> Target:
+    def load(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Target:
         return load(folder or WEIGHTS, device, dtype)
 
-    def decoder(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None) -> LlamaGen:
+    def decoder(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> LlamaGen:
         """Without a folder: its trained weights, included in the package."""
-        return _llamagen((folder or WEIGHTS) / "target.safetensors", device, dtype or torch.float32)
+        return _llamagen(
+            (folder or WEIGHTS) / "target.safetensors", device, dtype or torch.float32
+        )
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
-        raise UserError(f"target '{row.name}' comes with trained weights: leave out --random-weights")
+        raise UserError(
+            f"target '{row.name}' comes with trained weights: leave out --random-weights"
+        )
 
 
 def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
-    """The embedded target with all its drafters; ``dtype``: of model and drafters (default: float32)."""
+    """The embedded target with all its drafters; ``dtype``: of model and drafters (default:
+    float32).
+    """
     dtype = dtype or torch.float32
-    text_file, vq_file, medusa = (folder / f"{name}.safetensors" for name in ("text", "vq", "medusa"))
+    text_file, vq_file, medusa = (
+        folder / f"{name}.safetensors" for name in ("text", "vq", "medusa")
+    )
     model = _llamagen(folder / "target.safetensors", device, dtype)
     encoder = load_into(TextEncoder, read(text_file)[0], text_file, device, torch.float32)
     state, meta = read(vq_file)
-    vq = load_into(lambda: VQModel(VQConfig(**meta["config"])), state, vq_file, device, torch.float32)
-    drafters: dict[str, nn.Module] = {"eagle": drafter_at(folder / "eagle.safetensors", model, device)}
+    vq = load_into(
+        lambda: VQModel(VQConfig(**meta["config"])), state, vq_file, device, torch.float32
+    )
+    drafters: dict[str, nn.Module] = {
+        "eagle": drafter_at(folder / "eagle.safetensors", model, device)
+    }
     for kind in ("eagle-3", "dflash"):  # earlier versions trained neither
         if (file := folder / f"{kind}.safetensors").exists():
             drafters[kind] = drafter_at(file, model, device)
     heads, _ = read(medusa)
     with explain_errors(medusa, "holds no Medusa heads"):
         count = len(heads["weight"])
-    drafters["medusa"] = load_into(lambda: Medusa(model.config.dim, count), heads, medusa, device, dtype)
+    drafters["medusa"] = load_into(
+        lambda: Medusa(model.config.dim, count), heads, medusa, device, dtype
+    )
     drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
     return assemble(model, encoder, vq, drafters)
 
 
-def assemble(model: LlamaGen, encoder: TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]) -> Target:
+def assemble(
+    model: LlamaGen, encoder: TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]
+) -> Target:
     """The embedded target of its parts, on whatever device they are."""
     for net in (model, encoder, vq, *drafters.values()):
         net.eval().requires_grad_(False)
@@ -151,4 +192,6 @@ def assemble(model: LlamaGen, encoder: TextEncoder, vq: VQModel, drafters: dict[
             states, mask = encoder(tokenize(captions).to(model.device))
         return states.to(model.dtype), mask
 
-    return Target("tiny", model, vq, features, 3.0, 64, evaluators="tiny", options=OPTIONS, drafters=drafters)
+    return Target(
+        "tiny", model, vq, features, 3.0, 64, evaluators="tiny", options=OPTIONS, drafters=drafters
+    )

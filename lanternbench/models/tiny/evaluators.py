@@ -1,4 +1,6 @@
-"""The embedded evaluators: CLIP-tiny, an open_clip ``CLIP`` over hashed words, and the feature net behind FID-tiny."""
+"""The embedded evaluators: CLIP-tiny, an open_clip ``CLIP`` over hashed words, and the feature net
+behind FID-tiny.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -21,24 +23,38 @@ WIDTHS = (32, 64, 96, 96)  # of the feature net
 CONFIG: dict[str, Any] = {  # an open_clip model config
     "embed_dim": FEATURES,
     "vision_cfg": {"layers": (1, 1, 1, 1), "width": 16, "head_width": 64, "image_size": SIZE},
-    "text_cfg": {"context_length": CONTEXT, "vocab_size": EOT + 1, "width": 80, "heads": 4, "layers": 2},
+    "text_cfg": {
+        "context_length": CONTEXT,
+        "vocab_size": EOT + 1,
+        "width": 80,
+        "heads": 4,
+        "layers": 2,
+    },
 }
 
 
 def build() -> CLIP:
-    """An untrained CLIP-tiny; ``encode_image`` takes what ``pixels`` gives, ``encode_text`` what ``tokenize`` gives."""
+    """An untrained CLIP-tiny; ``encode_image`` takes what ``pixels`` gives, ``encode_text`` what
+    ``tokenize`` gives.
+    """
     return CLIP(**CONFIG)
 
 
 def tokenize(captions: list[str]) -> Tensor:
-    """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty string included."""
-    rows = [[word_id(w) for w in words(caption) if w != ","][: CONTEXT - 1] for caption in captions]
+    """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty
+    string included.
+    """
+    rows = [
+        [word_id(w) for w in words(caption) if w != ","][: CONTEXT - 1] for caption in captions
+    ]
     return padded([[*row, EOT] for row in rows], CONTEXT)
 
 
 def to_uint8(images: list[Image.Image]) -> Tensor:
     """RGB images of any size -> uint8 [B, 3, 64, 64]."""
-    arrays = [np.asarray(i.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for i in images]
+    arrays = [
+        np.asarray(i.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for i in images
+    ]
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
 
 
@@ -53,20 +69,29 @@ def pixels(images: list[Image.Image]) -> Tensor:
 
 
 def _block(c_in: int, c_out: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU()
+    )
 
 
 class FeatureNet(nn.Module):
-    """Classifies scenes; uint8 [B, 3, 64, 64] -> its last hidden layer, as Inception's in FID, float64 [B, 128]."""
+    """Classifies scenes; uint8 [B, 3, 64, 64] -> its last hidden layer, as Inception's in FID,
+    float64 [B, 128].
+    """
 
     num_features = FEATURES  # the attribute by which torchmetrics sizes its statistics
 
     def __init__(self) -> None:
         super().__init__()
         a, b, c, d = WIDTHS
-        self.body = nn.Sequential(_block(3, a, 2), _block(a, b, 2), _block(b, c, 2), _block(c, d, 1))
-        # the 4×4 grid is kept up to the last layer: where things stand is a part of what a scene is
-        self.feature = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * d, FEATURES), nn.GELU())
+        self.body = nn.Sequential(
+            _block(3, a, 2), _block(a, b, 2), _block(b, c, 2), _block(c, d, 1)
+        )
+        # the 4×4 grid is kept up to the last layer: where things stand is a part of what a scene
+        # is
+        self.feature = nn.Sequential(
+            nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * d, FEATURES), nn.GELU()
+        )
 
     def features(self, images: Tensor) -> Tensor:
         """float [B, 3, 64, 64] in −1…1 -> [B, 128]."""
@@ -81,10 +106,14 @@ def load_clip(path: Path) -> CLIP:
 
 
 def load_feature_net(path: Path) -> tuple[FeatureNet, dict[str, Tensor]]:
-    """The net, and statistics of real scenes: float64 sums of features, "total" [128], and of their outer products,
-    "products" [128, 128], and the number of scenes, "count" []."""
+    """The net, and statistics of real scenes: float64 sums of features, "total" [128], and of
+    their outer products, "products" [128, 128], and the number of scenes, "count" []."""
     tensors = load_file(path)
-    reference = {k.removeprefix("reference."): tensors.pop(k) for k in list(tensors) if k.startswith("reference.")}
+    reference = {
+        k.removeprefix("reference."): tensors.pop(k)
+        for k in list(tensors)
+        if k.startswith("reference.")
+    }
     return _filled(FeatureNet(), tensors), reference
 
 
