@@ -5,6 +5,7 @@ torch.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from math import sqrt
 from pathlib import Path
@@ -28,7 +29,7 @@ UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml")
-FEATURES = "features"  # the folder of stored text features, which is not part of a target
+FEATURES = "features"  # where older versions kept text features; no part of a target
 # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are
 # read
 WHOLE = 2**26
@@ -90,6 +91,10 @@ class Entry(_Row):
     def folder(self) -> Path:
         """Where ``fetch`` puts its files: a folder per role."""
         return cache_dir() / "targets" / self.name
+
+    def published(self, role: str) -> tuple[str, ...]:
+        """Return the names of a role's published files, which may be patterns."""
+        return self.files[role].files if role in self.files else ()
 
     def absent(self, folder: Path) -> list[str]:
         return [role for role in self.files or ("model",) if not present(folder, role)]
@@ -194,6 +199,13 @@ def shortfall(
     )
 
 
+def fingerprint(place: Path) -> str:
+    """Return a digest of a file, or of the weights and settings in a folder and below."""
+    if place.is_file():
+        return _digest([place], place.parent)
+    return _digest(_digested(sorted(place.rglob("*"))), place)
+
+
 def fingerprints(place: Path) -> dict[str, str]:
     """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each
     role's folder.
@@ -202,15 +214,19 @@ def fingerprints(place: Path) -> dict[str, str]:
     64 MB may go unseen.
     """
     if place.is_file():
-        return {place.stem: _digest([place], place.parent)}
+        return {place.stem: fingerprint(place)}
     parts = {}
     for part in sorted(place.iterdir()) if place.is_dir() else []:
-        paths = (
-            [part] if part.is_file() else sorted(part.rglob("*")) if part.name != FEATURES else []
-        )
-        if files := [path for path in paths if path.suffix in DIGESTED and path.is_file()]:
+        if part.name == FEATURES:
+            continue
+        files = _digested([part] if part.is_file() else sorted(part.rglob("*")))
+        if files:
             parts[part.stem if part.is_file() else part.name] = _digest(files, place)
     return parts
+
+
+def _digested(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.suffix in DIGESTED and path.is_file()]
 
 
 def _digest(files: list[Path], root: Path) -> str:

@@ -5,6 +5,7 @@
 checkpoints with a sub-folder per role: a subclass says how each part is read.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +24,48 @@ from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
 Drafter = eagle.Eagle | dflash.DFlash
+# entries of a drafter's config.json that name the layers of the target that it reads, and what
+# makes an id the number of layers before it: EAGLE-3's, as vLLM reads them, and DFlash's
+LAYER_IDS = {
+    "eagle_aux_hidden_state_layer_ids": 0,
+    "aux_hidden_state_layer_ids": 0,
+    "layers_to_capture": 0,
+    "target_layers": 0,
+    "target_layer_ids": 1,
+}
 
 
 def drafter_at(
     path: Path, model: ImageDecoder, device: str, dtype: torch.dtype | None = None
 ) -> Drafter:
     """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises
-    UserError.
+    UserError, also where its config.json says that it reads other layers of the target.
     """
     kind = dflash if "target_layers" in loading.read_state(path) else eagle
-    return kind.load(path, model, device, dtype or model.dtype)
+    drafter = kind.load(path, model, device, dtype or model.dtype)
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    named = layers_named(loading.read_config(config)) if config.is_file() else None
+    last = model.config.decoder.n_layer
+    read = (*drafter.aux_layers(model), last)
+    if named is not None and tuple(named) not in (read, read[:-1]):
+        raise UserError(
+            f"{config} says that the drafter reads the target's states after the layers {named}, "
+            f"but this one is run on those after {[*read]}: it cannot be used"
+        )
+    return drafter
+
+
+def layers_named(config: Mapping[str, object]) -> list[object] | None:
+    """The layers of the target after which a drafter's config.json says that it reads states; None
+    where it says nothing.
+    """
+    for key, value in config.items():
+        if isinstance(value, dict) and (inner := layers_named(value)) is not None:
+            return inner
+        if key in LAYER_IDS:
+            ids = value if isinstance(value, list) else [value]
+            return [n + LAYER_IDS[key] if type(n) is int else n for n in ids]
+    return None
 
 
 def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:

@@ -162,6 +162,9 @@ class IdTokeniser:
             raise UserError(
                 f"cannot read the tokeniser {path} ({cause(error)}): use the published one"
             ) from None
+        # a training or export may have left both in the file
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         self.names: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
         if absent := [name for name in named if name not in self.names]:
             raise UserError(

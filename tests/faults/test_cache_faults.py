@@ -28,13 +28,14 @@ BAD = {
 
 @pytest.mark.parametrize("content", BAD)
 def test_damaged_features_of_a_caption_are_made_again(content, tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
     text = T5Features(tmp_path / "text", 4, "cpu", torch.float32, 8)
     made = []
 
     def encode(self: T5Features, captions: dict[Path, str]) -> None:
         for path in captions:
             made.append(path)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             save_file({"features": torch.ones(2, 8)}, path, {SECONDS: "0.1"})
 
     monkeypatch.setattr(T5Features, "_encode", encode)

@@ -36,6 +36,7 @@ from lanternbench.models.chameleon.checkpoint import (
     ChameleonFamily,
 )
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.entries import entry
 from lanternbench.models.family import drafter_at
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import (
@@ -47,6 +48,7 @@ from lanternbench.models.llamagen.checkpoint import (
     T5Features,
 )
 from lanternbench.models.loading import image_tables, to_published
+from lanternbench.models.token_decoder import IdTokeniser
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
 
@@ -99,8 +101,9 @@ def write(here: Path, net: LlamaGen, layout: str) -> None:
 
 
 @pytest.fixture
-def t5(tmp_path):
+def t5(tmp_path, monkeypatch):
     """A text encoder with random weights, and its tokeniser, as transformers writes them."""
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
@@ -142,6 +145,28 @@ def test_a_checkpoint_of_another_image_size_is_refused(tmp_path):
     )
     with pytest.raises(UserError, match="it is of another image size"):
         LlamaGenFamily().decoder(small_row(TEXT), tmp_path, "cpu")
+
+
+def test_a_file_published_as_another_target_s_is_refused(tmp_path):
+    write(tmp_path / "model", scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0), ".pt")
+    row = entry("llamagen-xl-stage2").model_copy(update={"shape": TEXT})
+    file = tmp_path / "model" / "t2i.pt"
+    torch.save({"model": torch.load(file)["model"] | {"freqs_cis": torch.ones(2)}}, file)
+    LlamaGenFamily().decoder(row, tmp_path, "cpu")
+    stage_1 = file.rename(file.with_name("t2i_XL_stage1_256.pt"))
+    with pytest.raises(UserError, match="published as the model of llamagen-xl-stage1"):
+        LlamaGenFamily().decoder(row, tmp_path, "cpu")
+    stage_1.rename(file.with_name("t2i_XL_stage2_512.pt"))
+    LlamaGenFamily().decoder(row, tmp_path, "cpu")
+
+
+def test_a_text_encoder_without_its_tokeniser_is_refused(tmp_path):
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=32_128, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    T5EncoderModel(config).save_pretrained(tmp_path / "text")
+    with pytest.raises(UserError, match=r"pieces for an embedding table of 32,128.*spiece.model"):
+        T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["a red circle"])
 
 
 def test_a_text_encoder_of_another_size_is_refused(tmp_path, t5):
@@ -216,17 +241,74 @@ def test_captions_become_the_encoder_s_states_and_are_kept_on_disk(tmp_path, t5,
     want = t5(input_ids=torch.tensor([[3, 4, 2, 1]])).last_hidden_state[0]
     assert torch.allclose(features[0, :4], want, atol=1e-6)
     assert features[0, 4:].abs().max() == 0
-    for file in (tmp_path / "text").iterdir():
-        file.unlink()
-    again = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(["square", "a red circle!"])
-    assert torch.equal(again[0], features.flip(0))
-    # kept for its own dtype alone
-    for caption, dtype in (("circle", torch.float32), ("square", torch.bfloat16)):
-        with pytest.raises(
-            UserError, match=r"cannot read the text encoder in .*; fetch the target again"
-        ):
-            T5Features(tmp_path / "text", 8, "cpu", dtype, 16)([caption])
-    assert len(list((tmp_path / "features").iterdir())) == 2
+    assert not (tmp_path / "features").exists()  # checkpoints may lie on a read-only disk
+    with monkeypatch.context() as patch:
+        patch.delattr(T5Features, "_encoder")
+        kept = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)
+        assert torch.equal(kept(["square", "a red circle!"])[0], features.flip(0))
+        # for its own dtype and length alone
+        for dtype, length in ((torch.bfloat16, 8), (torch.float32, 9)):
+            with pytest.raises(AttributeError, match="_encoder"):
+                T5Features(tmp_path / "text", length, "cpu", dtype, 16)(["square"])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_features_are_made_again_when_encoder_or_tokeniser_changes(name, tmp_path, t5):
+    before = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)([CAPTION])[0]
+    file = tmp_path / "text" / name
+    if name == "tokenizer.json":
+        file.write_text(
+            file.read_text().replace('"red": 4', '"red": 6').replace('re": 6', 're": 4')
+        )
+    else:
+        save_file({k: v + 0.1 for k, v in load_file(file).items()}, file, {"format": "pt"})
+    after = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)([CAPTION])[0]
+    assert not torch.equal(before, after)
+
+
+def test_what_a_tokeniser_file_keeps_of_truncation_and_padding_changes_no_ids(tmp_path, t5):
+    from tokenizers import Tokenizer
+
+    file = tmp_path / "text" / "tokenizer.json"
+    captions = ["a red red circle", "square"]
+    before = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(captions)
+    ids = IdTokeniser(file)(captions)
+    stored = Tokenizer.from_file(str(file))
+    stored.enable_truncation(2)
+    stored.enable_padding(length=6, pad_id=0, pad_token="<pad>")
+    stored.save(str(file))
+    for now, was in zip(IdTokeniser(file)(captions), ids):
+        assert torch.equal(now, was)
+    again = T5Features(tmp_path / "text", 8, "cpu", torch.float32, 16)(captions)
+    assert torch.equal(again[0], before[0])
+    assert torch.equal(again[1], before[1])
+
+
+@pytest.mark.parametrize(
+    ("config", "fits"),
+    [
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1]}}, True),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}, True),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}, False),
+        ({"dflash_config": {"target_layer_ids": [0, 0]}}, True),
+        ({"target_layer_ids": [1, 1]}, False),
+        ({"target_layer_ids": "all"}, False),
+        ({"num_attention_heads": 2}, True),
+    ],
+)
+def test_a_drafter_whose_config_names_other_layers_than_it_is_run_on_is_refused(
+    tmp_path, config, fits
+):
+    net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
+    drafter = scrambled(net.new_eagle(True), 1)
+    assert drafter.aux_layers(net) == (1, 1)
+    torch.save(to_published(drafter.state_dict()), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if fits:
+        assert drafter_at(tmp_path, net, "cpu").kind == "eagle-3"
+    else:
+        with pytest.raises(UserError, match=r"config.json says that the drafter reads .* layers"):
+            drafter_at(tmp_path, net, "cpu")
 
 
 def test_random_weights_bring_a_text_encoder_of_the_real_size_that_end_to_end_time_counts(

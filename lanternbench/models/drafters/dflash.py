@@ -70,6 +70,10 @@ class DFlash(Direct):
             net.norm.weight.copy_(model.norm.weight)
         return net
 
+    def aux_layers(self, model: Any) -> Depths:
+        """After how many layers of ``model``, the target's, it reads states beside the last ones."""
+        return self.depths
+
     def read(self, states: Tensor) -> Tensor:
         """The target's last states and those at ``depths`` [..., (1 + depths) · dim] -> context
         [..., dim].

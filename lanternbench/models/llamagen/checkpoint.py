@@ -3,8 +3,7 @@ with random weights.
 
 Class- or caption-conditional, 2-D rotary positions, official key names.  A folder holds one
 sub-folder per role: ``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``,
-``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout; in ``features`` are what
-the text encoder made of captions, per prompt and dtype.
+``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder, causal_mask
-from lanternbench.models.entries import Entry
+from lanternbench.models.entries import Entry, catalogue, fingerprint
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
 from lanternbench.models.loading import (
@@ -42,7 +41,7 @@ from lanternbench.models.target import Prefix
 from lanternbench.models.token_decoder import words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
-from lanternbench.utils.files import HOME, replacing
+from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
 FLAN_T5_XL: dict[str, Any] = {
     "vocab_size": 32_128,
@@ -53,6 +52,7 @@ FLAN_T5_XL: dict[str, Any] = {
 }
 FLAN_T5_XL |= {"num_heads": 32, "feed_forward_proj": "gated-gelu"}
 SECONDS = "encode_seconds"  # the entry of a file's header
+TABLE_MULTIPLE = 128  # of the rows of T5's embedding table, which are as many as pieces or more
 # in this order: what is replaced in a caption in lower case, and by what
 _CLEANED = (
     (r"\b(?:https?:/+|www\.)\S+", ""),
@@ -218,23 +218,27 @@ def clean(caption: str) -> str:
 
 
 class T5Features:
-    """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded,
-    stored on disk.
+    """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded.
 
-    The encoder is loaded for the first caption without stored features, and unloaded before
-    decoding begins.  Its seconds per caption, without loading, are stored too, so that end-to-end
-    times can count them.
+    Features are stored in the home folder, by the content of encoder and tokeniser, the dtype and
+    the length.  The encoder is loaded for the first caption without stored features, and unloaded
+    before decoding begins.  Its seconds per caption, without loading, are stored too, so that
+    end-to-end times can count them.
     """
 
     def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
         """``width``: of the features that the decoder reads."""
-        self.folder, self.length, self.device, self.dtype, self.width = (
-            folder,
-            length,
-            device,
-            dtype,
-            width,
-        )
+        self.folder = folder
+        self.length = length
+        self.device = device
+        self.dtype = dtype
+        self.width = width
+
+    @cached_property
+    def store(self) -> Path:
+        """The folder of the features that this encoder makes with this dtype and length."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return cache_dir() / "text-features" / f"{fingerprint(self.folder)}-{dtype}-{self.length}"
 
     def prepare(self, captions: list[str]) -> list[Path]:
         """The files of the captions' features; missing ones are computed together."""
@@ -257,15 +261,9 @@ class T5Features:
         return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
 
     def path(self, caption: str) -> Path:
-        """The file of a cleaned caption's features: one per dtype, so that no run depends on an
-        earlier one's.
-        """
+        """Return the file of a cleaned caption's features."""
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
-        return (
-            self.folder.parent
-            / "features"
-            / f"{digest}-{str(self.dtype).removeprefix('torch.')}.safetensors"
-        )
+        return self.store / f"{digest}.safetensors"
 
     def _seconds(self, path: Path) -> float | None:
         """Seconds that the encoder took for these features; None where they are missing or
@@ -282,7 +280,8 @@ class T5Features:
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
         encoder, tokens = self._encoder()
-        (self.folder.parent / "features").mkdir(parents=True, exist_ok=True)
+        with writing(self.store, HOME):
+            self.store.mkdir(parents=True, exist_ok=True)
 
         def encode(caption: str) -> Tensor:
             ids = tokens(caption).to(self.device)
@@ -317,6 +316,15 @@ class T5Features:
                 f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide but this target reads "
                 f"{self.width}: it has to be Flan-T5-XL"
             )
+        pieces = len(tokenizer)
+        rows = encoder.config.vocab_size
+        if (
+            not rows - TABLE_MULTIPLE <= pieces <= rows
+        ):  # transformers may build one without a file
+            raise UserError(
+                f"{self.folder} has no tokeniser of its text encoder ({pieces:,} pieces for an "
+                f"embedding table of {rows:,}): put tokenizer.json or spiece.model there"
+            )
 
         options: dict[str, Any] = {
             "max_length": self.length,
@@ -334,7 +342,8 @@ class RandomT5Features(T5Features):
 
     def __init__(self, length: int, device: str, dtype: torch.dtype, width: int, layers: int):
         self._home = TemporaryDirectory(prefix="lanternbench-t5-")
-        super().__init__(Path(self._home.name) / "text", length, device, dtype, width)
+        super().__init__(Path(), length, device, dtype, width)
+        self.store = Path(self._home.name)
         self.layers = min(layers, FLAN_T5_XL["num_layers"])
 
     def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
@@ -388,6 +397,7 @@ class LlamaGenFamily(PublishedFamily):
 
     def published(self, row: Entry, folder: Path) -> tuple[LlamaGenConfig, None]:
         config, where = self.config(row), folder / "model"
+        check_published_name(row, where)
         table, positions = read_state(where).get("freqs_cis"), config.prefix + size(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
             raise UserError(
@@ -397,6 +407,24 @@ class LlamaGenFamily(PublishedFamily):
 
     def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None) -> State:
         return from_published(state, self.prefixes)
+
+
+def check_published_name(row: Entry, where: Path) -> None:
+    """Raise UserError for a file that is published as another target's of the family.
+
+    The two stages of one model have equal shapes, and their files need not hold a rotary table.
+    """
+    names = {path.name for path in (where.iterdir() if where.is_dir() else [where])}
+    if names.intersection(row.published("model")):
+        return
+    for other in catalogue().values():
+        if other.family != row.family:
+            continue
+        for name in names.intersection(other.published("model")):
+            raise UserError(
+                f"{where / name} is published as the model of {other.name}, not of {row.name}: "
+                f"use --target {other.name}, or rename the file if it is another"
+            )
 
 
 def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:
