@@ -15,6 +15,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method as make_method
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling, checked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,27 +81,23 @@ class Model:
         method: str = "ar",
         *,
         seed: int = 0,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        guidance: float | None = None,
         trace: bool = False,
         **options: Any,
     ) -> Result | list[Result]:
         """An image, or a list of them for several prompts, which are decoded in one batch.
 
-        What is None is the target's (``temperature``, ``top_k``, ``top_p``, ``guidance``).
-        ``method`` may be a file that ``tune`` wrote; ``options`` are the method's (``lam=2.0``,
-        ``tree="chain"``, …). ``trace``: keep the target's and the drafter's distributions of every
+        ``options`` are those of ``settings.Sampling`` (``temperature``, ``top_k``, …), by default
+        the target's, and of the method (``lam=2.0``, ``tree="chain"``, …), which may be a file
+        that ``tune`` wrote. ``trace``: keep the target's and the drafter's distributions of every
         step in ``stats.trace``. The same prompt, seed and method always give the same tokens.
         Raises UserError for what cannot be run.
         """
         if presets.is_file(method):
             preset = presets.read(method)
             method, options = preset.pop("method"), preset | options
-        decoder = build(
-            self.target, make_method(method, **options), temperature, top_k, top_p, guidance
-        )
+        names = Sampling.model_fields.keys() & options.keys()
+        sampling = checked(Sampling, {name: options.pop(name) for name in names}, "generate")
+        decoder = build(self.target, make_method(method, **options), sampling)
         captions = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = generate(decoder, captions, seed=seed, trace=trace)
         images = self.target.images(torch.stack([one.tokens for one in batch]), captions)

@@ -12,9 +12,6 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 T = TypeVar("T")
-# or 0, which is greedy; the same for commands and from Python
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 10.0
-MAX_GUIDANCE = 1000.0
 
 
 class Choices(NamedTuple):

@@ -66,7 +66,8 @@ class Takes(NamedTuple):
     defaults: bool = True
 
     def group(self, kind: Any) -> Group:
-        from lanternbench.experiment.config import Decoding, checked
+        from lanternbench.experiment.config import Decoding
+        from lanternbench.settings import checked
 
         names = self.names.split()
         if kind not in (dict, Any):

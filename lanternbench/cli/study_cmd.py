@@ -121,9 +121,7 @@ def profile(
     model = load_with_drafter(
         c.target, c.drafter, choose(device, threads), c.random_weights, c.dtype, used, c.compile
     )
-    decoders = [
-        build(model, m, c.temperature, simulate_acceptance=c.simulate_acceptance) for m in chosen
-    ]
+    decoders = [build(model, m, c.sampling, c.simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
         limit = bandwidth(model.device)
@@ -188,7 +186,7 @@ def tune(
 
     Example: lanternbench tune --method eagle-1
     """
-    from lanternbench.experiment.config import checked
+    from lanternbench.settings import checked
     from lanternbench.tune import tuning as search
     from lanternbench.tune.result import Tune, with_interval, write_plot
 

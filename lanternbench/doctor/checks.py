@@ -21,6 +21,7 @@ from lanternbench.models.entries import Entry, expectation, shortfall
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.registry import components
+from lanternbench.settings import GREEDY, TARGETS_OWN, Sampling
 from lanternbench.utils.graph_capture import Graphs
 
 PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree of every kind
@@ -48,14 +49,14 @@ def recorded_differs(
     graphs: Graphs,
     name: str,
     captions: Sequence[str],
-    temperature: float = 1.0,
+    sampling: Sampling = TARGETS_OWN,
     *,
     steps: int,
 ) -> str | None:
     """The first difference between recorded and launched steps of the preset ``name``; None if
     there is none.
     """
-    both = (build(replace(target, graphs=g), method(name), temperature) for g in (None, graphs))
+    both = (build(replace(target, graphs=g), method(name), sampling) for g in (None, graphs))
     return first_difference(
         *(generate(decoder, list(captions), max_steps=steps) for decoder in both)
     )
@@ -123,7 +124,9 @@ def check_pair(
     rows = [check_row(f"drafter '{kind}'", f"{net.about}, {weights / 1e6:.1f}M weights")]
     rows.append(check_row("fits the target", misfit or "yes", misfit is None))
     for temperature in (0.0, 1.0):
-        drafted = generate(build(target, used, temperature), captions, max_steps=PAIR_STEPS)
+        drafted = generate(
+            build(target, used, Sampling(temperature=temperature)), captions, max_steps=PAIR_STEPS
+        )
         accepted, count = first_tokens(drafted)
         known = row and expectation(row, kind, used.choices.tree, temperature)
         note = row and shortfall(row, kind, used.choices.tree, temperature, accepted, count)
@@ -136,7 +139,11 @@ def check_pair(
         if temperature == 0:
             # tokens so far
             counts = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
-            plain = generate(build(target, method("ar"), 0.0), captions, max_steps=max(counts))
+            plain = generate(
+                build(target, method("ar"), GREEDY),
+                captions,
+                max_steps=max(counts),
+            )
             equal = all(
                 (a.tokens[:n] == b.tokens[:n]).all()
                 for a, b, n in zip(drafted, plain, counts, strict=True)

@@ -7,17 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lanternbench.settings import Sampling
+
 
 class Warp(NamedTuple):
     """Temperature, top-k and top-p, applied in this order; ``temperature`` 0 means greedy."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    sampling: Sampling
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.sampling.temperature == 0.0
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits [..., V] -> probabilities [..., V]; greedy leaves temperature 1, the rules take
@@ -26,18 +26,19 @@ class Warp(NamedTuple):
         Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at
         least one.
         """
-        temperature, top_k, top_p = self
+        sampling = self.sampling
         x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-        if temperature == 0.0:
+        if sampling.temperature == 0.0:
             return x.softmax(-1)
-        if temperature != 1.0:
-            x = x / temperature
-        if 0 < top_k < x.shape[-1]:
-            x = x.masked_fill(x < kth_largest(x, top_k), -torch.inf)
-        if top_p < 1.0:
+        if sampling.temperature != 1.0:
+            x = x / sampling.temperature
+        if 0 < sampling.top_k < x.shape[-1]:
+            x = x.masked_fill(x < kth_largest(x, sampling.top_k), -torch.inf)
+        if sampling.top_p < 1.0:
             ordered, index = x.sort(-1, descending=True)
             mass = ordered.softmax(-1)
-            outside = mass.cumsum(-1) - mass >= top_p  # the mass before a token already suffices
+            # the mass before a token already suffices
+            outside = mass.cumsum(-1) - mass >= sampling.top_p
             x = x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
         return x.softmax(-1)
 

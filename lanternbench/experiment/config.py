@@ -6,25 +6,20 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    ValidationError,
-    ValidationInfo,
     field_validator,
-    model_validator,
 )
 
-from lanternbench.component import MAX_GUIDANCE, MAX_TEMPERATURE, MIN_TEMPERATURE
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
 from lanternbench.methods import presets
 from lanternbench.methods.method import Method, method, preset, takes_lists
-from lanternbench.models.entries import catalogue, catalogue_name, check_target
+from lanternbench.models.entries import catalogue, check_target
+from lanternbench.settings import TARGETS_OWN, Sampling, checked
 from lanternbench.utils.files import read_yaml, shipped
 
 FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
@@ -34,15 +29,12 @@ MAX_METHODS = 1000  # of a grid
 MAX_RUNS = 1000  # of a sweep file
 MAX_SEED = 2**63 - 1
 Dtype = Literal["float32", "bfloat16"]
-Settings = TypeVar("Settings", bound=BaseModel)
 # options whose value is a component's name
 _NAMES = {"proposal", "tree", "acceptance", "residual", "order"}
 
 
-class Decoding(BaseModel):
+class Decoding(Sampling):
     """What is decoded and how: the settings, and their limits, of every command that decodes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
     target: str = Field("tiny", description="A target of `lanternbench targets`, or a folder.")
     drafter: str | None = Field(
@@ -60,40 +52,10 @@ class Decoding(BaseModel):
         "demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file."
     )
     seed: int = Field(0, ge=0, le=MAX_SEED, description="Of all draws.")
-    temperature: float = Field(
-        1.0, ge=0, le=MAX_TEMPERATURE, description="0 is greedy (default: the target's)."
-    )
-    guidance: float | None = Field(
-        None,
-        ge=0,
-        le=MAX_GUIDANCE,
-        allow_inf_nan=False,
-        description="CFG scale (default: the target's).",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_the_target_is_sampled(cls, values: Any) -> Any:
-        """Unset temperature and top-p are the target's."""
-        if not isinstance(values, dict) or not isinstance(
-            name := values.get("target", "tiny"), str
-        ):
-            return values
-        row, sampling = catalogue().get(catalogue_name(name)), ("temperature", "top_p")
-        defaults = {key: getattr(row, key) for key in sampling if row and key in cls.model_fields}
-        return defaults | {
-            key: value for key, value in values.items() if key not in sampling or value is not None
-        }
 
     @field_validator("*", mode="before")
     @classmethod
-    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name not in (
-            "random_weights",
-            "baseline",
-            "until_told_apart",
-        ):
-            raise ValueError("must not be true or false")
+    def _plain(cls, value: Any) -> Any:
         if isinstance(value, str) and any(
             len(part.encode("utf-8", "replace")) > 255 for part in value.split("/")
         ):
@@ -119,12 +81,9 @@ class Decoding(BaseModel):
             )
         return value
 
-    @field_validator("temperature")
-    @classmethod
-    def _greedy_is_zero(cls, value: float) -> float:
-        if 0 < value < MIN_TEMPERATURE:
-            raise ValueError(f"must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}")
-        return value
+    @property
+    def sampling(self) -> Sampling:
+        return self.part(Sampling)
 
 
 class Sweep(Decoding):
@@ -153,8 +112,6 @@ class Sweep(Decoding):
     repeats: int = Field(
         1, ge=1, le=1000, description="Decode every prompt with so many seeds, from --seed on."
     )
-    top_k: int | None = Field(None, ge=0, le=2**31, description="Default: the target's.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Default: the target's.")
     batch: int = Field(
         1, ge=1, le=1024, description="Prompts decoded together; latency is measured at 1 only."
     )
@@ -257,9 +214,9 @@ class Sweep(Decoding):
                 else one
             )
 
-    def record(self) -> dict[str, Any]:
+    def record(self, of_target: Sampling = TARGETS_OWN) -> dict[str, Any]:
         """The settings that determine the results: all but the name, and those that are switched
-        off.
+        off.  ``of_target`` replaces what is not set.
         """
         optional = (
             "drafter",
@@ -273,7 +230,8 @@ class Sweep(Decoding):
         off = {k for k in optional if not getattr(self, k)} | (
             {"repeats"} if self.repeats == 1 else set()
         )
-        return self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
+        values = self.model_dump(by_alias=True, exclude={"name"} | off, mode="json")
+        return values | self.sampling.record(of_target)
 
 
 def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
@@ -294,29 +252,6 @@ def sweep(values: dict[str, Any], where: str = "the configuration") -> Sweep:
     return config.model_copy(
         update={"num_prompts": min(most, config.num_prompts or most) if is_set else most}
     )
-
-
-def checked(
-    kind: type[Settings], values: dict[str, Any], where: str = "the command line"
-) -> Settings:
-    """Validated settings.  Raises UserError naming the field and what is wrong with it."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        if first["type"] == "extra_forbidden":
-            fields = ", ".join(
-                "methods" if f == "method_specs" else f for f in kind.model_fields if f != "suite"
-            )
-            raise UserError(
-                f"{where} has no setting '{field}': the settings are {fields}"
-            ) from None
-        raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it") from None
-    except TypeError:
-        raise UserError(
-            f"{where} must be a mapping of settings such as `methods: [ar, eagle-1]`"
-        ) from None
 
 
 def read_sweeps(path: Path, changed: Mapping[str, Any] | None = None) -> list[Sweep]:

@@ -91,7 +91,7 @@ def open_run(
     """The run folder of these settings and prompts, new or continued.  Raises UserError if it
     cannot be used.
     """
-    record = config.record() | {"guidance": facts.guidance, "device": facts.device}
+    record = config.record(facts.sampling) | {"device": facts.device}
     name = f"{config.name}-{config_hash(record | prompts.record())[:8]}"
     about = {"environment": facts.environment, "prompts": prompts.record(), "target": facts.target}
     rows = [

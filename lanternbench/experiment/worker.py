@@ -27,6 +27,7 @@ from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
+from lanternbench.settings import Sampling
 from lanternbench.utils.device import cpu_threads, load_average, process_count, side_by_side
 
 WARMUP_STEPS = 12
@@ -60,7 +61,7 @@ class Facts(NamedTuple):
     """What a run folder records about its workers."""
 
     device: str
-    guidance: float
+    sampling: Sampling
     lossless: dict[str, bool | None]  # by label
     target: dict[str, Any]
     environment: dict[str, Any]
@@ -84,8 +85,10 @@ class Worker:
         self.targets = {None: self.target} | {
             spec: self._drafted(m) for spec, m in drafters.items()
         }
-        sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
-        self.decoders = {m.label: build(self.targets[m.drafter], m, *sampling) for m in methods}
+        self.decoders = {
+            m.label: build(self.targets[m.drafter], m, c.sampling, c.simulate_acceptance)
+            for m in methods
+        }
 
     def _drafted(self, method: Method) -> Target:
         """The target with the method's drafter.  Raises UserError for a drafter of another kind."""
@@ -133,7 +136,7 @@ class Worker:
         target |= {"remark": t.remark} if t.remark else {}
         return Facts(
             self.device,
-            next(iter(decoders.values())).guidance,
+            t.sampling.updated(self.config.sampling),
             lossless,
             target,
             environment() | mode(t),

@@ -36,7 +36,7 @@ from lanternbench.lossless.statistical import (
     sampled_tables,
     sampled_tests,
 )
-from lanternbench.lossless.tables import RowTables, Sampling, Tables, definition, row_end_target
+from lanternbench.lossless.tables import RowTables, Tables, definition, row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, Method, named
 from lanternbench.methods.method import method as make
@@ -44,6 +44,7 @@ from lanternbench.methods.residuals import PLAIN
 from lanternbench.models.entries import fingerprints
 from lanternbench.models.target import Target
 from lanternbench.registry import component, components, plugin_errors
+from lanternbench.settings import Sampling
 from lanternbench.utils.files import WEIGHTS
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
@@ -56,14 +57,14 @@ WORLDS: tuple[tuple[Any, ...], ...] = (  # see ``Tables``: vocabulary, length, k
     (3, 4, "mixed"),
     (4, 3, "zeros"),
     (4, 3, "dense", GUIDED),
-    (2, 6, "dense", Sampling(1.5, 0.9), True),
-    (3, 5, "dense", Sampling(2.0, 1.2, 2), True),
+    (2, 6, "dense", Sampling(guidance=1.5, temperature=0.9), True),
+    (3, 5, "dense", Sampling(guidance=2.0, temperature=1.2, top_k=2), True),
 )
 # of other forms; a window's drafts outlive a step
 TREES, WINDOWS = (4, 3, "dense"), (3, 4, "dense")
 # ``RowTables``
 ROWS: tuple[tuple[Any, ...], ...] = (
-    (2, (2, 3), "dense", Sampling(1.5, 0.9)),
+    (2, (2, 3), "dense", Sampling(guidance=1.5, temperature=0.9)),
     (2, (3, 3), "dense"),
 )
 FEW = 6  # tokens of an image; with more of them a row has one draft

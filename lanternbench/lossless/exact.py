@@ -32,6 +32,7 @@ from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableT
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
+from lanternbench.settings import GREEDY
 
 RESOLUTION = 2.0**-28  # to which thresholds are located
 SECTIONS = 8  # parts an interval is cut into at once
@@ -81,9 +82,8 @@ class TableDecoder:
             tables,
             method if published else method.with_parts(lambda part: part.small()),
         )
-        temperature = 0.0 if greedy else tables.sampling.temperature
         target: Any = TableTarget(tables, published)
-        decoder = build(target, self.method, temperature, top_p=tables.sampling.top_p)
+        decoder = build(target, self.method, GREEDY if greedy else tables.sampling)
         p = decoder.proposer
         if p.drafter is not None:
             p = p.ready(drafter=TableDrafter(tables, p.marginals), aux_layers=())

@@ -30,11 +30,12 @@ from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
 from lanternbench.lossless.exact import TableDecoder
-from lanternbench.lossless.tables import Sampling, Tables
+from lanternbench.lossless.tables import Tables
 from lanternbench.measure.fidelity import kernel
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
+from lanternbench.settings import GREEDY, Sampling
 
 ALPHA = 1e-3  # chance that one test of a lossless method fails
 BINS = 16
@@ -245,7 +246,7 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int) -> 
     They are if every token is the argmax of q in a plain forward over the image; within ``TIE`` of
     it is rounding.
     """
-    decoder = build(target, method, temperature=0.0)
+    decoder = build(target, method, GREEDY)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
     q = teacher_forced(

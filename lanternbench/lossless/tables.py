@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from lanternbench.models.family import Entry
 from lanternbench.models.target import Prefix as Prompt
 from lanternbench.models.target import Target
 from lanternbench.models.vq import VQConfig
+from lanternbench.settings import TARGETS_OWN, Sampling
 
 CODES = 96  # of the model that writes row ends
 ROW_END_CONFIG = ChameleonConfig(
@@ -59,18 +60,6 @@ def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -
     return logits.masked_fill(banned, -torch.inf).softmax(-1)
 
 
-class Sampling(NamedTuple):
-    """What lies between logits and distributions, of target and drafter alike."""
-
-    guidance: float = 1.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-
-UNWARPED = Sampling()
-
-
 class Tables:
     """Logits of target and drafter after every prefix of up to ``length`` tokens, with and without
     the prompt.
@@ -85,7 +74,7 @@ class Tables:
         length: int,
         seed: int,
         kind: str = "mixed",
-        sampling: Sampling = UNWARPED,
+        sampling: Sampling = TARGETS_OWN,
         deep: bool = False,
     ):
         generator = torch.Generator().manual_seed(seed)
@@ -138,11 +127,16 @@ class Tables:
         target, target_uncond = map(after, self.target_logits)
         drafter, drafter_uncond = map(after, self.drafter_logits)
         unconditional = (target_uncond, drafter_uncond) if self.halves == 2 else (None, None)
-        options = self.sampling._asdict() | {
-            "grid_width": self.grid[1],
-            "codebook": self.codebook.double().tolist(),
-        }
-        return World(self.vocab, self.length, target, drafter, *unconditional, **options)
+        return World(
+            self.vocab,
+            self.length,
+            target,
+            drafter,
+            *unconditional,
+            sampling=self.sampling,
+            grid_width=self.grid[1],
+            codebook=self.codebook.double().tolist(),
+        )
 
     def numbers(self, images: Tensor) -> Tensor:
         """Images [R, ≥ L] read as numbers in base V: [R]."""
@@ -176,7 +170,7 @@ class RowTables(Tables):
         grid: tuple[int, int],
         seed: int,
         kind: str = "dense",
-        sampling: Sampling = UNWARPED,
+        sampling: Sampling = TARGETS_OWN,
     ):
         super().__init__(vocab, grid[0] * grid[1], seed, kind, sampling)
         self.grid = grid
@@ -273,11 +267,9 @@ class TableTarget:
             tables.grid,
             (tables.grid,),
         )
-        self.top_k, self.guidance, self.model = (
-            tables.sampling.top_k,
-            tables.sampling.guidance,
-            TableModel(tables),
-        )
+        self.sampling = tables.sampling
+        self.guidance = tables.sampling.guidance
+        self.model = TableModel(tables)
         self.near: dict[Any, Any] = {}
         # never run: the table drafts
         net = SimpleNamespace(

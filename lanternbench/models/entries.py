@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from lanternbench.errors import UserError, unknown
 from lanternbench.models import MODULES
 from lanternbench.models.grids import Grid, coarse, grid_of
 from lanternbench.notes import Note
 from lanternbench.registry import component, components
+from lanternbench.settings import Guidance, Sampling
 from lanternbench.utils.files import cache_dir
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Expected(_Row):
     source: str
 
 
-class Entry(_Row):
+class Entry(Sampling):
     """A row of the catalogue.  ``files`` by role: ``model``, ``vq``, ``text``, and drafters by
     kind.
     """
@@ -71,14 +72,11 @@ class Entry(_Row):
     about: str
     licence: str = "Apache-2.0"
     gigabytes: float = 0.0  # of all files
-    shape: dict[str, Any] = {}
+    shape: dict[str, Any] = Field(default_factory=dict)
     grids: tuple[str, ...] = ()  # other images that it draws, as ROWSxCOLUMNS of tokens
     coarse_first: bool = False  # is a coarse grid drawn before the image's?
-    guidance: float = 3.0
-    top_k: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    files: dict[str, Source] = {}
+    guidance: Guidance = 3.0
+    files: dict[str, Source] = Field(default_factory=dict)
     expects: tuple[Expected, ...] = ()
 
     @property

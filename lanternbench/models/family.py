@@ -22,6 +22,7 @@ from lanternbench.models.entries import Entry, present
 from lanternbench.models.target import Pads, Target
 from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
+from lanternbench.settings import Sampling
 
 Drafter = eagle.Eagle | dflash.DFlash
 # entries of a drafter's config.json that name the layers of the target that it reads, and what
@@ -271,9 +272,13 @@ class PublishedFamily(Family):
         }
         fields["pad_rows"] = self.eagle_pads if folder and drafters else "alone"
         fields["prompt_template"] = "{caption}".join(self.template(row, folder))
-        sampling = (row.guidance, row.top_k, row.temperature, row.top_p)
         return Target(
-            row.name, model, vq, text, *sampling, **fields | self.fields(row, model, text, folder)
+            row.name,
+            model,
+            vq,
+            text,
+            row.part(Sampling),
+            **fields | self.fields(row, model, text, folder),
         )
 
     def decoder(

@@ -15,6 +15,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.grids import Grid, size
+from lanternbench.settings import Sampling
 
 if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
@@ -60,10 +61,7 @@ class Target:
     # captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels
     # [B, 1] and ones
     text: Callable[[list[str]], tuple[Tensor, Tensor]]
-    guidance: float = 1.0  # its defaults, as the next three
-    top_k: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
+    sampling: Sampling = field(default_factory=Sampling)  # its defaults
     evaluators: Literal["tiny", "full", "none"] = "full"  # which networks score its images
     options: dict = field(default_factory=dict)  # its default trees and neighbourhood size
     # by kind of proposal: eagle, eagle-3, model, medusa, dflash
@@ -93,6 +91,10 @@ class Target:
     def __post_init__(self) -> None:
         if self.vq is None and self.render is None:
             self.evaluators = "none"
+
+    @property
+    def guidance(self) -> float:
+        return self.sampling.guidance
 
     @property
     def grids(self) -> tuple[Grid, ...]:

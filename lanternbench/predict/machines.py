@@ -140,13 +140,14 @@ def probe(
     target = load_with_drafter(
         c.target, c.drafter, choose("auto", threads), c.random_weights, c.dtype, None, c.compile
     )
-    sampling = (c.temperature, c.top_k, c.top_p, c.guidance, c.simulate_acceptance)
     methods, costs = {BASE: method(BASE), **cases.methods}, {}
     proposals = {case.label: case.measured for case in cases.traces}
     for done, (label, case_method) in enumerate(methods.items()):
         show(done, len(methods), f"a few steps of {label}")
         costs[label] = method_cost(
-            build(target, case_method, *sampling), proposals.get(label), caption
+            build(target, case_method, c.sampling, c.simulate_acceptance),
+            proposals.get(label),
+            caption,
         )
     dtype = str(target.dtype).removeprefix("torch.")
     # layers packed for a CPU no longer show their sizes

@@ -27,6 +27,7 @@ from lanternbench.models.drafters.dflash import DFlash, to_file
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.settings import Sampling
 from lanternbench.training import loop
 from lanternbench.training.losses import RECIPES, TRAININGS, Losses
 from lanternbench.utils.files import OUT, WORK, acquire, replacing, writing
@@ -73,7 +74,7 @@ class Samples:
     def __init__(self, target: Target, net: Drafter, captions: list[str], tokens: Tensor):
         self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
         self.warp, (self.read, self.first, self.losses) = (
-            Warp(1.0, target.top_k),
+            Warp(Sampling(top_k=target.sampling.top_k)),
             TRAININGS[net.kind],
         )
 

@@ -160,9 +160,7 @@ class TreeSearch:
     ) -> SpeculativeDecoder:
         """The decoder of ``method``, by default the one with these sizes."""
         c, chosen = self.config, method or self.method(options)
-        return build(
-            self.target, chosen, c.temperature, guidance=c.guidance, simulate_acceptance=self.rates
-        )
+        return build(self.target, chosen, c.sampling, self.rates)
 
     @cached_property
     def rates(self) -> list[float] | None:
@@ -172,7 +170,7 @@ class TreeSearch:
         wanted = self.config.simulate_acceptance
         if wanted is None or isinstance(wanted, list):
             return wanted
-        depth = build(self.target, self.method(), self.config.temperature).proposer.max_depth
+        depth = build(self.target, self.method(), self.config.sampling).proposer.max_depth
         return [float(level_rates(wanted, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float]:

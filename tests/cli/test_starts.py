@@ -17,6 +17,7 @@ from lanternbench.cli.listing_cmd import DRAFTERS, EMBEDDED, _methods, methods, 
 from lanternbench.methods.method import flag, named
 from lanternbench.models.entries import catalogue, entry
 from lanternbench.models.grids import size
+from lanternbench.settings import Sampling
 
 HEAVY = ("torch", "scipy", "transformers", "ray", "matplotlib", "pandas")
 REPORTED = f"""
@@ -153,7 +154,7 @@ def test_a_targets_page_says_which_methods_need_a_drafter(target):
         assert needed == (
             preset.choices.proposal if preset.choices.proposal in DRAFTERS else None
         ), name
-    assert (target.guidance, target.top_k) == (entry("tiny").guidance, entry("tiny").top_k)
+    assert target.sampling == entry("tiny").part(Sampling)
     ready, given, never = _methods(["eagle"])
     assert ("eagle-2" in ready, "sjd" in ready, given, never) == (
         True,

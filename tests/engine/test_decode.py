@@ -21,6 +21,7 @@ from lanternbench.models.decoder import guide
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.prompts import load
 from lanternbench.registry import components
+from lanternbench.settings import Sampling
 
 CAPTIONS = [p.text for p in load("demo", 3)]
 LOSSLESS = ["sd", "medusa", "eagle-1", "eagle-2", "eagle-3", "adt-tree", "sjd", "jacobi"]
@@ -31,7 +32,7 @@ QUICK = ["ar", "sd", "eagle-2", "eagle-3", "lantern", "cool-sd"]
 
 
 def tokens(target, name, captions=CAPTIONS, temperature=1.0, seed=0, trace=False, **options):
-    decoder = build(target, method(name, **options), temperature)
+    decoder = build(target, method(name, **options), Sampling(temperature=temperature))
     return engine.generate(decoder, captions, seed=seed, trace=trace)
 
 
@@ -134,7 +135,7 @@ def test_relaxation_accepts_more(shallow_8x8):
 
 def test_without_guidance_there_is_one_row_and_it_still_agrees(shallow_8x8):
     def made(name):
-        decoder = build(shallow_8x8, method(name), 0.0, guidance=1.0)
+        decoder = build(shallow_8x8, method(name), Sampling(temperature=0.0, guidance=1.0))
         return engine.generate(decoder, CAPTIONS[:2])
 
     for a, b in zip(made("ar"), made("eagle-1"), strict=True):
@@ -161,7 +162,7 @@ def test_a_tree_deeper_than_the_rest_of_the_image_is_cut(shallow_8x8, greedy):
 
 
 def test_top_k_one_is_greedy(shallow_8x8, greedy):
-    decoder = build(shallow_8x8, method("eagle-1"), 1.0, top_k=1)
+    decoder = build(shallow_8x8, method("eagle-1"), Sampling(temperature=1.0, top_k=1))
     assert torch.equal(engine.generate(decoder, CAPTIONS[:1])[0].tokens, greedy[0])
 
 
@@ -261,7 +262,7 @@ def teacher_forced(target, decoder, captions, tokens):
 def test_in_bfloat16_every_method_verifies_by_float32_s_distributions_up_to_rounding(
     target, halved, name, temperature
 ):
-    decoder = build(halved, method(name), temperature)
+    decoder = build(halved, method(name), Sampling(temperature=temperature))
     for captions in (CAPTIONS[:1], CAPTIONS[:2]):
         made = engine.generate(decoder, captions, trace=True, max_steps=12)
         counts = [1 + sum(g.accept_lengths) for g in made]

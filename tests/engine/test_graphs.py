@@ -24,6 +24,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
 from lanternbench.prompts import load
 from lanternbench.registry import components
+from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs, of_mode
 
 # in test_dflash
@@ -64,7 +65,9 @@ def test_recorded_steps_go_from_one_number_of_slots_to_the_next(
 def test_recorded_steps_give_the_tokens_of_launched_ones(shallow_8x8, name, prompts, temperature):
     captions = [p.text for p in load("demo", prompts)]
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
-    decoders = [build(t, method(name), temperature) for t in (shallow_8x8, recorded)]
+    decoders = [
+        build(t, method(name), Sampling(temperature=temperature)) for t in (shallow_8x8, recorded)
+    ]
     wanted, found = (engine.generate(d, captions, max_steps=6) for d in decoders)
     assert decoders[1].recordings.replays
     for want, made in zip(wanted, found, strict=True):

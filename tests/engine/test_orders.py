@@ -16,13 +16,14 @@ from test_emu3 import VQ
 from lanternbench.engine import decode as engine
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.lossless import on_tables
-from lanternbench.lossless.tables import ROW_END_CONFIG, ROW_END_VQ, Sampling, row_end_target
+from lanternbench.lossless.tables import ROW_END_CONFIG, ROW_END_VQ, row_end_target
 from lanternbench.measure.fidelity import decode_loss, row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.emu3.checkpoint import Emu3Family
+from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs
 
 CAPTIONS = [
@@ -69,7 +70,7 @@ def targets(shallow, shallow_8x8):
 
 def decode(target, name, captions=CAPTIONS, trace=False, raster=False, temperature=1.0, **options):
     """``raster``: with the draws of this method in raster order."""
-    decoder = build(target, method(name, **options), temperature)
+    decoder = build(target, method(name, **options), Sampling(temperature=temperature))
     if raster:
         decoder = replace(decoder, method=method(name, order="raster"))
     return engine.generate(decoder, captions, seed=5, trace=trace)
@@ -89,7 +90,9 @@ def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(
 ):
     captions = CAPTIONS[:1] if which == "tiny" else CAPTIONS
     plain = engine.generate(
-        build(targets[which], method(name, order="raster"), temperature), captions, seed=5
+        build(targets[which], method(name, order="raster"), Sampling(temperature=temperature)),
+        captions,
+        seed=5,
     )
     made = decode(targets[which], name, captions, raster=True, temperature=temperature, **options)
     assert torch.equal(tokens(made), tokens(plain))
@@ -303,7 +306,9 @@ def test_what_does_not_combine_is_refused_with_the_reason(monkeypatch, capfd, ar
     ("name", "options"), [("zipar", {"window": 1}), ("zipar", {"window": "adaptive", "s_min": 1})]
 )
 def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options):
-    one = on_tables(method(name, **options), (2, (3, 3), "dense", Sampling(1.5, 0.9)), 1)
+    one = on_tables(
+        method(name, **options), (2, (3, 3), "dense", Sampling(guidance=1.5, temperature=0.9)), 1
+    )
     assert max(one.off, one.wrong, one.tv - one.enumerated.loss) < 1e-6
     assert one.enumerated.loss > 0.05
 

@@ -22,6 +22,7 @@ from conftest import DATA, slow_but
 from lanternbench.engine import decode as engine
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.settings import Sampling
 
 FILE = DATA / "tokens.json"
 CAPTIONS = [
@@ -72,7 +73,11 @@ def recorded():
 @pytest.mark.parametrize("case", CASES if ALL else slow_but(QUICKEST, QUICK), ids=name)
 def test_tokens_and_steps_are_those_on_file(shallow, case):
     target = replace(shallow, options=shallow.options | SIZES)
-    decoder = build(target, method(case["method"], **case["options"]), case["temperature"])
+    decoder = build(
+        target,
+        method(case["method"], **case["options"]),
+        Sampling(temperature=case["temperature"]),
+    )
     made = engine.generate(decoder, CAPTIONS[: case["batch"]], seed=SEED)
     digests = [
         hashlib.sha256(g.tokens.to(torch.int64).numpy().tobytes()).hexdigest()[:20] for g in made

@@ -27,11 +27,11 @@ from typer.testing import CliRunner
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample
-from lanternbench.experiment.config import checked
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.summary import summarise
 from lanternbench.methods.method import method
+from lanternbench.settings import checked
 from lanternbench.tune.result import Tune
 from lanternbench.tune.tuning import search_kind
 

@@ -20,6 +20,7 @@ from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, Verif
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.residuals import lantern_reference, standard
 from lanternbench.methods.trees.static import static_tree
+from lanternbench.settings import Sampling
 
 
 def check(folder: Path) -> list[Found]:
@@ -60,7 +61,7 @@ def recorded_draft(case: dict[str, Any], given: dict[str, Tensor]) -> tuple[Draf
     at = given["retrieve_indices"].long()  # [leaves, depth] nodes
     tokens = torch.zeros(1, static.tree.nodes, dtype=torch.long)
     tokens[0, at[at >= 0]] = given["candidates"].long()[at >= 0]
-    q = Warp(**case["logits_processor"])(given["node_logits"])[None]
+    q = Warp(Sampling(**case["logits_processor"]))(given["node_logits"])[None]
     if case["kind"] == "dynamic":  # children were chosen: p is 1 at each
         return Draft(tokens, grown=static.tree), q
     levels = sorted((k for k in given if k.startswith("op.")), key=lambda k: int(k[3:]))

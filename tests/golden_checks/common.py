@@ -21,6 +21,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import from_published
 from lanternbench.models.target import Prefix, Target
+from lanternbench.settings import Sampling
 
 FLOAT, IMAGE = 1e-4, 5e-4  # tolerances, absolute
 
@@ -135,5 +136,5 @@ def greedy(
     target: Target, scale: float, images: int = 1, name: str = "ar", **options: Any
 ) -> list[Generation]:
     """Temperature 0 through the engine itself."""
-    decoder = build(target, method(name, **options), temperature=0.0, guidance=scale)
+    decoder = build(target, method(name, **options), Sampling(temperature=0.0, guidance=scale))
     return generate(decoder, [f"caption {i}" for i in range(images)])

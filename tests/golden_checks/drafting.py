@@ -22,10 +22,11 @@ from lanternbench.models.llamagen.checkpoint import LlamaGenConfig
 from lanternbench.models.loading import from_published
 from lanternbench.models.target import Prefix
 from lanternbench.models.transformer import rope_2d
+from lanternbench.settings import Sampling
 
 # the reference derives the drafter's grid from its input type
 GRIDS = {"c2i": 24, "t2i": 16, "t2i2": 32}
-GREEDY = Warp(0.0)
+GREEDY = Warp(Sampling(temperature=0.0))
 
 
 def eagle(state: dict[str, Tensor], config: dict[str, Any]) -> Eagle:

@@ -25,6 +25,7 @@ from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.loading import from_published, rotary_pairs
 from lanternbench.models.transformer import rope_1d
+from lanternbench.settings import GREEDY, Sampling
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3
 
@@ -159,9 +160,9 @@ def dynamic(vectors: Vectors) -> list[Found]:
     at, found = Anole(vectors), []
     fresh = Anole(vectors)
     for name, drafter, n, warp in (
-        ("dynamic1", at, build["prompt"], Warp(0.0)),
-        ("dynamic2", at, build["new"], Warp(0.0)),
-        ("dynamic_proc", fresh, build["prompt"], Warp(0.7, 8)),
+        ("dynamic1", at, build["prompt"], Warp(GREEDY)),
+        ("dynamic2", at, build["new"], Warp(GREEDY)),
+        ("dynamic_proc", fresh, build["prompt"], Warp(Sampling(temperature=0.7, top_k=8))),
     ):
         drafter.commit(n)
         state = tree_static.at_root(ids[drafter.length, None], warp)
@@ -187,7 +188,7 @@ def static(vectors: Vectors) -> list[Found]:
         return asked[-1]
 
     builder = FixedTree().drafting(shape, True, torch.device("cpu"))
-    state = tree_static.at_root(ids[at.length, None], Warp(0.0))
+    state = tree_static.at_root(ids[at.length, None], Warp(GREEDY))
     builder.grow(state, builder.begin(state), asked[0][:, 0], noting, torch.zeros(1, 0))
     candidates = vectors["static.tokens"].shape[-1]  # of every node
     best = torch.cat(asked, 1)[0].topk(candidates)

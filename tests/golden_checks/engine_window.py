@@ -29,6 +29,7 @@ from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.tables import TableModel, read
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
+from lanternbench.settings import TARGETS_OWN
 
 # all tokens of a run after its prompt, and how many are committed when the engine starts
 Image = tuple[list[int], int]
@@ -79,7 +80,16 @@ def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor)
     )
     prefix: Any = None
     state = DecodeState(
-        made, Warp(), 1.0, [0], prefix, cache, uniforms, nodes, nodes, Clock(made.device)
+        made,
+        Warp(TARGETS_OWN),
+        1.0,
+        [0],
+        prefix,
+        cache,
+        uniforms,
+        nodes,
+        nodes,
+        Clock(made.device),
     )
     root = tokens[:, image[1] - 1]
     tokens[0, image[1] :] = 0
@@ -125,7 +135,7 @@ def window_run(
         fresh = (settings.fresh(u["fresh_u"][1:]) + 0.5) / model.vocab
         steps.append(torch.cat([final[None], u["accept_u"][1:], fresh, redraw(u, size)]))
     uniforms = torch.stack([*steps, steps[-1]])[None].float()
-    decoder = SpeculativeDecoder(made, None, Warp(), 1.0, window, rule, standard)
+    decoder = SpeculativeDecoder(made, None, Warp(TARGETS_OWN), 1.0, window, rule, standard)
     state = start(model, made, (image, begun), window.nodes, uniforms)
     own, accepted, drafts, laws = window.begin(state), [], [], []
     for t in range(first, last):

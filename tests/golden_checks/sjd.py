@@ -25,6 +25,7 @@ from lanternbench.methods.acceptance import chains
 from lanternbench.methods.acceptance.chains import Unchanged
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
+from lanternbench.settings import TARGETS_OWN
 
 
 class Redrawn(Jacobi):
@@ -120,7 +121,12 @@ def stub(given: dict[str, Tensor]) -> Any:
     target = SimpleNamespace(vocab=vocab, grids=((1, 1),), length=1, device=root.device)
     now, first = SimpleNamespace(root=root), given["p_cur"][:, 0]
     return SimpleNamespace(
-        batch=batch, target=target, device=root.device, warp=Warp(), now=now, first=first
+        batch=batch,
+        target=target,
+        device=root.device,
+        warp=Warp(TARGETS_OWN),
+        now=now,
+        first=first,
     )
 
 

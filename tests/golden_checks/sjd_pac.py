@@ -23,6 +23,7 @@ from lanternbench.engine.verify import Uniforms
 from lanternbench.methods.proposals.jacobi import Window as JacobiWindow
 from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, recursive_residuals
 from lanternbench.methods.residuals import standard
+from lanternbench.settings import TARGETS_OWN
 
 
 class RecordedFresh(PublicSjdPac):
@@ -101,7 +102,7 @@ def public_step(
     result = window.verification(EXACT).verify(draft, q, u, standard, False)
     ok, accepted = window.judge(draft, q, verify), int(result.accepted[0])
     weights = window.redraw(draft, q, ok, result.path, result.accepted)[1][0]
-    state: Any = SimpleNamespace(warp=Warp())
+    state: Any = SimpleNamespace(warp=Warp(TARGETS_OWN))
     old = JacobiWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
     new = window.update(state, old, StepResult(draft, q, result, result.accepted, u))
     ends = torch.cat([result.token[:1], torch.zeros(len(sample_u[0]) - 1, dtype=torch.long)])
@@ -248,7 +249,7 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
         verify[0] = sample_u[0, 0]
         steps.append(torch.cat([verify, torch.zeros(window.fresh_uniforms), sample_u.flatten()]))
     decoder = SpeculativeDecoder(
-        made, None, Warp(), 1.0, window, window.verification(EXACT), standard
+        made, None, Warp(TARGETS_OWN), 1.0, window, window.verification(EXACT), standard
     )
     state = start(
         model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None]

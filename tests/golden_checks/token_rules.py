@@ -23,6 +23,7 @@ from golden_checks.common import Found, Vectors, close, read, same
 from lanternbench.engine.sampling import Warp
 from lanternbench.models.chameleon.checkpoint import SIZE_UNIT, size_id
 from lanternbench.models.decoder import guide
+from lanternbench.settings import Sampling
 
 
 def check(folder: Path) -> list[Found]:
@@ -116,7 +117,7 @@ def scores(vectors: Vectors, vocab: Vocabulary) -> list[Found]:
         )
     ]
     for name, k in (("image", build["topk"]), ("text", build["text_topk"])):
-        p = Warp(top_k=k)(vectors["topk.scores"])
+        p = Warp(Sampling(top_k=k))(vectors["topk.scores"])
         found.append(close(f"top-k, {name}", p, vectors[f"topk.{name}.out"].softmax(-1)))
     for name, ids in beginnings.items():
         raw = vectors["cfg.scores"]

@@ -15,6 +15,7 @@ from golden_checks.drafting import Recorded
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import Draft, Tree
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
+from lanternbench.settings import GREEDY, Sampling
 
 
 def check(folder: Path) -> list[Found]:
@@ -32,7 +33,7 @@ def drafts(vectors: Vectors, case: dict[str, Any]) -> list[Draft]:
     """The trees of both calls.  The reference's ``depth`` counts the levels after the first."""
     depth, top_k, total = case["depth"] + 1, case["top_k"], case["total_tokens"]
     processor = case["logits_processor"]
-    warp = Warp(0.0) if processor is None else Warp(**processor)
+    warp = Warp(GREEDY) if processor is None else Warp(Sampling(**processor))
     ids1, ids2 = vectors["in.input_ids1"][0], vectors["in.input_ids2"][0]
     bounds = Bounds(depth, top_k, total)
     at = Recorded(vectors, vectors["in.hidden1"], ids1[-1], total + top_k * depth, warp)

@@ -16,6 +16,7 @@ from golden_checks.tree_dynamic import leaf_paths
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import StaticTree, from_paths
 from lanternbench.methods.trees.static import FixedTree, named
+from lanternbench.settings import GREEDY
 
 
 def check(folder: Path) -> list[Found]:
@@ -116,7 +117,7 @@ def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list
     """
     drafter = Ranks(candidates)
     builder = FixedTree().drafting(static, True, torch.device("cpu"))
-    state = at_root(torch.zeros(1, dtype=torch.long), Warp(0.0))
+    state = at_root(torch.zeros(1, dtype=torch.long), Warp(GREEDY))
     builder.grow(
         state, builder.begin(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0)
     )

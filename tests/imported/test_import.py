@@ -26,6 +26,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.report.write import report
+from lanternbench.settings import Sampling
 
 CAPTIONS = [p.text for p in prompts.load("demo", 2)]
 LENGTH = 64
@@ -116,7 +117,11 @@ def test_log_probabilities_are_those_of_an_independent_computation(
         assert want.std() > 0.5  # they are not all alike
         for model, within in ((shallow_8x8, 1e-5), (target, None)):
             got = log_probs(
-                build(model, method("ar"), temperature, top_k, guidance=scale),
+                build(
+                    model,
+                    method("ar"),
+                    Sampling(temperature=temperature, top_k=top_k, guidance=scale),
+                ),
                 [caption],
                 tokens[i, None],
             )

@@ -16,9 +16,10 @@ from test_verification import mutate
 from lanternbench.lossless import exact, on_tables, statistical, tables, verify_method
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.plain.drafts import MethodSpec
-from lanternbench.lossless.tables import Sampling, Tables
+from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.trees import fixed
+from lanternbench.settings import Sampling
 
 CLOSE = 1e-9
 TREES = {
@@ -30,8 +31,8 @@ TREES = {
 WORLDS = {
     "plain": (3, 4, "mixed"),
     "guided": (3, 4, "dense", Sampling(guidance=1.7)),
-    "top-k": (4, 3, "dense", Sampling(1.5, 1.3, 3)),
-    "top-p": (4, 3, "zeros", Sampling(1.5, 0.9, 0, 0.9)),
+    "top-k": (4, 3, "dense", Sampling(guidance=1.5, temperature=1.3, top_k=3)),
+    "top-p": (4, 3, "zeros", Sampling(guidance=1.5, temperature=0.9, top_k=0, top_p=0.9)),
 }
 RELAXED = {
     "cool-sd": {"tree": "chain"},

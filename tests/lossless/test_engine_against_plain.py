@@ -27,6 +27,7 @@ from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.residuals import PLAIN, standard
 from lanternbench.methods.trees import adaptive
+from lanternbench.settings import Sampling
 
 RESOLUTION = 1e-6  # to which the engine's probabilities are measured
 SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
@@ -129,7 +130,7 @@ def test_the_engine_samples_what_the_papers_define(case, kind):
     assert float(loss) == pytest.approx(expected, abs=RESOLUTION)
 
 
-GUIDED = lossless.Sampling(guidance=1.7, temperature=1.4, top_k=3, top_p=0.9)
+GUIDED = Sampling(guidance=1.7, temperature=1.4, top_k=3, top_p=0.9)
 
 
 @pytest.mark.parametrize("name", ["ar", "sd", "eagle-2", "cool-sd", "sjd", "scd"])
@@ -209,7 +210,7 @@ def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(mo
 
 
 def test_a_tree_that_adapts_the_wrong_way_is_found_though_its_images_are_right(monkeypatch):
-    monkeypatch.setattr(lossless, "WORLDS", ((3, 5, "dense", lossless.Sampling(), True),))
+    monkeypatch.setattr(lossless, "WORLDS", ((3, 5, "dense", Sampling(), True),))
     honest = adaptive.adapt
 
     def flipped(start, alpha, within):

@@ -44,6 +44,7 @@ from lanternbench.methods.acceptance.chains import BlockVerification
 from lanternbench.methods.acceptance.lantern import moved_onto, plain_jsd, plain_nearest
 from lanternbench.methods.residuals import PLAIN
 from lanternbench.methods.trees.adaptive import _flock
+from lanternbench.settings import TARGETS_OWN, Sampling
 
 BLOCK = BlockVerification.plain_chain
 EXACT = 1e-12
@@ -54,7 +55,9 @@ INITS = ("random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", 
 
 def worlds() -> list[World]:
     """Dense, with banned tokens, and warped with guidance, temperature, top-k and top-p."""
-    warped = random_world(4, 3, 9, temperature=0.8, top_k=3, top_p=0.9, guidance=2.0)
+    warped = random_world(
+        4, 3, 9, sampling=Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=2.0)
+    )
     other = random_world(4, 3, 10)
     warped.target_uncond, warped.drafter_uncond = other.target, other.drafter
     return [random_world(3, 4, 1), random_world(3, 4, 2, zeros=0.3), warped]
@@ -293,13 +296,17 @@ def test_block_verification_accepts_no_fewer_tokens_than_exact():
 
 def test_warping_by_hand():
     logits = [math.log(x) for x in (0.4, 0.3, 0.2, 0.1)]
-    assert warp(logits) == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert warp(logits, temperature=0.5) == pytest.approx([16 / 30, 9 / 30, 4 / 30, 1 / 30])
-    assert warp(logits, top_k=2) == pytest.approx([4 / 7, 3 / 7, 0, 0])
+    assert warp(logits, TARGETS_OWN) == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    assert warp(logits, Sampling(temperature=0.5)) == pytest.approx(
+        [16 / 30, 9 / 30, 4 / 30, 1 / 30]
+    )
+    assert warp(logits, Sampling(top_k=2)) == pytest.approx([4 / 7, 3 / 7, 0, 0])
     # ties stay
-    assert warp([1.0, 0.0, 0.0, -1.0], top_k=2)[1:3] == pytest.approx([1 / (math.e + 2)] * 2)
-    assert warp(logits, top_p=0.6) == pytest.approx([4 / 7, 3 / 7, 0, 0])
-    assert warp(logits, top_p=0.3) == [1, 0, 0, 0]
+    assert warp([1.0, 0.0, 0.0, -1.0], Sampling(top_k=2))[1:3] == pytest.approx(
+        [1 / (math.e + 2)] * 2
+    )
+    assert warp(logits, Sampling(top_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0])
+    assert warp(logits, Sampling(top_p=0.3)) == [1, 0, 0, 0]
     assert guide([1.0, 2.0, -math.inf], [0.0, 3.0, 1.0], 3.0) == [3.0, 0.0, -math.inf]
 
 
@@ -310,9 +317,7 @@ def test_guidance_comes_before_temperature_and_top_k():
         1,
         lambda _: cond,
         target_uncond=lambda _: uncond,
-        guidance=4.0,
-        temperature=2.0,
-        top_k=1,
+        sampling=Sampling(guidance=4.0, temperature=2.0, top_k=1),
     )
     assert world.q(()) == [0, 1, 0]  # guided logits (2, 4, 0)
 

@@ -37,6 +37,7 @@ from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling
 
 LOSSLESS = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "eagle-3", "adt-tree", "sjd"]
 RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
@@ -311,7 +312,15 @@ def small() -> Target:
         "medusa": Medusa(32, 4).eval(),
         "model": model(),
     }
-    return Target("random", net, vq, text, guidance=2.0, options=options, drafters=drafters)
+    return Target(
+        "random",
+        net,
+        vq,
+        text,
+        sampling=Sampling(guidance=2.0),
+        options=options,
+        drafters=drafters,
+    )
 
 
 @pytest.mark.parametrize("name", [*LOSSLESS, "jacobi"])

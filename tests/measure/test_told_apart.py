@@ -135,9 +135,12 @@ class Pretended:
 
     def start(self, asked, device, units):
         from lanternbench.experiment.worker import Facts
+        from lanternbench.settings import Sampling
 
         target = {"name": "tiny", "evaluators": "tiny"}
-        return Facts(device, 1.0, dict.fromkeys(self.seconds, True), target, {"device": "cpu"})
+        return Facts(
+            device, Sampling(), dict.fromkeys(self.seconds, True), target, {"device": "cpu"}
+        )
 
     def estimate(self, units):
         return self.seconds

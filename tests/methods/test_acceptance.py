@@ -23,6 +23,7 @@ from lanternbench.methods.acceptance.lantern import jensen_shannon, nearest
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
+from lanternbench.settings import GREEDY, Sampling
 
 DEPTH = torch.tensor([1])
 
@@ -275,21 +276,23 @@ def test_draws_without_replacement_are_distinct():
 
 def test_top_k_keeps_ties_and_top_k_one_is_the_argmax():
     logits = torch.tensor([1.0, 3.0, 2.0, 2.0])
-    assert (Warp(top_k=2)(logits) > 0).tolist() == [False, True, True, True]
-    assert Warp(top_k=1)(logits).tolist() == [0, 1, 0, 0]
-    assert torch.allclose(Warp(top_k=99)(logits), logits.softmax(-1))
+    assert (Warp(Sampling(top_k=2))(logits) > 0).tolist() == [False, True, True, True]
+    assert Warp(Sampling(top_k=1))(logits).tolist() == [0, 1, 0, 0]
+    assert torch.allclose(Warp(Sampling(top_k=99))(logits), logits.softmax(-1))
 
 
 def test_top_p_keeps_the_fewest_tokens_that_reach_it_and_at_least_one():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    assert Warp(top_p=0.7)(logits).tolist() == pytest.approx([0.625, 0.375, 0, 0])
-    assert Warp(top_p=1e-6)(logits).tolist() == pytest.approx([1, 0, 0, 0])
+    assert Warp(Sampling(top_p=0.7))(logits).tolist() == pytest.approx([0.625, 0.375, 0, 0])
+    assert Warp(Sampling(top_p=1e-6))(logits).tolist() == pytest.approx([1, 0, 0, 0])
 
 
 def test_temperature_divides_the_logits():
     logits = torch.tensor([0.0, 1.0])
-    assert Warp(temperature=0.5)(logits)[1].item() == pytest.approx(1 / (1 + math.exp(-2)))
-    assert Warp(temperature=0.0).greedy
+    assert Warp(Sampling(temperature=0.5))(logits)[1].item() == pytest.approx(
+        1 / (1 + math.exp(-2))
+    )
+    assert Warp(GREEDY).greedy
 
 
 @pytest.mark.parametrize("limit", [0.02, 0.3, 0.9])
@@ -309,9 +312,13 @@ def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_ge
 
     first = torch.randn(batch, size, generator=generator) * 3
     root = torch.zeros(batch, dtype=torch.long)
-    state: Any = SimpleNamespace(now=SimpleNamespace(root=root), warp=Warp(1.0, 20))
+    state: Any = SimpleNamespace(
+        now=SimpleNamespace(root=root), warp=Warp(Sampling(temperature=1.0, top_k=20))
+    )
     draft = grow_by_confidence(state, first, expand, Bounds(3, 4, 14))
-    q = Warp(1.0, 9)(torch.randn(batch, 14, size, generator=generator) * 3).double()
+    q = Warp(Sampling(temperature=1.0, top_k=9))(
+        torch.randn(batch, 14, size, generator=generator) * 3
+    ).double()
     u = torch.rand(batch, 14, generator=generator).double() * BELOW_ONE
     general = rank_by_rank(rule, draft, q, u, residuals.lantern)
     groups = rule.verify(draft, q, Uniforms(u, u), residuals.lantern, greedy=False)

@@ -24,6 +24,7 @@ from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 from lanternbench.methods.trees.dynamic import Dynamic
 from lanternbench.registry import register
+from lanternbench.settings import Sampling
 
 TREES = ["chain", "static", "dynamic", "adaptive"]
 CAPTION = "a small green ring"
@@ -39,7 +40,7 @@ def _registry():
 
 
 def run(target: Any, name: str, temperature: float, **options: Any) -> engine.SpeculativeDecoder:
-    decoder = build(target, method(name, **options), temperature)
+    decoder = build(target, method(name, **options), Sampling(temperature=temperature))
     engine.generate(decoder, [CAPTION], max_steps=3)
     return decoder
 

@@ -29,6 +29,7 @@ from lanternbench.methods.proposals.sjd_pac import (
     sibling_tests,
 )
 from lanternbench.methods.residuals import PLAIN, standard
+from lanternbench.settings import TARGETS_OWN
 
 
 def distributions(*shape: int, seed: int = 0, zeros: float = 0.0, scale: float = 1.2) -> Tensor:
@@ -171,7 +172,7 @@ def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_
     result = window.verification(EXACT).verify(draft, q, u, standard, False)
     assert result.accepted.tolist() == [2]
     assert result.token.tolist() == [2]  # of the uniform law, though the target says 0
-    state: Any = SimpleNamespace(warp=Warp())
+    state: Any = SimpleNamespace(warp=Warp(TARGETS_OWN))
     new = window.update(state, window_of(draft), StepResult(draft, q, result, result.accepted, u))
     assert torch.equal(new.p, fresh.expand(1, 2, -1))
 

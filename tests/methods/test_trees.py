@@ -21,6 +21,7 @@ from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import FixedTree, named, static_tree
+from lanternbench.settings import GREEDY, Sampling
 
 
 @pytest.mark.parametrize("name", [*named(), "chain-1", "chain-7"])
@@ -142,7 +143,9 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logi
     assert nodes == sorted([(1, best), (2, best), (3, best), (1, second), (2, second)])
 
 
-@pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "warp", [Warp(GREEDY), Warp(Sampling(temperature=1.0))], ids=["greedy", "sampling"]
+)
 def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp):
     """Logits more than 105 below the first: their softmax is 0 in float32, and says nothing of
     their order.

@@ -35,6 +35,7 @@ from lanternbench.models.loading import image_tables, read_state, to_published
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import WordIds
 from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.settings import GREEDY, Sampling
 
 CODES, GRID, GUIDANCE = 16, 5, 3.0
 CAPTIONS = ["a red circle", "two small green squares above a very large yellow ring"]
@@ -103,7 +104,9 @@ def decoded(
     temperature: float = 0.0,
     **options: Any,
 ):
-    return engine.generate(build(target, method(name, **options), temperature), captions)
+    return engine.generate(
+        build(target, method(name, **options), Sampling(temperature=temperature)), captions
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +153,17 @@ def test_left_padding_changes_no_image(anole, name):
 def test_without_guidance_there_is_one_row_a_prompt(anole):
     prefix = anole.prefix(CAPTIONS, 1.0)
     assert prefix.valid.tolist() == [[False] * 7 + [True] * 6, [True] * 13]
-    decoders = (build(anole, method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-1"))
+    decoders = (
+        build(anole, method(name), Sampling(temperature=0.0, guidance=1.0))
+        for name in ("ar", "eagle-1")
+    )
     made = (engine.generate(decoder, CAPTIONS) for decoder in decoders)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(*made, strict=True))
 
 
 def test_the_eagle_drafter_reads_the_prompt_one_id_ahead_and_no_padding(anole):
     model, net = anole.model, anole.drafters["eagle"]
-    decoder = build(anole, method("eagle-1", shape="chain-3"), 0.0)
+    decoder = build(anole, method("eagle-1", shape="chain-3"), GREEDY)
     with torch.inference_mode():
         state = opening.start(decoder, CAPTIONS, [0, 1], trace=False)
         prefix, hidden = state.prefix, state.prefix_states

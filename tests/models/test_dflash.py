@@ -30,6 +30,7 @@ from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.dflash import DFlash, shape, spread, to_file
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
+from lanternbench.settings import GREEDY
 from lanternbench.training import drafter, losses
 from lanternbench.utils.graph_capture import Graphs
 
@@ -279,7 +280,7 @@ def test_at_temperature_0_it_keeps_the_target_s_tokens_and_may_lose_rows_of_the_
     target = blocky("lumina")
     captions = [*CAPTIONS, "a third"]
     ar, fast = (
-        engine.generate(build(target, m, 0.0), captions)
+        engine.generate(build(target, m, GREEDY), captions)
         for m in (method("ar"), method("dflash", **options))
     )
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ar, fast, strict=True))

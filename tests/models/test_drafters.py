@@ -22,6 +22,7 @@ from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.settings import Sampling
 
 CAPTION = "a large red star on the left on a noisy blue background"
 SHAPE = {"dim": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 4, "model_type": "c2i"}
@@ -30,7 +31,9 @@ SHAPE = {"dim": 32, "n_layer": 1, "n_head": 2, "vocab_size": 64, "grid": 4, "mod
 def decoded(
     target: Target, name: str, caption: str = CAPTION, temperature: float = 0.0
 ) -> engine.Generation:
-    return engine.generate(build(target, method(name), temperature), [caption])[0]
+    return engine.generate(
+        build(target, method(name), Sampling(temperature=temperature)), [caption]
+    )[0]
 
 
 def random_llamagen(seed: int, **changes: object) -> LlamaGen:
@@ -49,7 +52,12 @@ def classes() -> Target:
     )
     labels = lambda captions: llamagen.class_labels(captions, "cpu")  # noqa: E731
     return Target(
-        "classes", random_llamagen(0, n_layer=2), vq, labels, guidance=4.0, eagle_pads="uniform"
+        "classes",
+        random_llamagen(0, n_layer=2),
+        vq,
+        labels,
+        sampling=Sampling(guidance=4.0),
+        eagle_pads="uniform",
     )
 
 

@@ -34,6 +34,7 @@ from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import from_published, to_published
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.settings import GREEDY, Sampling
 from lanternbench.training import drafter, losses
 from lanternbench.utils.graph_capture import Graphs
 
@@ -49,7 +50,13 @@ def deep(kind: str) -> Target:
         made.model.config = replace(made.model.config, n_layer=4)
     elif kind == "classes":
         labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-        made = Target("classes", random_llamagen(0, n_layer=4), small("anole").vq, labels, 4.0)
+        made = Target(
+            "classes",
+            random_llamagen(0, n_layer=4),
+            small("anole").vq,
+            labels,
+            Sampling(guidance=4.0),
+        )
     elif kind in ("janus", "emu3"):
         made = made_small(kind, n_layer=4)
     else:
@@ -143,7 +150,7 @@ def test_recorded_batched_and_single_decodes_of_rows_with_ends_have_the_same_tok
 def test_at_temperature_0_it_keeps_the_target_s_tokens_on_every_tree(kind, name):
     target, captions = deep(kind), captions_of(kind)
     ar, fast = (
-        engine.generate(build(target, m, 0.0), captions, max_steps=40)
+        engine.generate(build(target, m, GREEDY), captions, max_steps=40)
         for m in (method("ar"), method(name, proposal="eagle-3"))
     )
     for a, b in zip(ar, fast, strict=True):

@@ -30,6 +30,7 @@ from lanternbench.models.family import drafter_at
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import from_published, to_published
 from lanternbench.models.target import Target
+from lanternbench.settings import GREEDY, Sampling
 
 State = dict[str, Tensor]
 DEPTH = 3
@@ -156,7 +157,7 @@ def drafted(
         return first, further
 
     monkeypatch.setattr(EagleDrafter, "root", recorded)
-    decoder = build(target, method("eagle-1", shape=f"chain-{DEPTH}"), 0.0)
+    decoder = build(target, method("eagle-1", shape=f"chain-{DEPTH}"), GREEDY)
     made = engine.generate(decoder, [caption], max_steps=steps)[0]
     return made, [torch.stack(x) for x in logits], lengths
 
@@ -177,12 +178,15 @@ def with_file(target: Target, state: State, folder: Path) -> Target:
 
 def test_a_drafter_drafts_with_its_own_table_step_for_step(shared, tmp_path, monkeypatch):
     vectors = read(shared / "golden" / "decode_greedy.safetensors")
-    target = replace(decode_greedy.recorded_target(vectors), guidance=vectors.meta["cfg_scale"])
+    target = replace(
+        decode_greedy.recorded_target(vectors),
+        sampling=Sampling(guidance=vectors.meta["cfg_scale"]),
+    )
     with monkeypatch.context() as patch:
         own = drafted(target, "", patch, 40)[0]
     state = vectors.under("drafter.") | {"embed_tokens.weight": vectors["target.lm_head.weight"]}
     other = with_file(target, state, tmp_path)
-    ar = engine.generate(build(target, method("ar"), 0.0), [""])[0].tokens
+    ar = engine.generate(build(target, method("ar"), GREEDY), [""])[0].tokens
     made, logits, lengths = drafted(other, "", monkeypatch, 40)
     agree(logits, plain_chain(target, state, "", ar, lengths))
     chains = [x.argmax(-1).tolist() for x in logits]
@@ -205,12 +209,14 @@ def test_a_drafter_has_the_layers_heads_and_biases_of_its_file(
 ):
     made = small("anole")
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    target = Target("classes", random_llamagen(0, n_layer=2), made.vq, labels, guidance=4.0)
+    target = Target(
+        "classes", random_llamagen(0, n_layer=2), made.vq, labels, sampling=Sampling(guidance=4.0)
+    )
     state = published(32, 2, kv, 48, layers, 64, bias)
     target = with_file(target, state, tmp_path)
     net = target.drafters["eagle"]
     assert (net.config.n_layer, net.config.kv_heads, net.config.qkv_bias) == (layers, kv, bias)
-    ar = engine.generate(build(target, method("ar"), 0.0), ["7"])[0].tokens
+    ar = engine.generate(build(target, method("ar"), GREEDY), ["7"])[0].tokens
     _, logits, lengths = drafted(target, "7", monkeypatch, 12)
     kept = [i for i, n in enumerate(lengths) if n + DEPTH < target.length]
     agree(
@@ -234,8 +240,8 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
         made.embed_prompt(prefix.ahead_ids, other.model), table[prefix.features[:, 1:]]
     )
     assert torch.equal(made.embed(torch.arange(len(ids)), other.model), table[ids])
-    run = build(other, method("eagle-1", shape="chain-3"), 0.0)
-    plain = engine.generate(build(other, method("ar"), 0.0), CAPTIONS)
+    run = build(other, method("eagle-1", shape="chain-3"), GREEDY)
+    plain = engine.generate(build(other, method("ar"), GREEDY), CAPTIONS)
     begin, states = EagleDrafter.begin, []
 
     def noted(self: EagleDrafter, *given: Any) -> Any:
@@ -267,7 +273,13 @@ def test_a_drafter_without_a_table_reads_its_target_s(tmp_path):
 def test_a_tensor_that_has_no_place_is_named(tmp_path):
     target = small("anole")
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    classes = Target("classes", random_llamagen(0, n_layer=2), target.vq, labels, guidance=4.0)
+    classes = Target(
+        "classes",
+        random_llamagen(0, n_layer=2),
+        target.vq,
+        labels,
+        sampling=Sampling(guidance=4.0),
+    )
     state = published(32, 2, 2, 48, 1, 64, False)
     for name in (
         "layers.0.mlp.down_proj.bias",

@@ -25,6 +25,7 @@ from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.settings import GREEDY
 
 CODES, SIDE, GUIDANCE = 48, 8, 3.0
 CAPTIONS = ["a red circle on a large blue square", "a circle"]
@@ -216,7 +217,7 @@ def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, thei
         target = replace(
             loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)}
         )
-        found = engine.generate(build(target, method(name), 0.0), [CAPTIONS[1]])[0].tokens
+        found = engine.generate(build(target, method(name), GREEDY), [CAPTIONS[1]])[0].tokens
         assert torch.equal(found, want), name
     assert len(want.unique()) > 8
 

@@ -19,6 +19,7 @@ from families import small_row
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lanternbench import settings
 from lanternbench.engine.decode import generate
 from lanternbench.engine.sampling import Warp
 from lanternbench.methods.build import build
@@ -28,6 +29,7 @@ from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs
 
 CODES, ROWS, COLUMNS, GUIDANCE = 40, 4, 6, 5.0
@@ -167,7 +169,7 @@ def test_greedy_tokens_are_those_that_the_published_rules_draw(
         drawn.append(int(published_step(theirs, cond, uncond, drawn).argmax()))
     assert drawn.count(VOCAB[EOL]) == ROWS - 1
     want = [i - FIRST for i in drawn if i not in (VOCAB[EOL], VOCAB[EOI])]
-    found = generate(build(target, method(name, **options), 0.0), ["a blue ring"])[
+    found = generate(build(target, method(name, **options), settings.GREEDY), ["a blue ring"])[
         0
     ].tokens.tolist()
     assert found == want
@@ -216,7 +218,9 @@ def test_the_distribution_is_that_of_the_published_rules(loaded, theirs):
             for ids in (cond, uncond)
         ]
     )
-    found = Warp(1.0, 7, 1.0)(both[1] + GUIDANCE * (both[0] - both[1]))
+    found = Warp(Sampling(temperature=1.0, top_k=7, top_p=1.0))(
+        both[1] + GUIDANCE * (both[0] - both[1])
+    )
     assert (found - want).abs().max() < 1e-6
 
 

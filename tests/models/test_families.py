@@ -23,6 +23,7 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family
 from lanternbench.models.target import Target
+from lanternbench.settings import GREEDY
 
 MODELS = Path(catalogue.__file__).parent
 
@@ -56,7 +57,7 @@ def test_a_family_of_someone_else_s_brings_its_rows_and_decodes(plugged):
     assert (row.family, row.licence, row.guidance) == ("theirs", "MIT", 4.5)
     target = catalogue.load_target("theirs-1b")
     made = engine.generate(
-        build(target, method("eagle-1", shape="chain-3"), 0.0), ["a red circle"]
+        build(target, method("eagle-1", shape="chain-3"), GREEDY), ["a red circle"]
     )
     assert len(made[0].tokens) == target.length
 

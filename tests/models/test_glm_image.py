@@ -25,7 +25,7 @@ from lanternbench.engine.decode import generate
 from lanternbench.engine.opening import row_seed, row_uniforms
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Decoding, Sweep, checked
+from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import figures
 from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
@@ -38,6 +38,7 @@ from lanternbench.models.glm_image.checkpoint import GlmImageFamily, positions
 from lanternbench.models.grids import coarse, grid_of, neighbours, place
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling, checked
 from lanternbench.utils.graph_capture import Graphs
 
 CODES, HEAD = 40, 48  # image tokens, and outputs of transformers' head
@@ -164,7 +165,12 @@ def greedy(theirs, loaded) -> list[list[int]]:
 def decode(
     target: Target, name: str, captions: list[str], temperature: float | None = 0.0, **more: Any
 ) -> list[Tensor]:
-    return [g.tokens for g in generate(build(target, method(name, **more), temperature), captions)]
+    return [
+        g.tokens
+        for g in generate(
+            build(target, method(name, **more), Sampling(temperature=temperature)), captions
+        )
+    ]
 
 
 def test_prompts_are_the_processor_s(loaded):
@@ -203,8 +209,8 @@ def test_greedy_tokens_are_those_of_generate(target, greedy, name):
 
 
 def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(target, theirs):
-    warp, caption = Warp(0.9, 0, 0.75), CAPTIONS[1]
-    decoder = build(replace(target, temperature=0.9, top_p=0.75), method("ar"))
+    warp, caption = Warp(Sampling(temperature=0.9, top_k=0, top_p=0.75)), CAPTIONS[1]
+    decoder = build(replace(target, sampling=Sampling(temperature=0.9, top_p=0.75)), method("ar"))
     assert decoder.warp == warp
     seed = row_seed(0, caption, decoder.method.key)
     made = generate(decoder, [caption])[0].tokens.tolist()
@@ -293,24 +299,22 @@ def test_a_36_x_24_image_after_19_x_13_tokens_is_generate_s_token_for_token(thei
         "zipar": {"window": 24},
     }.items():
         assert decode(large, name, CAPTIONS[:1], **options)[0].tolist() == want
-    (made,) = generate(build(large, method("zipar", window=8), 1.0), CAPTIONS[:1])
+    (made,) = generate(
+        build(large, method("zipar", window=8), Sampling(temperature=1.0)), CAPTIONS[:1]
+    )
     assert 1 + made.steps == PREVIEW + 2 * 24 + 34 * 8
 
 
 def test_the_catalogue_s_defaults_are_the_published_ones_unless_given():
     row = entry("glm-image")
-    assert (row.guidance, row.top_k, row.temperature, row.top_p) == (1.0, 0, 0.9, 0.75)
-    own = {"target": "glm-image:layers=2", "methods": ["ar"]}
-    assert [
-        (s.temperature, s.top_p)
-        for s in (checked(Sweep, own), checked(Sweep, own | {"target": "tiny"}))
-    ] == [
-        (0.9, 0.75),
-        (1.0, 1.0),
-    ]
-    given = checked(Sweep, own | {"temperature": 0.0, "top_p": 1.0})
-    assert (given.temperature, given.top_p) == (0.0, 1.0)
-    assert checked(Decoding, {"target": "glm-image=/a/b", "temperature": None}).temperature == 0.9
+    published = Sampling(guidance=1.0, top_k=0, temperature=0.9, top_p=0.75)
+    assert row.part(Sampling) == published
+    unset = checked(Sweep, {"methods": ["ar"], "temperature": None})
+    assert row.part(Sampling).updated(unset.sampling) == published
+    assert unset.record(published)["temperature"] == 0.9
+    given = checked(Sweep, {"methods": ["ar"], "temperature": 0.0, "top_p": 1.0})
+    used = row.part(Sampling).updated(given.sampling)
+    assert (used.temperature, used.top_p, used.guidance) == (0.0, 1.0, 1.0)
 
 
 def test_neighbours_are_looked_for_in_a_token_s_own_grid():
@@ -477,7 +481,9 @@ def test_one_row_at_a_time_is_raster_order_over_both_grids(target, greedy, name,
 
 @pytest.mark.parametrize("s", [1, 2, 3])
 def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_one(target, s):
-    (made,) = generate(build(target, method("zipar", window=s), 1.0), CAPTIONS[:1])
+    (made,) = generate(
+        build(target, method("zipar", window=s), Sampling(temperature=1.0)), CAPTIONS[:1]
+    )
     assert 1 + made.steps == PREVIEW + 2 * FINE[1] + (FINE[0] - 2) * s
 
 
@@ -485,7 +491,7 @@ def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_on
 def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(
     target, name, options
 ):
-    decoder = build(target, method(name, **options), 1.0)
+    decoder = build(target, method(name, **options), Sampling(temperature=1.0))
     together = generate(decoder, CAPTIONS, trace=True)
     for caption, made in zip(CAPTIONS, together, strict=True):
         assert torch.equal(made.tokens, decode(target, name, [caption], 1.0, **options)[0])

@@ -26,6 +26,7 @@ from lanternbench.models.catalogue import load_target
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
 from lanternbench.models.huggingface.checkpoint import SETTINGS
+from lanternbench.settings import Sampling
 
 BEFORE, AFTER = emu3.BOS, f"{emu3.IMAGE_START}{SIDE}*{SIDE}{emu3.TOKENS_START}"
 SAID = {
@@ -81,7 +82,7 @@ def test_every_kind_of_method_draws_the_tokens_of_the_native_family(
 ):
     tokens = []
     for target in both:
-        decoder = build(target, method(name, **options), temperature)
+        decoder = build(target, method(name, **options), Sampling(temperature=temperature))
         tokens.append([g.tokens.tolist() for g in engine.generate(decoder, CAPTIONS, seed=3)])
     assert tokens[0] == tokens[1]
     assert len(tokens[0][0]) == SIDE * SIDE

@@ -27,6 +27,7 @@ from lanternbench.models.entries import entry
 from lanternbench.models.janus.checkpoint import BOS, IMAGE_START, PAD, JanusFamily
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.settings import GREEDY
 
 CODES, SIDE, GUIDANCE = 64, 8, 5.0
 CAPTIONS = ["a red circle on a large blue square", "a circle"]
@@ -192,7 +193,7 @@ def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, thei
     for name in ("ar", "eagle-1", "sjd"):
         net = loaded.model.new_eagle().eval().requires_grad_(False)
         made = replace(loaded, drafters={"eagle": net})
-        decoder = build(made, method(name), 0.0)
+        decoder = build(made, method(name), GREEDY)
         found = engine.generate(decoder, [CAPTIONS[0]])[0].tokens
         assert torch.equal(found[None], want), name
     assert len(want.unique()) > 8

@@ -51,6 +51,7 @@ from lanternbench.models.loading import image_tables, to_published
 from lanternbench.models.token_decoder import IdTokeniser
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
+from lanternbench.settings import GREEDY
 
 SHAPE = {"dim": 32, "n_layer": 2, "n_head": 2, "vocab_size": 64, "grid": 4, "multiple_of": 16}
 TEXT = SHAPE | {"caption_dim": 16, "cls_token_num": 8}
@@ -206,9 +207,9 @@ def test_a_llamagen_target_decodes_from_its_folder(tmp_path, t5, small_vq):
         made.drafters["eagle"],
         drafter.state_dict() | {"tok_embeddings.weight": embedding["embed_tokens.weight"]},
     )
-    assert (made.pad_rows, made.guidance, made.top_k) == ("uniform", 7.5, 8)
+    assert (made.pad_rows, made.guidance, made.sampling.top_k) == ("uniform", 7.5, 8)
     ar, drafted = (
-        engine.generate(build(made, method(m), 0.0), [CAPTION]) for m in ("ar", "eagle-1")
+        engine.generate(build(made, method(m), GREEDY), [CAPTION]) for m in ("ar", "eagle-1")
     )
     assert torch.equal(ar[0].tokens, drafted[0].tokens)
     assert made.images(ar[0].tokens[None])[0].size == (8, 8)
@@ -437,7 +438,7 @@ def test_a_chameleon_target_decodes_from_its_folder(
     assert equal(made.model, {name: table.to(dtype) for name, table in tables.items()})
     assert equal(made.vq, vq.state_dict())
     assert made.row_end == (ROW_END if dialect == "lumina" else None)
-    assert len(engine.generate(build(made, method("ar"), 0.0), [CAPTION])[0].tokens) == 16
+    assert len(engine.generate(build(made, method("ar"), GREEDY), [CAPTION])[0].tokens) == 16
 
 
 # ---- what is no such checkpoint ----

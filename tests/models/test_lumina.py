@@ -37,6 +37,7 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.loading import image_tables
 from lanternbench.models.target import Target
+from lanternbench.settings import GREEDY, Sampling
 from lanternbench.utils.graph_capture import Graphs
 
 SIDE = 4
@@ -73,7 +74,7 @@ def decoded(
     temperature: float = 0.0,
     **options: Any,
 ):
-    decoder = build(target, method(name, **options), temperature)
+    decoder = build(target, method(name, **options), Sampling(temperature=temperature))
     return engine.generate(decoder, captions, trace=True)
 
 
@@ -120,7 +121,7 @@ class Raw:
 
 
 def test_ar_draws_what_an_uncached_forward_over_all_ids_draws(lumina, wholes, greedy):
-    decoder: Any = replace(build(lumina, method("ar"), 0.0), warp=Raw())
+    decoder: Any = replace(build(lumina, method("ar"), GREEDY), warp=Raw())
     made = engine.generate(decoder, CAPTIONS, trace=True)
     for i, caption in enumerate(CAPTIONS):
         want = guided_logits(lumina, wholes[0], caption, greedy[i])
@@ -162,7 +163,9 @@ def test_one_recording_serves_prompts_of_every_length(lumina, name):
     """The slots of image tokens depend on the prompt's length, and a recording must not keep those
     of the first.
     """
-    decoder = build(replace(lumina, graphs=Graphs(frozen)), method(name), 1.0)
+    decoder = build(
+        replace(lumina, graphs=Graphs(frozen)), method(name), Sampling(temperature=1.0)
+    )
     lengths, recordings = set(), []
     for caption in ("red", "a much longer caption", "red"):
         (want,) = decoded(lumina, name, [caption], 1.0)
@@ -290,7 +293,10 @@ def drafted(
 
 
 def test_without_guidance_there_is_one_row_and_it_still_agrees(lumina):
-    decoders = (build(lumina, method(name), 0.0, guidance=1.0) for name in ("ar", "eagle-2"))
+    decoders = (
+        build(lumina, method(name), Sampling(temperature=0.0, guidance=1.0))
+        for name in ("ar", "eagle-2")
+    )
     made = (engine.generate(decoder, CAPTIONS) for decoder in decoders)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(*made, strict=True))
 
@@ -368,7 +374,7 @@ def test_imported_tokens_have_the_log_probabilities_of_an_uncached_forward_acros
     lumina, wholes, greedy
 ):
     precise = replace(lumina, model=deepcopy(lumina.model).double())
-    got = log_probs(build(precise, method("ar"), 1.0), CAPTIONS, greedy)
+    got = log_probs(build(precise, method("ar"), Sampling(temperature=1.0)), CAPTIONS, greedy)
     for i, caption in enumerate(CAPTIONS):
         want = guided_logits(lumina, deepcopy(wholes[0]).double(), caption, greedy[i]).log_softmax(
             -1

@@ -15,6 +15,7 @@ from lanternbench.models import catalogue
 from lanternbench.models.entries import entry, family
 from lanternbench.models.grids import grid_of, written
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling
 
 ROWS, COLUMNS = 4, 6
 CAPTIONS = ["a red ring", "a blue star on the left"]
@@ -40,7 +41,10 @@ def rectangle(request) -> Target:
 def tokens(
     target: Target, name: str, captions: list[str], temperature: float = 1.0
 ) -> list[torch.Tensor]:
-    return [g.tokens for g in generate(build(target, method(name), temperature), captions)]
+    return [
+        g.tokens
+        for g in generate(build(target, method(name), Sampling(temperature=temperature)), captions)
+    ]
 
 
 @pytest.mark.parametrize("name", ["scd", "eagle-1", "cool-sd", "adt-tree"])

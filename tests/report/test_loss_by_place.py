@@ -21,6 +21,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.images import loss_figure, loss_records
 from lanternbench.report.write import report
+from lanternbench.settings import Sampling
 
 CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs in the snow"]
 ZIPAR, PJD = "zipar s=2", "pjd c=4"
@@ -161,6 +162,6 @@ def test_a_sample_s_rows_and_columns_are_the_means_of_its_tokens_losses(name, op
 def test_raster_order_and_temperature_0_have_no_such_maps():
     target = row_end_target()
     for name, temperature in (("sjd", 1.0), ("zipar", 0.0)):
-        decoder = build(target, method(name), temperature)
+        decoder = build(target, method(name), Sampling(temperature=temperature))
         (one,) = figures(decoder, generate(decoder, CAPTIONS[:1], trace=True))
         assert "row_loss" not in one

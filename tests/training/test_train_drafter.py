@@ -36,6 +36,7 @@ from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import from_published, read_state, to_published
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.settings import GREEDY, Sampling
 from lanternbench.training import drafter, loop, losses
 
 DEMO = prompts.load("demo", 4)
@@ -51,7 +52,7 @@ def classes() -> Target:
         random_llamagen(0, n_layer=2),
         small("anole").vq,
         labels,
-        4.0,
+        Sampling(guidance=4.0),
         drafters={"eagle": net},
     )
 
@@ -70,10 +71,8 @@ def shallow(tmp_path_factory) -> Path:
     return folder
 
 
-def decoded(target: Target, name: str, captions: list[str], **options: Any) -> list[Tensor]:
-    return [
-        g.tokens for g in engine.generate(build(target, method(name), 0.0, **options), captions)
-    ]
+def decoded(target: Target, name: str, captions: list[str]) -> list[Tensor]:
+    return [g.tokens for g in engine.generate(build(target, method(name), GREEDY), captions)]
 
 
 # ---- what it reads ----

@@ -21,6 +21,7 @@ from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling
 from lanternbench.training import loop, losses
 from lanternbench.training.losses import DEEPER, Losses, divergence
 from tools.train_tiny.rollouts import Rollouts
@@ -56,7 +57,7 @@ class Batches:
 
     def __init__(self, target: Target, rollouts: Rollouts):
         self.target, self.rollouts = target, rollouts
-        self.warp = Warp(1.0, target.top_k)
+        self.warp = Warp(Sampling(top_k=target.sampling.top_k))
         self.prefix = rollouts.hidden.shape[2] - target.length + 1  # P
 
     def __call__(

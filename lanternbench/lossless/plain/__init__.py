@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, Self, TypeVar
 
 from lanternbench.engine.plain import PlainRule, Probs
+from lanternbench.settings import Sampling
 
 Prefix = tuple[int, ...]
 Path = tuple[int, ...]  # of a draft tree, from the root: tokens, or their ranks among siblings
@@ -41,10 +42,7 @@ class World:
     drafter: Logits | None = None
     target_uncond: Logits | None = None
     drafter_uncond: Logits | None = None
-    guidance: float = 1.0
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
+    sampling: Sampling = field(default_factory=Sampling)
     grid_width: int = 2
     codebook: list[list[float]] = field(default_factory=list)  # V rows
 
@@ -66,8 +64,8 @@ class World:
         assert cond is not None, "this world has no drafter"
         logits = cond(prefix)
         if uncond is not None:
-            logits = guide(logits, uncond(prefix), self.guidance)
-        return warp(logits, self.temperature, self.top_k, self.top_p)
+            logits = guide(logits, uncond(prefix), self.sampling.guidance)
+        return warp(logits, self.sampling)
 
     def joint(self) -> dict[Prefix, float]:
         """P(image) under the target: Π_t q(x_t | x_<t)."""
@@ -92,25 +90,23 @@ def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
     ]
 
 
-def warp(
-    logits: list[float], temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
-) -> list[float]:
+def warp(logits: list[float], sampling: Sampling) -> list[float]:
     """Temperature, then top-k (ties of the k-th stay), then top-p (the fewest tokens whose mass
     reaches p).
 
     At temperature 0 the distribution is that of temperature 1, and decoding takes its argmax.
     """
-    if temperature == 0:
+    if sampling.temperature == 0:
         return softmax(logits)
-    logits = [x / temperature for x in logits]
-    if 0 < top_k < len(logits):
-        kth = sorted(logits, reverse=True)[top_k - 1]
+    logits = [x / sampling.temperature for x in logits]
+    if 0 < sampling.top_k < len(logits):
+        kth = sorted(logits, reverse=True)[sampling.top_k - 1]
         logits = [x if x >= kth else -math.inf for x in logits]
     probs = softmax(logits)
-    if top_p < 1:
+    if sampling.top_p < 1:
         mass = 0.0
         for x in sorted(range(len(probs)), key=lambda x: -probs[x]):
-            if mass >= top_p:
+            if mass >= sampling.top_p:
                 logits[x] = -math.inf
             mass += probs[x]
         probs = softmax(logits)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
@@ -41,6 +41,7 @@ from lanternbench.models.token_decoder import (
 from lanternbench.models.transformer import Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
+from lanternbench.settings import Guidance, Sampling
 from lanternbench.utils.files import read_yaml
 
 SETTINGS = "lanternbench.yaml"
@@ -55,12 +56,10 @@ _NUMBERED = re.compile(r"[^{}]*\{(:0\dd)?\}[^{}]*")
 Side = Annotated[int, Field(ge=2, le=128)]  # tokens
 
 
-class Settings(BaseModel):
+class Settings(Sampling):
     """What transformers' files lack; names of special tokens in prompts count as such; a square
     needs one number.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     grid: Annotated[
         tuple[Side, Side],
@@ -72,8 +71,7 @@ class Settings(BaseModel):
     unconditional: str = ""
     row_end: str | None = None  # the token that the model writes after each row, if it does
     pad: str | None = None  # a token for shorter prompts of a batch
-    guidance: float = Field(3.0, ge=0, le=1000)
-    top_k: int = Field(0, ge=0)
+    guidance: Guidance = 3.0
 
 
 class EngineCache:
@@ -231,8 +229,7 @@ class TransformersFamily(Family):
             model,
             vq,
             text,
-            chosen.guidance,
-            chosen.top_k,
+            chosen.part(Sampling),
             drafters=drafters,
             **fields,
         )

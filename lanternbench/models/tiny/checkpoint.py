@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.dflash import Medusa
-from lanternbench.models.entries import Entry
+from lanternbench.models.entries import Entry, entry
 from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
 from lanternbench.models.loading import explain_errors, from_published, load_into
@@ -21,6 +21,7 @@ from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import BUCKETS, word_id, words
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
+from lanternbench.settings import Sampling
 from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
 
 WORDS = 24  # features per caption (LlamaGen: 120)
@@ -193,5 +194,12 @@ def assemble(
         return states.to(model.dtype), mask
 
     return Target(
-        "tiny", model, vq, features, 3.0, 64, evaluators="tiny", options=OPTIONS, drafters=drafters
+        "tiny",
+        model,
+        vq,
+        features,
+        entry("tiny").part(Sampling),
+        evaluators="tiny",
+        options=OPTIONS,
+        drafters=drafters,
     )
