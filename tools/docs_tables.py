@@ -100,11 +100,10 @@ def commands() -> Rows:
             if not isinstance(node, ast.FunctionDef):
                 continue
             text = ast.get_docstring(node) or ""
-            if example := re.search(r"^Example: lanternbench (.*)$", text, re.M):
-                found[f"train {node.name}" if example[1].startswith("train") else node.name] = (
-                    f"`{example[1]}`",
-                    first_clause(text),
-                )
+            if example := re.search(r"^Example: lanternbench (.*?)(?:\n\n|\Z)", text, re.M | re.S):
+                command = " ".join(example[1].split())
+                name = f"train {node.name}" if command.startswith("train") else node.name
+                found[name] = (f"`{command}`", first_clause(" ".join(text.split())))
     yield from (found.pop(name) for name in ORDER if name in found)
     yield from found.values()
 
@@ -151,23 +150,29 @@ def fields() -> Rows:
 
 
 def comments(kind: Any) -> dict[str, str]:
-    """The fields of a class with the comment on each one's line, or else what its type is."""
+    """Return the comment on each field of a class, or else what the field's type is."""
     source = inspect.getsource(kind)
-    lines, found = source.splitlines(), {}
+    lines = source.splitlines()
     module = sys.modules[kind.__module__]
+    found: dict[str, str] = {}
     for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            said = lines[node.lineno - 1].partition("  # ")[2]
-            typed = getattr(module, ast.unparse(node.annotation), None)
-            about = (
-                (inspect.getdoc(typed) or "").partition(". ")[0].partition("\n")[0].rstrip(".")
-                if typed
-                else ""
-            )
-            found[node.target.id] = re.sub(
-                r"``", "`", said or about or ast.unparse(node.annotation)
-            )
+            annotation = ast.unparse(node.annotation)
+            documented = inspect.getdoc(getattr(module, annotation, None)) or ""
+            about_type = documented.partition("\n")[0].partition(". ")[0].rstrip(".")
+            text = comment_at(lines, node.lineno - 1) or about_type or annotation
+            found[node.target.id] = text.replace("``", "`")
     return found
+
+
+def comment_at(lines: list[str], number: int) -> str:
+    """Return the comment at the end of a line, or else the block of comments above it."""
+    at_end = lines[number].partition("  # ")[2]
+    above: list[str] = []
+    while number and lines[number - 1].lstrip().startswith("# "):
+        number -= 1
+        above.insert(0, lines[number].lstrip().removeprefix("# "))
+    return at_end or " ".join(above)
 
 
 TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {
