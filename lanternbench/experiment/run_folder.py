@@ -424,6 +424,25 @@ class RunFolder(ExitStack):
             self.run |= facts
             _write_json(self.path / "run.json", self.run)
 
+    @property
+    def metric_weights(self) -> dict[str, str]:
+        """The digests of the weights that scored the images, by metric, where they are known."""
+        return self.run.get("metric_weights") or {}
+
+    def score_with(self, weights: Mapping[str, str]) -> None:
+        """Record the digests of the weights that will score the images, by metric.
+
+        Raises UserError where images were scored by others.
+        """
+        for name, digest in weights.items():
+            if self.done and self.metric_weights.get(name, digest) != digest:
+                raise UserError(
+                    f"{self.path} was scored by other weights of {name}: `lanternbench score "
+                    f"{self.path} --metrics {name}` scores it by those of now, --fresh starts anew"
+                )
+        if self.metric_weights or not self.done:
+            self.record(metric_weights=self.metric_weights | dict(weights))
+
     def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run
         (``score``).

@@ -27,7 +27,7 @@ from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
 from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_sets, summarise
 from lanternbench.methods.method import Method
-from lanternbench.metrics import ImageMetric, SetMetric, Setup, scorers_for
+from lanternbench.metrics import ImageMetric, SetMetric, Setup, scorers_for, weights_of
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet
@@ -71,6 +71,7 @@ def run(
         setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
         scorers = [] if noise else scorers_for(config.metrics, facts.target["evaluators"], setup)
         with open_run(out, config, facts, prompts, config.methods(), fresh) as folder:
+            folder.score_with(weights_of(scorers))
             costs = _measure(folder, config, workers, prompts, watch)
             remarks = workers.notes() + (
                 [facts.target["remark"]] if "remark" in facts.target else []

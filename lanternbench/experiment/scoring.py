@@ -39,7 +39,9 @@ from lanternbench.metrics import (
     files,
     read_image,
     scorers_for,
+    weights_of,
 )
+from lanternbench.metrics.class_names import class_caption
 from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in, real_images
 from lanternbench.notes import Note
 from lanternbench.utils.files import APPEND, cache_dir
@@ -61,12 +63,10 @@ class Item(NamedTuple):
     path: Path
     caption: str | None
 
-    @property
-    def stamp(self) -> str:
-        """Another text when the file or the caption is another."""
-        return hashlib.sha256(
-            f"{files.stamp(self.path)}\0{self.caption}".encode("utf-8", "replace")
-        ).hexdigest()[:16]
+    def stamp(self, scorer: ImageMetric) -> str:
+        """Return a text that is another when the image, the caption or the weights are others."""
+        text = f"{files.stamp(self.path)}\0{self.caption}\0{scorer.weights_digest}"
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 class Journal:
@@ -87,14 +87,14 @@ class Journal:
                 ):
                     self._entries[entry["key"], entry["metric"]] = entry
 
-    def scores(self, metric: str, items: Iterable[Item]) -> Values:
-        """The scores of those items that have one."""
-        entries = [(item, self._entries.get((item.key, metric), {})) for item in items]
-        return {
-            item.key: entry["value"]
-            for item, entry in entries
-            if entry and entry.get("stamp") == item.stamp
-        }
+    def scores(self, scorer: ImageMetric, items: Iterable[Item]) -> Values:
+        """Return the scores of those items that have one by the scorer's weights."""
+        scores: Values = {}
+        for item in items:
+            entry = self._entries.get((item.key, scorer.name))
+            if entry and entry.get("stamp") == item.stamp(scorer):
+                scores[item.key] = entry["value"]
+        return scores
 
     def cost(self, metric: str) -> Costs:
         """What the scores of a metric took, as they were computed; nothing where there are none."""
@@ -105,7 +105,7 @@ class Journal:
 
     def add(
         self,
-        metric: str,
+        scorer: ImageMetric,
         items: Sequence[Item],
         values: Sequence[float | None],
         seconds: float = 0.0,
@@ -115,9 +115,15 @@ class Journal:
         """
         lines = [b""] if self._torn else []
         for item, value in zip(items, values, strict=True):
-            entry = {"key": item.key, "metric": metric, "stamp": item.stamp, "value": value}
-            self._entries[item.key, metric] = entry | {"seconds": seconds / len(items)}
-            lines.append(json.dumps(self._entries[item.key, metric]).encode())
+            entry = {
+                "key": item.key,
+                "metric": scorer.name,
+                "stamp": item.stamp(scorer),
+                "value": value,
+                "seconds": seconds / len(items),
+            }
+            self._entries[item.key, scorer.name] = entry
+            lines.append(json.dumps(entry).encode())
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self._path, os.O_CREAT | APPEND, 0o644), "ab") as file:
@@ -142,8 +148,11 @@ class Scoring:
         setup: Setup,
         again: bool = False,
         progress: Progress = silent,
+        recorded: Mapping[str, str] | None = None,
     ):
+        """``recorded``: the weights, by metric, of what is scored; by default those of now."""
         self.scorers, self.setup, self.again, self.progress = scorers, setup, again, progress
+        self.recorded = recorded
         self.values: dict[str, Values] = {}  # of single images, by metric
         self.sets: Sets = {}  # of whole sets, by label
         self.notes: list[Note] = []
@@ -151,13 +160,20 @@ class Scoring:
         self.computed = set[str]()  # metrics whose notes are new
         self.compared = set[str]()  # columns of sets that saw real images
 
+    def is_stale(self, scorer: ImageMetric | SetMetric) -> bool:
+        """Return whether what is scored was scored by other weights, or by unknown ones."""
+        if self.recorded is None or not scorer.weights_digest:
+            return False
+        return self.recorded.get(scorer.name) != scorer.weights_digest
+
     def score_images(
         self, items: Sequence[Item], journal: Journal, scored: Container[tuple[str, str]] = ()
     ) -> None:
         """Score single images, but for the (metric, image) that are ``scored``."""
         for scorer in (scorer for scorer in self.scorers if isinstance(scorer, ImageMetric)):
-            left = [item for item in items if (scorer.name, item.key) not in scored]
-            self.values[scorer.name] = {} if self.again else journal.scores(scorer.name, left)
+            stale = self.is_stale(scorer)
+            left = [item for item in items if stale or (scorer.name, item.key) not in scored]
+            self.values[scorer.name] = {} if self.again else journal.scores(scorer, left)
             left = [item for item in left if item.key not in self.values[scorer.name]]
             missing = scorer.available() if left else None
             if (
@@ -192,7 +208,7 @@ class Scoring:
                     unreadable.append(str(error))
             if readable:
                 values = scorer.score(images, [item.caption or "" for item in readable])
-                journal.add(scorer.name, readable, values, time.perf_counter() - clock)
+                journal.add(scorer, readable, values, time.perf_counter() - clock)
                 self.values[scorer.name] |= {
                     item.key: value for item, value in zip(readable, values, strict=True)
                 }
@@ -207,7 +223,8 @@ class Scoring:
         for scorer in (scorer for scorer in self.scorers if isinstance(scorer, SetMetric)):
             with_real = self.setup.reference is not None and scorer.compares
             values = [known.get(label, {}).get(scorer.name, Estimate()).value for label in groups]
-            if None not in values and (scorer.available() or not (self.again or with_real)):
+            redo = self.again or with_real or self.is_stale(scorer)
+            if None not in values and (scorer.available() or not redo):
                 continue
             self.progress(0, 0, scorer.name)
             self.computed.add(scorer.name)
@@ -288,17 +305,20 @@ def score_run(
             raise UserError(
                 f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out"
             )
-        scoring = Scoring(scorers_for(metrics, evaluators, setup), setup, again, progress)
+        recorded = folder.metric_weights
+        scorers = scorers_for(metrics, evaluators, setup)
+        scoring = Scoring(scorers, setup, again, progress, recorded)
+        stale = {s.name for s in scorers if s.name in recorded and scoring.is_stale(s)}
+        # of a target that draws classes
+        labels = (folder.run.get("target") or {}).get("labels")
         items, scored = [], set()
         for sample in folder.samples():
             scored |= {
                 (name, sample.key) for name, value in sample.metrics.items() if value is not None
             }
-            items += (
-                [Item(sample.key, folder.path / sample.image, sample.prompt)]
-                if sample.image
-                else []
-            )
+            if sample.image:
+                caption = class_caption(sample.prompt) if labels else sample.prompt
+                items.append(Item(sample.key, folder.path / sample.image, caption))
         if not any(item.path.is_file() for item in items):
             raise UserError(
                 f"{folder.path} has no images left: put them back, or draw them again with --fresh."
@@ -314,9 +334,11 @@ def score_run(
                 for metric, scores in scoring.values.items()
                 if sample.key in scores
             }
-            return sample.model_copy(update={"metrics": sample.metrics | new})
+            kept = {m: None if m in stale else v for m, v in sample.metrics.items()}
+            return sample.model_copy(update={"metrics": kept | new})
 
         folder.replace(map(rescored, folder.samples()))
+        folder.record(metric_weights=recorded | weights_of(scorers))
         summary = summarise(
             folder.figures, folder.run, scoring.sets, folder.run.get("config", {}).get("seed") or 0
         )

@@ -23,6 +23,7 @@ from lanternbench.measure.summary import Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, Setup, scorers_for
+from lanternbench.metrics.class_names import class_caption
 from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
@@ -134,6 +135,7 @@ class Worker:
         target |= {"weights": weights, "prompt_template": t.prompt_template}
         target |= {"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {}
         target |= {"remark": t.remark} if t.remark else {}
+        target |= {"labels": True} if t.labels else {}
         return Facts(
             self.device,
             t.sampling.updated(self.config.sampling),
@@ -182,9 +184,11 @@ class Worker:
         for sample, image in make_samples(
             decoder, job.prompts, job.seed, config.batch == 1, on_step
         ):
+            labels = self.target.labels and self.scorers
+            caption = class_caption(sample.prompt) if labels else sample.prompt
             for scorer in self.scorers:
                 clock = time.perf_counter()
-                value = sample.metrics[scorer.name] = scorer.score([image], [sample.prompt])[0]
+                value = sample.metrics[scorer.name] = scorer.score([image], [caption])[0]
                 if value is not None:
                     add_costs(
                         self.costs,

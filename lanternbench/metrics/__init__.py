@@ -23,7 +23,7 @@ from lanternbench.registry import components
 
 __all__ = [
     "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "SetMetric", "SetScore", "Setup", "column", "columns",
-    "metric_class", "names", "read_image", "scorers_for",
+    "metric_class", "names", "read_image", "scorers_for", "weights_of",
 ]  # fmt: skip
 Evaluators = Literal["tiny", "full", "none"]
 
@@ -73,6 +73,11 @@ def scorers_for(
     if setup.random and (trained := [name for name in chosen if metric_class(name).embedded]):
         raise UserError(f"{trained[0]} comes with trained weights: leave out --random-weights")
     return [metric_class(name)(name, setup) for name in chosen]
+
+
+def weights_of(scorers: Iterable[ImageMetric | SetMetric]) -> dict[str, str]:
+    """Return the digests of the weights of those metrics that have some, by name."""
+    return {s.name: s.weights_digest for s in scorers if s.weights_digest}
 
 
 def columns() -> dict[str, Column]:

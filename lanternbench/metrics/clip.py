@@ -111,8 +111,9 @@ def clip_encoder(
     if model is None:
         with files.seeded():
             model = open_clip.CLIP(**open_clip.get_model_config(config))
-    script = partial(files.tensors, script=weights.sha256)  # OpenAI's files are such
-    files.filled(model, setup.find(weights), weights.title, setup.device, script)
+    # OpenAI's files are scripts, and are those with a digest
+    read = partial(files.tensors, sha256=weights.sha256, script=bool(weights.sha256))
+    files.filled(model, setup.find(weights), weights.title, setup.device, read)
     tokenize = open_clip.get_tokenizer(config)
     return Encoder(
         model, lambda images: torch.stack(list(map(each, images))), tokenize, setup.device

@@ -143,7 +143,7 @@ def clip_net(setup: Setup) -> Net:
     def embed(images: Tensor) -> Tensor:
         return nn.functional.normalize(model.encode_image((images / 255 - mean) / std), dim=-1)
 
-    return Net(embed, square_image, f"cmmd {files.stamp(setup.find(weights))}", device)
+    return Net(embed, square_image, f"cmmd {content(setup.find(weights))}", device)
 
 
 RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (plain_image, False)}
@@ -154,7 +154,12 @@ def inception_net(setup: Setup, resize: str = "", features: str = "2048") -> Net
     prepare, antialias = RESIZES[resize]
     path = setup.find(*files.published("inception"))
     net = inception(path, features, antialias).to(setup.device)
-    return Net(net, prepare, f"inception {features}{resize} {files.stamp(path)}", setup.device)
+    return Net(net, prepare, f"inception {features}{resize} {content(path)}", setup.device)
+
+
+def content(weights: Path | None) -> str:
+    """Return a digest of a weights file; "random" for random weights."""
+    return "random" if weights is None else files.content([weights])
 
 
 def inception(
@@ -179,7 +184,8 @@ def inception(
             torch.save({}, empty.name)
             return Untrained(*what, empty.name, antialias=antialias)
     (weights,) = files.published("inception")
-    files.tensors(path, weights.title)  # torchmetrics would run code in it
+    # torchmetrics would run code in it
+    files.tensors(path, weights.title, weights.sha256)
     try:
         return NoTrainInceptionV3(*what, str(path), antialias=antialias)
     except (RuntimeError, KeyError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from lanternbench.errors import UserError
+from lanternbench.models.entries import content_digest
 from lanternbench.utils.download import digest
 from lanternbench.utils.files import WEIGHTS, cache_dir
 
@@ -81,12 +82,11 @@ def missing(*wanted: Weights) -> str | None:
     return f"the files of {titles} are not here; get them: lanternbench fetch {' '.join(w.name for w in absent)}"
 
 
-def tensors(path: Path, title: str, script: str = "") -> dict[str, Tensor]:
+def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> dict[str, Tensor]:
     """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or
-    code-running one.
+    code-running one, and for a PyTorch file whose published ``sha256``, or its start, is another.
 
-    ``script``: the SHA-256 of a TorchScript archive, which holds code: only the official one is
-    opened.
+    ``script``: it is a TorchScript archive, which holds code.
     """
     import torch
     from safetensors import SafetensorError
@@ -96,8 +96,9 @@ def tensors(path: Path, title: str, script: str = "") -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        if script and digest(path) != script:
-            raise ValueError("its SHA-256 is another")
+        found = digest(path) if sha256 else ""
+        if not found.startswith(sha256):
+            raise ValueError(f"its SHA-256 is {found[:8]}…, the published one's {sha256[:8]}…")
         if script:
             return torch.jit.load(str(path), map_location="cpu").state_dict()
         # refuses a pickle that runs code
@@ -116,13 +117,21 @@ def wrong_file(path: Path, title: str, error: Exception) -> UserError:
     )
 
 
-def stamp(path: Path | None) -> str:
-    """Name, size and time of a file: differs between files; the name of a missing one, "random"
-    for random weights.
-    """
-    if path is None or not path.is_file():
-        return path.name if path else "random"
+def stamp(path: Path) -> str:
+    """Name, size and time of a file: differs between files; the name alone of a missing one."""
+    if not path.is_file():
+        return path.name
     return f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}"
+
+
+def content(paths: Iterable[Path | None]) -> str:
+    """Return a digest of the content of files; "" for no files, or where one is missing."""
+    digests = []
+    for path in paths:
+        if path is None or not path.is_file():
+            return ""
+        digests.append(content_digest(path)[:16])
+    return "-".join(digests)
 
 
 @contextmanager

@@ -251,6 +251,9 @@ class GenEval(ImageMetric):
             beside = [path for path in map(metadata.with_name, BESIDE) if path.is_file()]
             self.paths = {METADATA: metadata, NAMES: [*beside, self.paths[NAMES]][0]}
 
+    def found(self) -> list[Path | None]:
+        return [self.paths.get(weights) or weights.find() for weights in self.weights]
+
     def available(self) -> Note | None:
         networks = () if self.setup.random else self.weights[:2]
         reason = files.missing(

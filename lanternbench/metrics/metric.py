@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from PIL import Image
 
 from lanternbench.errors import UserError
+from lanternbench.metrics import files
 from lanternbench.metrics.files import Weights, missing
 from lanternbench.metrics.images import images_in
 from lanternbench.notes import Note
@@ -105,6 +106,17 @@ class Metric:
             Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about)
             for c in (first, *cls.more)
         ]
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """A digest of the files that values depend on; "" for random weights, without files, or
+        where one is missing.
+        """
+        return "" if self.setup.random else files.content(self.found())
+
+    def found(self) -> list[Path | None]:
+        """The files that values depend on, as they were found."""
+        return [weights.find() for weights in self.weights]
 
     def available(self) -> Note | None:
         """None, or a note on what is missing, with the command that fetches it."""

@@ -231,14 +231,15 @@ def _digest(files: list[Path], root: Path) -> str:
     """16 hex digits over the files' names under ``root``, sizes and content."""
     digest = hashlib.sha256()
     for path in files:
-        stat = path.stat()
-        content = _content(path.resolve(), stat.st_size, stat.st_mtime_ns)
-        digest.update(
-            f"{path.relative_to(root)}\0{stat.st_size}\0{content}\n".encode(
-                "utf-8", "surrogateescape"
-            )
-        )
+        line = f"{path.relative_to(root)}\0{path.stat().st_size}\0{content_digest(path)}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
+
+
+def content_digest(path: Path) -> str:
+    """Return a digest of a file's content: of blocks of it where it is large."""
+    stat = path.stat()
+    return _content(path.resolve(), stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)

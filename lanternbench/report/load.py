@@ -272,6 +272,10 @@ def differing(runs: list[Run]) -> str | None:
     parts = dict.fromkeys(part for digests in weights for part in digests)
     if others := [part for part in parts if len({digests.get(part) for digests in weights}) > 1]:
         unequal.append(f"the weights of {', '.join(others)}, whose files are not the same")
+    scored = [run.part("metric_weights") for run in runs]
+    for metric in dict.fromkeys(metric for digests in scored for metric in digests):
+        if len({digests[metric] for digests in scored if metric in digests}) > 1:
+            unequal.append(f"the weights of the metric {metric}")
     return (
         f"The runs differ in {'; '.join(unequal)}: do not compare their latencies or qualities."
         if unequal

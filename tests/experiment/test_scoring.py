@@ -5,6 +5,7 @@ never 0.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +18,12 @@ from conftest import mistake
 from PIL import Image
 
 from lanternbench import experiment as results
-from lanternbench import registry
+from lanternbench import prompts, registry
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
+from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.worker import Job, Worker
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import RANDOM_NOTE, Row, Summary, read_summary, summarise
 from lanternbench.metrics import Extra, ImageMetric, SetMetric, SetScore, Setup, files
@@ -164,13 +167,14 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
     path = tmp_path / "a.png"
     Image.new("RGB", (2, 2)).save(path)
     item = scoring.Item("a", path, "one")
-    scoring.Journal(tmp_path / "j.jsonl").add("m", [item], [0.5])
+    scorer, other = ImageMetric("m", Setup()), ImageMetric("other", Setup())
+    scoring.Journal(tmp_path / "j.jsonl").add(scorer, [item], [0.5])
     journal = scoring.Journal(tmp_path / "j.jsonl")
-    assert journal.scores("m", [item]) == {"a": 0.5}
-    assert journal.scores("m", [item._replace(caption="two")]) == {}
-    assert journal.scores("other", [item]) == {}
+    assert journal.scores(scorer, [item]) == {"a": 0.5}
+    assert journal.scores(scorer, [item._replace(caption="two")]) == {}
+    assert journal.scores(other, [item]) == {}
     Image.new("RGB", (300, 2)).save(path)
-    assert journal.scores("m", [item]) == {}
+    assert journal.scores(scorer, [item]) == {}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,9 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
 def test_a_damaged_journal_line_counts_as_not_scored(tmp_path, line):
     (tmp_path / "j.jsonl").write_text(line + "\n")
     assert (
-        scoring.Journal(tmp_path / "j.jsonl").scores("m", [scoring.Item("a", tmp_path, None)])
+        scoring.Journal(tmp_path / "j.jsonl").scores(
+            ImageMetric("m", Setup()), [scoring.Item("a", tmp_path, None)]
+        )
         == {}
     )
 
@@ -273,6 +279,94 @@ def test_real_images_are_recorded_for_the_metrics_that_look_at_them_alone(run, t
     again = scoring.score_run(run, ["precision-recall"], Setup(other))
     assert again.reference["folder"] == "other"
     assert not any("against 2 real images in real" in note for note in texts(again))
+
+
+# --- weights that change ---
+
+
+@pytest.fixture
+def weighed(brightness, count, tmp_path) -> Path:
+    """The file that both metrics read."""
+    path = tmp_path / "weights.pt"
+    path.write_bytes(b"one")
+    row = files.Weights("w", "Weights", path.name, "https://x", elsewhere=(str(path),))
+    brightness.weights = count.weights = (row,)
+    brightness.available = ImageMetric.available
+    return path
+
+
+def test_scores_by_other_weights_are_computed_again(run, weighed, brightness, count):
+    names = ["brightness", "count"]
+    scoring.score_run(run, names)
+    scoring.score_run(run, names)
+    assert (len(brightness.asked), count.calls) == (6, 2)
+    time = weighed.stat().st_mtime_ns
+    weighed.write_bytes(b"two")  # of equal size and time
+    os.utime(weighed, ns=(time, time + 1))
+    scoring.score_run(run, names)
+    assert (len(brightness.asked), count.calls) == (12, 4)
+    scoring.score_run(run, names)
+    assert (len(brightness.asked), count.calls) == (12, 4)
+
+
+def test_scores_of_a_plain_folder_by_other_weights_are_computed_again(
+    photographs, weighed, brightness
+):
+    scoring.score_folder(photographs, None, ["brightness"])
+    weighed.write_bytes(b"another")
+    scoring.score_folder(photographs, None, ["brightness"])
+    scoring.score_folder(photographs, None, ["brightness"])
+    assert len(brightness.asked) == 6
+
+
+def test_a_score_by_other_weights_is_no_score_where_the_image_is_lost(run, weighed, brightness):
+    scoring.score_run(run, ["brightness"])
+    weighed.write_bytes(b"another")
+    (run / str(results.read_samples(run)[0].image)).unlink()
+    scoring.score_run(run, ["brightness"])
+    assert values(run) == [None, *ALL[1:]]
+
+
+def test_scores_stay_where_the_weights_are_missing(run, weighed, brightness):
+    scoring.score_run(run, ["brightness"])
+    weighed.unlink()
+    summary = scoring.score_run(run, ["brightness"])
+    assert values(run) == ALL
+    assert value(summary, "brightness") == 11.0
+
+
+def test_a_run_is_not_continued_with_other_weights_of_its_metrics(
+    weighed, brightness, small_images, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "cache"))
+    options = ["--method", "sjd", "-n", "1", "--no-baseline", "--device", "cpu"]
+    options += ["--metrics", "brightness"]
+    command(monkeypatch, capfd, "run", *options)
+    weighed.write_bytes(b"another")
+    said = mistake(monkeypatch, capfd, "run", *options)
+    assert "scored by other weights of brightness: `lanternbench score" in said
+    command(monkeypatch, capfd, "score", "--metrics", "brightness")
+    command(monkeypatch, capfd, "run", *options)
+
+
+def test_images_of_classes_are_scored_by_the_names_of_the_classes(run, brightness):
+    info = json.loads((run / "run.json").read_text())
+    info["target"] |= {"name": "llamagen-b-c2i", "labels": True}
+    (run / "run.json").write_text(json.dumps(info))
+    lines = (run / "samples.jsonl").read_text()
+    (run / "samples.jsonl").write_text(lines.replace("prompt ", "37"))
+    scoring.score_run(run, ["brightness"])
+    names = [f"a photo of a {name}." for name in ("guenon", "patas monkey", "baboon")]
+    assert brightness.asked == names * 2
+
+
+def test_a_run_of_classes_scores_them_by_name_too(brightness):
+    worker = Worker(Sweep(methods=["ar"], metrics=["brightness"]), "cpu")
+    worker.target = replace(worker.target, labels=True)
+    list(worker.work(Job("ar", [prompts.Prompt("0", "379")], 0)))
+    assert brightness.asked == ["a photo of a howler monkey."]
+    assert worker.facts().target["labels"]
 
 
 # --- plain folders ---

@@ -97,6 +97,16 @@ def test_two_folders_of_one_name_are_told_apart(tmp_path, monkeypatch, capfd):
     assert "the weights of eagle" in capfd.readouterr().err
 
 
+def test_runs_scored_by_other_weights_of_a_metric_are_not_compared(tmp_path):
+    by_run = ({"clip": "1", "fid": "1"}, {"clip": "2"}, {"clip": "1"}, {})
+    for name, weights in zip("rstu", by_run):
+        with RunFolder.open(tmp_path, name, {}) as folder:
+            folder.record(metric_weights=weights)
+    runs = [as_report(tmp_path / name) for name in "rstu"]
+    assert "differ in the weights of the metric clip:" in str(differing(runs))
+    assert differing([runs[0], *runs[2:]]) is None
+
+
 def test_any_byte_of_a_small_file_and_both_ends_of_a_large_one_count(tmp_path, monkeypatch):
     folder = tmp_path / "model"
     folder.mkdir()

@@ -27,7 +27,7 @@ from lanternbench.metrics import (
 )
 from lanternbench.metrics.clip import Encoder
 from lanternbench.metrics.feature_metric import Fid, Statistics
-from lanternbench.metrics.features import Net, features, plain_image
+from lanternbench.metrics.features import Net, features, inception, inception_net, plain_image
 from tools.train_tiny import data, scenes
 
 SEED = 4242  # scenes that no training saw
@@ -245,6 +245,14 @@ def test_an_inception_file_that_would_run_code_is_refused(no_caches, put_weights
     with pytest.raises(UserError, match="is not the Inception-V3 file"):
         metric("fid", Setup(folder)).score_set(world[0][:2])
     assert not (no_caches / "harmed").exists()
+
+
+def test_an_inception_file_of_another_digest_is_refused(no_caches, put_weights):
+    weights = no_caches / "weights-inception-2015-12-05-6726825d.pth"
+    torch.save(inception(None).state_dict(), weights)
+    put_weights({"inception": weights})
+    with pytest.raises(UserError, match=r"the Inception-V3 file \(its SHA-256 is .*6726825d…"):
+        inception_net(Setup())
 
 
 # the registry
