@@ -52,14 +52,16 @@ class Recordings:
         if (span, shape) not in self.replays:
             for other in (span, *longer):
                 if (other, shape) not in self.replays:
-                    self.replays[other, shape] = self._record(state, other, work, leaves, form)
+                    self.replays[other, shape] = self._record(
+                        state, other, name, work, leaves, form
+                    )
         recorded, result = self.replays[span, shape]
         recorded(inputs)
         state.clock.tick(name)
         return result
 
     def _record(
-        self, state: DecodeState, span: int, work: Work, leaves: list[Any], form: Any
+        self, state: DecodeState, span: int, name: str, work: Work, leaves: list[Any], form: Any
     ) -> tuple[Replay, Any]:
         assert state.target.graphs is not None
         flat_outputs: list[Any] = []
@@ -77,6 +79,7 @@ class Recordings:
             forms[:] = [output_form]
             return [x for x in flat_outputs if isinstance(x, Tensor)]
 
+        flat.__name__ = name  # recorders count, and report failures, by phase
         inputs = [x for x in leaves if isinstance(x, Tensor)]
         with state.clock.aside("other"):
             replay = Replay(state.target.graphs.record, flat, inputs, self.static)
