@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from lanternbench.costs import roofline
+from lanternbench.costs.operators import count_operators
 from lanternbench.costs.roofline import Load, device_model
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build, prepared_proposal
@@ -86,26 +86,24 @@ def measured(threads: int) -> list[Share]:
 
 def predicted(name: str) -> list[Share]:
     """A step in the middle of an image on an H100, bfloat16, batch 1, in CUDA graphs."""
-    device, found = device_model("h100"), []
+    execution = roofline.Execution(device_model("h100"), "bfloat16")
+    found = []
     target = load_unpacked(name, "meta", random_weights=True)
     for drafter, one, made in cases(target):
         shape, proposer = shape_of(one), prepared_proposal(one, made)
-        load_ = Load(
-            np.ones(1),
-            np.full(1, shape.rows),
-            np.full(1, DRAFTS + 1),
-            np.full(1, shape.length / 2),
-        )
+        load_ = Load(1.0, shape.rows, DRAFTS + 1, shape.length / 2)
         levels = proposer.levels(DRAFTS, DRAFTS + 1)
         net = proposer.drafter.network()
+        operators = count_operators(made, target.options)
+        drafting = roofline.Drafting(TAU, levels)
         whole = roofline.step(
-            shape.network, net, load_, levels, np.full(1, TAU), device, "bfloat16"
+            roofline.Decoder(shape.network, net, operators), load_, drafting, execution
         )
-        alone = roofline.forward(
-            shape.network, load_, device, "bfloat16", roofline.STEP + roofline.TREE
+        alone = roofline.step(
+            roofline.Decoder(shape.network, None, operators), load_, drafting, execution
         )
-        draft = 1e3 * float((sum(whole) - sum(alone))[0])
-        found.append(Share(drafter, 1 + len(levels), draft, 1e3 * float(sum(whole)[0])))
+        draft = 1e3 * float(sum(whole) - sum(alone))
+        found.append(Share(drafter, 1 + len(levels), draft, 1e3 * float(sum(whole))))
     return found
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lanternbench.costs.operators import count_operators
 from lanternbench.costs.roofline import BYTES, device_model
 from lanternbench.errors import UserError
 from lanternbench.methods.build import prepared_proposal
@@ -27,7 +28,15 @@ from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.predict.machines import Roofline
 from lanternbench.predict.predict import latency
-from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, shape_of, sketch
+from lanternbench.predict.replay import (
+    BASE,
+    Case,
+    Trace,
+    autoregressive,
+    baseline,
+    shape_of,
+    sketch,
+)
 from lanternbench.registry import components
 from lanternbench.report.papers import published_rows
 from lanternbench.report.tables import markdown
@@ -82,7 +91,8 @@ def case_of(target: Target, name: str, options: dict[str, str]) -> tuple[Case, i
     made = method(name, **{k: v for k, v in options.items() if k in ("acceptance",)})
     proposer = prepared_proposal(target, made)
     network = None if proposer.drafter is None else proposer.drafter.network()
-    case = Case(made.label, name, shape_of(target), network, proposer)
+    operators = count_operators(made, target.options)
+    case = Case(made.label, name, shape_of(target), network, proposer, operators)
     return case, proposer.nodes, proposer.max_depth
 
 
@@ -96,9 +106,7 @@ def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
 
 
 def gain(machine: Roofline, case: Case, trace: Trace) -> float:
-    base = latency(
-        machine, Case(BASE, BASE, case.shape, None, None), [autoregressive(case.shape.length)], 1
-    )[0]
+    base = latency(machine, baseline(case.shape), [autoregressive(case.shape.length)], 1)[0]
     return base / latency(machine, case, [trace], 1)[0]
 
 
@@ -169,7 +177,7 @@ def baselines() -> tuple[str, list[float]]:
             / model.bandwidth
             / 1e6
         )
-        base = Case(BASE, BASE, shape, None, None)
+        base = baseline(shape)
         eager = latency(
             Roofline(model, "bfloat16", False), base, [autoregressive(shape.length)], 1
         )[0]
@@ -208,7 +216,7 @@ def expected() -> str:
                 seen[line.paper["method"]] = line  # the last: the most relaxed
         shape = shape_of(known(target))
         machines = [Roofline(device_model(d), "bfloat16") for d in devices]
-        base = Case(BASE, BASE, shape, None, None)
+        base = baseline(shape)
         plain = [latency(m, base, [autoregressive(shape.length)], 1)[0] for m in machines]
         rows.append([target, BASE, "1.00", *(f"{1e3 * s / shape.length:.2f} ms" for s in plain)])
         for name, line in seen.items():
@@ -240,9 +248,7 @@ def for_gpu_report() -> dict[str, dict[str, dict[str, dict[str, object]]]]:
             ("janus", "janus-pro-1b"),
         ):
             shape = shape_of(known(target))
-            plain = latency(
-                machine, Case(BASE, BASE, shape, None, None), [autoregressive(shape.length)], 1
-            )[0]
+            plain = latency(machine, baseline(shape), [autoregressive(shape.length)], 1)[0]
             rows: dict[str, dict[str, object]] = {
                 BASE: {"step": round(1e3 * plain / shape.length, 3)}
             }

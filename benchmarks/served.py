@@ -14,7 +14,7 @@ from lanternbench.costs.roofline import device_model
 from lanternbench.models.catalogue import load_unpacked
 from lanternbench.predict.machines import Roofline
 from lanternbench.predict.predict import latency
-from lanternbench.predict.replay import BASE, Case, autoregressive, shape_of
+from lanternbench.predict.replay import autoregressive, baseline, shape_of
 from lanternbench.report.tables import markdown
 
 OUT = Path(__file__).parent / "results" / "served.md"
@@ -68,7 +68,7 @@ SERVED = [
 def row(one: Served) -> list[str]:
     target = load_unpacked(one.target, "meta", random_weights=True)
     shape, device = shape_of(target), device_model(one.device)
-    base = Case(BASE, BASE, shape, None, None)
+    base = baseline(shape)
     cells = []
     for graphs in (True, False):
         seconds = latency(

@@ -17,26 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lanternbench.costs.roofline import Operators
 from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.llamagen.random import small_target
 from lanternbench.utils.graph_capture import Graphs, Work
 
-STEPS = 4  # at most; those that record something are not counted
+STEPS = 3  # of which the first, and those that record something, are not counted
 CAPTIONS = ["a red circle", "a blue square"]
 OTHER = "other"  # what no recorded phase launches: copies into its inputs, and the host's own
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # without a kernel
-
-
-class Operators(NamedTuple):
-    """Operators of one step of a method: ``layer`` × layers + ``rest``, and for each forward pass
-    of a drafter ``layer`` × its layers + ``level``.
-    """
-
-    layer: float
-    level: float
-    rest: float
 
 
 class Counted(NamedTuple):
@@ -57,14 +48,21 @@ def count_operators(method: Method, options: Mapping[str, Any]) -> Operators:
     decoder = build(replace(target, options=target.options | dict(options)), method)
     counted = count_phases(decoder)
     layer = layer_operators()
-    rest = sum(counted.phases.values()) - layer * len(target.model.layers)
+    forward = counted.phases["verify"] - layer * len(target.model.layers)
+    rest = sum(counted.phases.values()) - counted.phases["verify"]
     drafter = decoder.proposer.drafter
     if drafter is None:
-        return Operators(layer, level=0.0, rest=rest)
+        return Operators(layer, forward, level=0.0, rest=rest)
     drafting = counted.phases["draft"]
     passes = mean(1 + len(decoder.proposer.levels(*size)) for size in counted.sizes)
     level = drafting / passes - layer * drafter.network().layers
-    return Operators(layer, level, rest - drafting)
+    return Operators(layer, forward, level, rest - drafting)
+
+
+@cache
+def baseline_operators() -> Operators:
+    """Return the operators of a step of ``ar``."""
+    return count_operators(named("ar"), {})
 
 
 @cache
@@ -84,8 +82,9 @@ def count_phases(decoder: SpeculativeDecoder) -> Counted:
     """
     counter = _Counter()
     decoder = replace(decoder, target=replace(decoder.target, graphs=Graphs(counter.record)))
+    generate(decoder, CAPTIONS, max_steps=STEPS)
     sizes: list[tuple[int, int]] = []
-    while not sizes:  # a second time if every step recorded something
+    while not sizes:  # again if every step recorded something
         with counter:
             decoded = generate(decoder, CAPTIONS, max_steps=STEPS, on_step=counter.end_step)[0]
         trees = zip(decoded.tree_depths, decoded.tree_nodes, counter.steps, strict=False)
@@ -149,4 +148,3 @@ def _launches(func: Any, inputs: Any, output: Any) -> bool:
 
 def _address(x: Tensor) -> int:
     return x.untyped_storage()._cdata
-

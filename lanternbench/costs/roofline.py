@@ -1,27 +1,24 @@
-"""How long a forward, and a step of speculative decoding, takes at best: the roofline model, as
-pure functions.
+"""How long a forward pass, and a step of speculative decoding, takes at best: the roofline model.
 
-Each part of a forward takes the longer of two times: moving its bytes at bandwidth β, or its
+Each part of a forward pass takes the longer of two times: moving its bytes at bandwidth β, or its
 products at peak π.
 
-    weights     max(w·(W + H) / β,            2·(R·n·W + B·n·g·H) / π)     read once, whatever the
-      batch
-    cache       max(w·R·K·(s + n) / β,        4·R·n·A·(s + n) / π)         keys and values of every
-      row
+    weights     max(w·(W + H) / β,            2·(R·n·W + B·n·g·H) / π)     read once for a batch
+    cache       max(w·R·K·(s + n) / β,        4·R·n·A·(s + n) / π)         of every row
     vocabulary  4·B·n·g·V·PASSES / β                                       distributions, float32
     launches    κ·g_k
 
 with B prompts, R rows (2B with guidance), n positions, s cached ones, w bytes a weight; W, H, K,
-A, V, g of ``models.network.Network`` (weights, head, cached, attended, vocab, guesses); κ kernels.
-Activations count as free. The head follows guidance, so it sees half the rows.  Source: Williams
-et al. 2009 (roofline); the parts are those of this engine.  All arguments are numbers or arrays of
-one shape; all times are seconds.
+A, V, g of ``models.network.Network`` (weights, head, cached, attended, vocab, guesses); κ kernels,
+counted by ``costs.operators``.  Activations count as free.  The head follows guidance, so it sees
+half the rows.  Source: Williams et al. 2009 (roofline); the parts are those of this engine.
+Arguments are numbers or arrays of one shape; all times are seconds.
 """
 
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -33,25 +30,34 @@ from lanternbench.models.network import Network
 
 THIS = "this"  # stands for this machine, among the names of devices
 Values = NDArray[np.float64]
+Numbers = Values | float
 BYTES = {"bfloat16": 2, "float32": 4}
 # how often a step's distributions are read or written: temperature, top-k, softmax, acceptance,
 # draws
 PASSES = 10
 SLACK = 1.15  # of caches and distributions, for activations and the allocator's blocks
 CONTEXT = 1.0  # GB that CUDA and its libraries take
-# kernels, counted from the engine's operations: a layer has 4 products, attention, 2 norms, 2
-# sums, 3 to rotate, 1 to
-# write the cache, 1 to put heads side by side, 2 of the gate; a lone root's step has STEP beside
-# its layers, one that
-# drafts TREE more, and each forward of a drafter LEVEL beside its layers
-LAYER, STEP, TREE, LEVEL = 16, 30, 50, 25
+
+
+class Operators(NamedTuple):
+    """Operators of a method's step, each of which launches about one kernel on a GPU.
+
+    ``layer``: of one layer of a network.  ``forward``: of the target's forward pass outside its
+    layers.  ``level``: of each forward pass of the drafter outside its layers, draws included.
+    ``rest``: verification, commit, and drafting without a drafter.
+    """
+
+    layer: float
+    forward: float
+    level: float
+    rest: float
 
 
 class DeviceModel(BaseModel):
     """``bandwidth`` GB/s, ``memory`` GB, ``tflops`` by dtype of the weights.
 
-    ``gap``: µs that a kernel takes beside its bytes and products; ``issue``: µs in which the host
-    issues one without CUDA graphs (0: it waits for each, as a CPU does).
+    ``gap``: µs that a kernel takes in addition to its bytes and products; ``issue``: µs in which
+    the host issues one without CUDA graphs (0: it waits for each, as a CPU does).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,8 +72,8 @@ class DeviceModel(BaseModel):
     source: str
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s with weights of this dtype.  Raises UserError for one that the model does not
-        have.
+        """Return the FLOP/s with weights of this dtype.  Raises UserError for one that the model
+        does not have.
         """
         if dtype not in self.tflops:
             raise UserError(
@@ -76,7 +82,7 @@ class DeviceModel(BaseModel):
         return 1e12 * self.tflops[dtype]
 
     def sentence(self, graphs: bool) -> str:
-        """What the model says, with its source."""
+        """Describe the model, with its source."""
         kernel = (
             f"{self.gap:g} µs a kernel in a graph"
             if graphs
@@ -88,7 +94,7 @@ class DeviceModel(BaseModel):
 
 @cache
 def device_models() -> dict[str, DeviceModel]:
-    """Those of ``devices.yaml`` by name."""
+    """Return the models of ``devices.yaml`` by name."""
     rows = yaml.safe_load(Path(__file__).with_name("devices.yaml").read_text(encoding="utf-8"))
     return {name: DeviceModel(name=name, **row) for name, row in rows.items()}
 
@@ -98,84 +104,115 @@ def _letters(name: str) -> str:
 
 
 def device_model(name: str) -> DeviceModel:
-    """By its name or its beginning, in any spelling: ``A100`` is ``a100-40g``.  Raises UserError
-    naming all.
+    """Return a device model by its name or the beginning of it, in any spelling: ``A100`` is
+    ``a100-40g``.  Raises UserError with all names.
     """
-    models, letters = device_models(), _letters(name)
-    for full in models if letters else ():
-        if _letters(full).startswith(letters):
-            return models[full]
+    models = device_models()
+    letters = _letters(name)
+    for full, model in models.items():
+        if letters and _letters(full).startswith(letters):
+            return model
     raise unknown(f"unknown device '{name}'", name.lower(), [*models, THIS])
 
 
 class Load(NamedTuple):
-    """How a forward is used: B prompts, R rows, n new positions, s cached ones; numbers or arrays."""
+    """How a forward pass is used: B prompts, R rows, n new positions, s cached ones."""
 
-    batch: Any
-    rows: Any
-    new: Any
-    cached: Any
+    batch: Numbers
+    rows: Numbers
+    new: Numbers
+    cached: Numbers
+
+
+class Execution(NamedTuple):
+    """Where and how steps run; without ``graphs`` the host issues every kernel."""
+
+    device: DeviceModel
+    dtype: str  # of the weights
+    graphs: bool = True
+
+
+class Decoder(NamedTuple):
+    """The networks of a method and the operators of its step."""
+
+    target: Network
+    drafter: Network | None
+    operators: Operators
+
+
+class Drafting(NamedTuple):
+    """What the drafter reads in a step: the tokens that the last step committed, then the nodes
+    of each level.
+    """
+
+    committed: Numbers = 1.0
+    levels: tuple[int, ...] = ()
 
 
 class Parts(NamedTuple):
     """Seconds by what they are spent on; see the module."""
 
-    weights: Any
-    cache: Any
-    arithmetic: Any
-    vocabulary: Any
-    launches: Any
+    weights: Numbers
+    cache: Numbers
+    arithmetic: Numbers
+    vocabulary: Numbers
+    launches: Numbers
 
-    def __add__(self, other: Any) -> "Parts":  # type: ignore[override]
+    def plus(self, other: "Parts") -> "Parts":
         return Parts(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def forward(
-    net: Network, load: Load, device: DeviceModel, dtype: str, kernels: float = 0.0
-) -> Parts:
-    """One forward of ``net``; ``kernels`` beside those of its layers."""
-    beta, peak, w = 1e9 * device.bandwidth, device.peak(dtype), BYTES[dtype]
-    b, r, n, span = load.batch, load.rows, load.new, load.cached + load.new
-    weights = w * (net.weights + net.head) / beta
-    products = 2 * (r * n * net.weights + b * n * net.guesses * net.head) / peak
-    cache = w * r * net.cached * span / beta
-    attention = 4 * r * n * net.attended * span / peak
+def forward(net: Network, load: Load, execution: Execution, kernels: float = 0.0) -> Parts:
+    """Return the time of one forward pass of ``net`` that launches ``kernels``."""
+    device = execution.device
+    beta = 1e9 * device.bandwidth
+    peak = device.peak(execution.dtype)
+    width = BYTES[execution.dtype]
+    guesses = load.batch * load.new * net.guesses
+    span = load.cached + load.new
+    weights = width * (net.weights + net.head) / beta
+    products = 2 * (load.rows * load.new * net.weights + guesses * net.head) / peak
+    cached = width * load.rows * net.cached * span / beta
+    attention = 4 * load.rows * load.new * net.attended * span / peak
     return Parts(
         weights=np.where(products > weights, 0.0, weights),
-        cache=np.where(attention > cache, 0.0, cache),
+        cache=np.where(attention > cached, 0.0, cached),
         arithmetic=np.where(products > weights, products, 0.0)
-        + np.where(attention > cache, attention, 0.0),
-        vocabulary=4 * b * n * net.guesses * net.vocab * PASSES / beta,
-        launches=(LAYER * net.layers + kernels) * device.gap * 1e-6 + 0.0 * np.asarray(cache),
+        + np.where(attention > cached, attention, 0.0),
+        vocabulary=4 * guesses * net.vocab * PASSES / beta,
+        launches=kernels * device.gap * 1e-6 + np.zeros_like(cached),
     )
 
 
-def step(target: Network, drafter: Network | None, load: Load, levels: tuple[int, ...], committed: Any,
-         device: DeviceModel, dtype: str, graphs: bool = True) -> Parts:  # fmt: skip
-    """One step: the target reads a tree of ``load.new`` nodes, the drafter what was ``committed``,
-    then ``levels``.
+def step(decoder: Decoder, load: Load, drafting: Drafting, execution: Execution) -> Parts:
+    """Return the time of one step, in which the target reads ``load.new`` nodes.
 
-    Without ``graphs`` the host issues its kernels one by one: what the device waits is launch
-    overhead.
+    Without graphs the device waits for the host whenever it issues kernels slower than they run:
+    that is launch overhead.
     """
-    beside = STEP + TREE * (drafter is not None or bool(np.any(np.asarray(load.new) > 1)))
-    spent, kernels = forward(target, load, device, dtype, beside), LAYER * target.layers + beside
+    target, drafter, operators = decoder
+    kernels = operators.layer * target.layers + operators.forward + operators.rest
+    spent = forward(target, load, execution, kernels)
     if drafter is not None:
-        for new in (committed, *levels):
-            spent += forward(drafter, load._replace(new=new), device, dtype, LEVEL)
+        of_pass = operators.layer * drafter.layers + operators.level
+        for new in (drafting.committed, *drafting.levels):
+            spent = spent.plus(forward(drafter, load._replace(new=new), execution, of_pass))
             load = load._replace(cached=load.cached + new)
-            kernels += LAYER * drafter.layers + LEVEL
-    waited = 0.0 if graphs else np.maximum(0.0, kernels * device.issue * 1e-6 - sum(spent))
+            kernels += of_pass
+    if execution.graphs:
+        return spent
+    issuing = kernels * execution.device.issue * 1e-6
+    waited = np.maximum(0.0, issuing - sum(spent))
     return spent._replace(launches=spent.launches + waited)
 
 
 def memory(target: Network, drafter: Network | None, load: Load, dtype: str) -> float:
-    """GB of a decode: weights, caches of ``load.cached`` + ``load.new`` positions, distributions
-    of all nodes.
+    """Return the GB of a decode: weights, caches of ``load.cached`` + ``load.new`` positions and
+    the distributions of all nodes, of target and drafter.
     """
     nets = [target] if drafter is None else [target, drafter]
     weights = BYTES[dtype] * sum(net.stored for net in nets)
-    caches = BYTES[dtype] * load.rows * (load.cached + load.new) * sum(net.cached for net in nets)
-    return float(
-        (weights + SLACK * (caches + 2 * 4 * load.batch * load.new * target.vocab)) / 1e9 + CONTEXT
-    )
+    positions = load.rows * (load.cached + load.new)
+    caches = BYTES[dtype] * positions * sum(net.cached for net in nets)
+    distributions = 2 * 4 * load.batch * load.new * target.vocab
+    return float((weights + SLACK * (caches + distributions)) / 1e9 + CONTEXT)

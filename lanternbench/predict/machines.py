@@ -16,7 +16,8 @@ from scipy.optimize import nnls
 
 from lanternbench.costs import roofline
 from lanternbench.costs.forward_cost import bandwidth, lengths_of, medians, seconds_of, step_times
-from lanternbench.costs.roofline import BYTES, LAYER, STEP, THIS, DeviceModel, Load, Values
+from lanternbench.costs.operators import baseline_operators
+from lanternbench.costs.roofline import BYTES, THIS, DeviceModel, Load, Values
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal
 from lanternbench.engine.recording import SPAN
@@ -52,12 +53,14 @@ class Roofline:
         cached = case.shape.prompt + steps.start - 1
         if self.graphs:  # recorded forwards attend to whole spans
             cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
+        decoder = roofline.Decoder(case.shape.network, case.drafter, case.operators)
+        execution = roofline.Execution(self.device, self.dtype, self.graphs)
         for at, levels in by_levels(case.measured, steps):
             load = Load(
                 steps.batch[at], case.shape.rows * steps.batch[at], steps.nodes[at], cached[at]
             )
-            how = steps.before[at], self.device, self.dtype, self.graphs
-            spent = roofline.step(case.shape.network, case.drafter, load, levels, *how)
+            drafting = roofline.Drafting(steps.before[at], levels)
+            spent = roofline.step(decoder, load, drafting, execution)
             for name, value in spent._asdict().items():
                 parts[name][at] = value
         return parts
@@ -205,7 +208,8 @@ def host(
     known = max(
         BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak
     )
-    gap = max(0.0, least - known) / (LAYER * target.layers + STEP)
+    operators = baseline_operators()
+    gap = max(0.0, least - known) / (operators.layer * target.layers + operators.forward)
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:

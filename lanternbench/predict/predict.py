@@ -21,7 +21,7 @@ from rich.text import Text
 from lanternbench.measure.figures import robust
 from lanternbench.measure.samples import Sample
 from lanternbench.predict.machines import Machine, Measured, Roofline
-from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, batches
+from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, baseline, batches
 from lanternbench.report.scene import colour, save
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
@@ -85,7 +85,8 @@ def predict(
     """
     drafting = {case: traces for case, traces in cases.items() if case.measured is not None}
     shape = next(iter(cases)).shape
-    base, ones = Case(BASE, BASE, shape, None, None), [autoregressive(shape.length)]
+    base = baseline(shape)
+    ones = [autoregressive(shape.length)]
     rows = []
     for case, traces in {base: ones, **drafting}.items():
         nodes = max(int(t.nodes.max()) for t in traces)

@@ -14,7 +14,8 @@ import numpy as np
 import yaml
 from numpy.typing import ArrayLike, NDArray
 
-from lanternbench.costs.roofline import Values
+from lanternbench.costs.operators import baseline_operators, count_operators
+from lanternbench.costs.roofline import Operators, Values
 from lanternbench.engine.proposal import Proposal
 from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
@@ -50,7 +51,7 @@ def shape_of(target: Target, guidance: float | None = None) -> Shape:
 
 class Case(NamedTuple):
     """A method on a target: ``measured``: its proposal in the run; ``drafter``: the drafter for
-    the target.
+    the target; ``operators``: of a step.
     """
 
     label: str
@@ -58,6 +59,12 @@ class Case(NamedTuple):
     shape: Shape
     drafter: Network | None
     measured: Proposal | None  # None for the baseline
+    operators: Operators
+
+
+def baseline(shape: Shape) -> Case:
+    """Return autoregressive decoding of a target."""
+    return Case(BASE, BASE, shape, None, None, baseline_operators())
 
 
 class Trace(NamedTuple):
@@ -243,7 +250,12 @@ def cases(
         if steps := traces_of(group, drafts, shape.length):
             methods[label] = m
             net = None if drafter is None else drafter.network()
-            traces[Case(label if drafts else BASE, m.preset, shape, net, drafts)] = steps
+            if drafts is None:
+                case = baseline(shape)
+            else:
+                operators = count_operators(m, source.options)
+                case = Case(label, m.preset, shape, net, drafts, operators)
+            traces[case] = steps
     if all(case.measured is None for case in traces):
         why = (
             notes[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,14 +18,21 @@ import torch
 from conftest import mistake, two_layers
 from counted_clock import CountedClock
 from rich.console import Console
-from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from lanternbench.cli import study_cmd
 from lanternbench.cli.main import app
 from lanternbench.costs import roofline
 from lanternbench.costs.forward_cost import Bandwidth, Shape, Timed
-from lanternbench.costs.roofline import DeviceModel, Load, device_model, device_models
+from lanternbench.costs.operators import baseline_operators
+from lanternbench.costs.roofline import (
+    DeviceModel,
+    Execution,
+    Load,
+    Operators,
+    device_model,
+    device_models,
+)
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
@@ -37,7 +43,6 @@ from lanternbench.methods.build import build, prepared_proposal
 from lanternbench.methods.method import method
 from lanternbench.models.network import Network
 from lanternbench.models.packing import packed
-from lanternbench.models.transformer import DecoderConfig, Layer
 from lanternbench.predict import machines, predict
 from lanternbench.predict.predict import terminal_tables
 from lanternbench.predict.replay import (
@@ -53,6 +58,8 @@ from lanternbench.predict.replay import (
 from lanternbench.prompts import Prompt
 
 A100 = device_model("a100-40g")
+ON_A100 = Execution(A100, "bfloat16")
+OPERATORS = Operators(layer=16.0, forward=27.0, level=50.0, rest=40.0)
 # 36 × (4·1280² of attention + 3·1280·3584 of the MLP + 2 norms) + a norm; a head of 1280 × 16384
 XL_LAYERS, XL_HEAD = 36 * (4 * 1280**2 + 3 * 1280 * 3584 + 2 * 1280) + 1280, 1280 * 16384
 
@@ -104,7 +111,7 @@ def run(tmp_path):
 def test_weights_of_llamagen_xl_in_bfloat16_pass_an_a100_in_a_millisecond(xl):
     net = shape_of(xl).network
     assert (net.weights, net.head) == (XL_LAYERS, XL_HEAD) == (731_475_200, 20_971_520)
-    spent = roofline.forward(net, Load(1, 2, 1, 0), A100, "bfloat16")
+    spent = roofline.forward(net, Load(1, 2, 1, 0), ON_A100)
     assert (
         float(spent.weights)
         == pytest.approx(2 * 752_446_720 / 1.555e12)
@@ -118,7 +125,7 @@ def test_the_cache_of_llamagen_xl_by_hand(xl):
     ms.
     """
     net = shape_of(xl).network
-    spent = roofline.forward(net, Load(1, 2, 1, 375), A100, "bfloat16")
+    spent = roofline.forward(net, Load(1, 2, 1, 375), ON_A100)
     assert (
         float(spent.cache)
         == pytest.approx(2 * 376 * 36 * 2 * 1280 * 2 / 1.555e12)
@@ -131,35 +138,13 @@ def test_many_nodes_are_bound_by_arithmetic_and_few_by_bandwidth(xl):
     200 rows.
     """
     net = shape_of(xl).network
-    few, many = (roofline.forward(net, Load(1, 2, n, 300), A100, "bfloat16") for n in (60, 400))
+    few, many = (roofline.forward(net, Load(1, 2, n, 300), ON_A100) for n in (60, 400))
     assert float(few.weights) > 0 == float(few.arithmetic)
     products = 2 * (2 * 400 * XL_LAYERS + 400 * XL_HEAD) / 312e12
     attention = 4 * 2 * 400 * (36 * 1280) * 700 / 312e12
     assert float(many.weights) == 0
     cache = float(many.cache)
     assert float(many.arithmetic) == pytest.approx(products + (attention if cache == 0 else 0))
-
-
-def test_a_layer_has_as_many_kernels_as_the_model_counts():
-    """Operations that move or compute something, in bfloat16 and with a cache, as they are
-    launched on a GPU.
-    """
-    layer = Layer(DecoderConfig(64, 1, 4, 128, 16)).to(torch.bfloat16)
-    views = {"view", "transpose", "narrow", "chunk", "flatten", "view_as_real", "view_as_complex"}
-    seen: Counter[str] = Counter()
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen[func.overloadpacket.__name__] += func.overloadpacket.__name__ not in views
-            return func(*args, **(kwargs or {}))
-
-    x, rope = (
-        torch.randn(2, 6, 64, dtype=torch.bfloat16),
-        torch.ones(1, 6, 1, 8, dtype=torch.complex64),
-    )
-    with torch.inference_mode(), Count():
-        layer(x, rope, None)
-    assert sum(seen.values()) + 1 == roofline.LAYER, seen  # one more writes the cache
 
 
 def test_every_device_model_names_its_source_and_holds_the_papers_dtypes():
@@ -181,7 +166,8 @@ def test_more_bandwidth_is_never_slower_and_the_host_limits_what_has_no_graphs(x
     eager = predict.predict(
         machines.Roofline(device_model("h100"), "bfloat16", False), found.traces, [1]
     )
-    kernels = roofline.LAYER * 36 + roofline.STEP
+    operators = baseline_operators()
+    kernels = operators.layer * 36 + operators.forward + operators.rest
     assert eager[0].ms_per_token * 256 / 255 == pytest.approx(
         1e-3 * kernels * device_model("h100").issue
     )
@@ -300,7 +286,10 @@ def test_a_synthetic_machine_is_found_again(monkeypatch, gap):
         source="test",
     )
     net = Network(12, 40_000_000, 2_000_000, 12 * 512, 12 * 256, 1024, 43_000_000)
-    least = float(sum(roofline.forward(net, Load(1, 2, 1, 1), made, "float32", roofline.STEP)))
+    operators = baseline_operators()
+    kernels = operators.layer * net.layers + operators.forward
+    execution = Execution(made, "float32")
+    least = float(sum(roofline.forward(net, Load(1, 2, 1, 1), execution, kernels)))
     monkeypatch.setattr(machines, "bandwidth", lambda device: Bandwidth(40.0, 40.0, 10, 1))
     monkeypatch.setattr(machines, "seconds_of", lambda work, device: 2 * machines.SIDE**3 / 0.5e12)
     found = machines.host(torch.device("cpu"), net, least, 2, "float32")
@@ -363,7 +352,7 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
     monkeypatch.setattr(machines, "step_times", steps)
     cost = machines.method_cost(build(tiny, method("eagle-1")), proposal, "x")
     machine = machines.Measured("float32", {"eagle-1": cost})
-    case = Case("eagle-1", "eagle-1", shape_of(tiny), None, proposal)
+    case = Case("eagle-1", "eagle-1", shape_of(tiny), None, proposal, OPERATORS)
     depth, nodes = sizes[len(sizes) // 2]
     trace = Trace(*(np.array([x]) for x in (1, nodes, depth)))
     spent = machine.seconds(case, batches([trace], 1, False)[0])

@@ -83,7 +83,9 @@ def with_all_drafters(target: Target, drafter: dict[str, Any] = DRAFTER) -> Targ
     return replace(target, drafters=target.drafters | {"model": independent, "medusa": heads})
 
 
-def small_target(device: str = "cpu", dtype: torch.dtype = torch.float32, layers: int = 2) -> Target:
+def small_target(
+    device: str = "cpu", dtype: torch.dtype = torch.float32, layers: int = 2
+) -> Target:
     """Return a LlamaGen that any CPU decodes at once, with a drafter of every kind."""
     row = Entry(
         name="small",
