@@ -23,7 +23,7 @@ from benchmarks.gpu.pieces import PIECES, equal
 from benchmarks.gpu.result import DONE, FAILED, RUNNING, Result, read
 from benchmarks.gpu.runner import is_done, run_all, run_piece
 from lanternbench.costs.forward_cost import Bandwidth
-from lanternbench.doctor import checks
+from lanternbench.doctor import gpu
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 from lanternbench.utils.graph_capture import Graphs
@@ -290,16 +290,13 @@ def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(
         first = work(*inputs)
         return again(work, inputs) if works else lambda: first
 
-    monkeypatch.setattr(checks, "set_device", lambda device: None)
-    monkeypatch.setattr(checks, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
-    monkeypatch.setattr(checks.tiny, "load", lambda **_: shallow)
-    monkeypatch.setattr(checks, "Graphs", lambda: Graphs(record))
-    monkeypatch.setattr(checks, "STEPS", 3)
-    rows = checks.check_gpu("cuda", [{"name": "a GPU", "memory_gb": 80}])
-    assert rows[:2] == [
-        {"item": "name", "value": "a GPU", "ok": None},
-        {"item": "memory gb", "value": 80, "ok": None},
-    ]
-    judged = {row["item"]: row["ok"] for row in rows if row["ok"] is not None}
-    assert set(judged) == {*(f"graphs, {name}" for name in checks.PRESETS), "batch of 3, eagle-1"}
+    monkeypatch.setattr(gpu, "set_device", lambda device: None)
+    monkeypatch.setattr(gpu, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
+    monkeypatch.setattr(gpu.tiny, "load", lambda **_: shallow)
+    monkeypatch.setattr(gpu, "Graphs", lambda: Graphs(record))
+    monkeypatch.setattr(gpu, "STEPS", 3)
+    rows = gpu.check_gpu("cuda", [{"name": "a GPU", "memory_gb": 80}])
+    assert rows[:2] == [("name", "a GPU", None), ("memory gb", 80, None)]
+    judged = {row.item: row.ok for row in rows if row.ok is not None}
+    assert set(judged) == {*(f"graphs, {name}" for name in gpu.PRESETS), "batch of 3, eagle-1"}
     assert all(ok for item, ok in judged.items() if item.startswith("graphs")) == works

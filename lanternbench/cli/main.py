@@ -20,7 +20,7 @@ from lanternbench.errors import UserError
 
 NAMES = (  # FILE.function
     "run.run study.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
-    "listing.metrics listing.targets listing.prompts setup.fetch setup.doctor study.profile study.predict "
+    "listing.metrics listing.targets listing.prompts setup.fetch doctor.doctor study.profile study.predict "
     "study.codebook study.verify run.import_ run.suite run.submit run.leaderboard"
 )
 

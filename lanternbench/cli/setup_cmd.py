@@ -1,22 +1,19 @@
-"""``fetch``, ``doctor``, ``train``: published files brought here; checks of machine and drafters;
-new drafters.
-"""
+"""``fetch`` and ``train``: published files brought here, and new drafters."""
 
 import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from typer import Argument, Option
 
 from lanternbench import __version__
 from lanternbench.cli import options
-from lanternbench.cli.output import display, print_rows, program
+from lanternbench.cli.output import display, program
 from lanternbench.errors import UserError
-from lanternbench.models.entries import Entry, catalogue, entry, missing
+from lanternbench.models.entries import Entry, catalogue, entry
 from lanternbench.utils.device import choose
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -95,83 +92,6 @@ def _target(row: Entry, dry_run: bool, verify: bool) -> None:
     _CONSOLE.print(
         f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2"
     )
-
-
-def doctor(
-    target: Annotated[
-        str | None, Option(help="Check this target and its drafters by a short decode.")
-    ] = None,
-    drafter: Annotated[
-        str | None, Option(help="With --target: this drafter in place of its own.")
-    ] = None,
-    prompts: Annotated[str, Option(help="What a check decodes: demo, or a text file.")] = "demo",
-    random_weights: Annotated[bool, Option(help="Check with random weights.")] = False,
-    gpu: Annotated[
-        bool, Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")
-    ] = False,
-    device: str = "auto",
-    as_json: options.AsRows = False,
-) -> None:
-    """Show this machine, what is missing, and how to get it; check this GPU, or that a drafter
-    belongs to a target.
-
-    Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
-    """
-    if drafter is not None and target is None and not gpu:
-        raise UserError("--drafter is checked against a target: give --target too")
-    if gpu:
-        from lanternbench.doctor.checks import check_gpu
-        from lanternbench.experiment.environment import environment
-
-        with display("checking the GPU"):
-            rows = check_gpu(choose(device), environment()["gpus"])
-    elif target is not None:
-        rows = _pair(target, drafter, prompts, random_weights, device)
-    else:
-        rows = _machine()
-    print_rows(rows, as_json, " ".join(rows[0]))
-    if any(row.get("ok") is False for row in rows):
-        raise typer.Exit(1)
-
-
-def _machine() -> list[dict[str, Any]]:
-    from lanternbench.experiment.environment import environment
-    from lanternbench.metrics import names, scorers_for
-
-    rows = [{"item": k, "value": v} for k, v in environment().items()]
-    for name, row in catalogue().items():
-        absent = f"missing; `lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
-        rows.append({"item": f"target {name}", "value": absent if missing(row) else "here"})
-    for name in names():
-        (scorer,) = scorers_for([name], "full")
-        rows.append(
-            {
-                "item": f"metric {name}",
-                "value": why.text if (why := scorer.available()) else "here",
-            }
-        )
-    return rows
-
-
-def _pair(
-    target: str, drafter: str | None, prompts: str, random_weights: bool, device: str
-) -> list[dict[str, Any]]:
-    from lanternbench import prompts as sets
-    from lanternbench.doctor.checks import check_pair
-    from lanternbench.models.catalogue import load_target, with_drafter
-
-    device = choose(device)
-    loaded = load_target(target, device, random_weights)
-    kinds = list(loaded.drafters)
-    if drafter is not None:
-        loaded, kind = with_drafter(loaded, drafter, device, random_weights)
-        kinds = [kind]
-    if not kinds:
-        raise UserError(f"target '{target}' has no drafter: give one with --drafter")
-    captions = [p.text for p in sets.load(prompts, 2).prompts]
-    row = None if random_weights else catalogue().get(target.partition("=")[0])
-    with display("decoding"):
-        return [check for kind in kinds for check in check_pair(loaded, kind, captions, row)]
 
 
 def drafter(

@@ -5,21 +5,31 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from conftest import of_side
 from typer.testing import CliRunner
 
-from lanternbench.cli import setup_cmd
+from lanternbench import prompts as sets
+from lanternbench.cli import doctor_cmd
 from lanternbench.cli.main import app
-from lanternbench.doctor.checks import check_pair, drafting_method, first_tokens
-from lanternbench.engine.decode import Generation
+from lanternbench.doctor import pair
+from lanternbench.doctor.check import Check
+from lanternbench.doctor.pair import check_pair, drafting_method, first_tokens
+from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.decode import Generation, generate
 from lanternbench.experiment import runner
 from lanternbench.experiment.config import sweep
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
 from lanternbench.models import catalogue, entries
 from lanternbench.models.entries import Entry, Expected, entry, expectation, shortfall, upper_limit
+from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.settings import GREEDY
 
 CAPTIONS = ["a red circle"]
 ROW = Entry(
@@ -108,11 +118,11 @@ def few_steps(monkeypatch):
     """Half as many steps tell a random drafter: with none of 32 accepted, f is below 0.18 by
     Wilson's limit.
     """
-    monkeypatch.setitem(check_pair.__globals__, "STEPS", 32)
+    monkeypatch.setattr(pair, "STEPS", 32)
 
 
-def by_item(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {row["item"]: row["ok"] for row in rows}
+def by_item(checks: list[Check]) -> dict[str, bool | None]:
+    return {check.item: check.ok for check in checks}
 
 
 def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(
@@ -131,11 +141,74 @@ def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(
     assert bad["greedy tokens"] is True  # a lossless method draws the target's images all the same
 
 
+@pytest.fixture(scope="module")
+def in_bfloat16() -> Target:
+    return of_side(tiny.load(dtype=torch.bfloat16), 8)
+
+
+@pytest.fixture
+def few_greedy_steps(monkeypatch):
+    monkeypatch.setattr(pair, "STEPS", 16)
+    monkeypatch.setattr(pair, "TEMPERATURES", (0.0,))
+
+
+def test_in_bfloat16_a_good_drafter_passes_though_rounding_moves_a_token(
+    in_bfloat16, few_greedy_steps
+):
+    captions = [sets.load("demo", 2).prompts[1].text]
+    drafted, plain = (
+        generate(build(in_bfloat16, method(name), GREEDY), captions, max_steps=20)[0].tokens
+        for name in ("sd", "ar")
+    )
+    assert not torch.equal(drafted[:20], plain[:20])
+    checks = check_pair(in_bfloat16, "model", captions)
+    assert by_item(checks)["greedy tokens"] is True
+    values = {check.item: check.value for check in checks}
+    assert "tied with the best within bfloat16's rounding" in values["greedy tokens"]
+
+
+def test_in_bfloat16_a_drafter_with_a_wrong_embedding_table_is_flagged(
+    in_bfloat16, few_greedy_steps
+):
+    published = Expected(
+        drafter="model", tree="chain", temperature=0, first_token_acceptance=0.4, source="a paper"
+    )
+    row = ROW.model_copy(update={"expects": (published,)})
+    right = in_bfloat16.drafters["model"]
+    wrong = deepcopy(right)
+    table = wrong.tok_embeddings.weight
+    table.copy_(table.roll(1, 0))
+    found = []
+    for drafter in (right, wrong):
+        target = replace(in_bfloat16, drafters={"model": drafter})
+        checks = by_item(check_pair(target, "model", CAPTIONS, row))
+        assert checks["greedy tokens"] is True
+        found.append(checks["first token accepted, T = 0"])
+    assert found == [True, False]
+
+
+def test_in_bfloat16_tokens_of_a_broken_cache_are_flagged(
+    in_bfloat16, few_greedy_steps, monkeypatch
+):
+    """Accepted nodes stay where the tree put them, so later steps read others in their place."""
+    captions = [prompt.text for prompt in sets.load("demo", 1).prompts]
+    assert by_item(check_pair(in_bfloat16, "eagle", captions))["greedy tokens"] is True
+    monkeypatch.setattr(DecoderCache, "move", lambda *_: None)
+    assert by_item(check_pair(in_bfloat16, "eagle", captions))["greedy tokens"] is False
+
+
+def test_every_step_of_a_check_is_reported(shallow_8x8, monkeypatch):
+    monkeypatch.setattr(pair, "STEPS", 3)
+    reported: list[tuple[int, int]] = []
+    check_pair(shallow_8x8, "eagle", CAPTIONS, on_step=lambda *step: reported.append(step))
+    assert len(reported) == 3 * len(pair.TEMPERATURES)
+
+
 def test_doctor_ends_with_code_1_where_a_pair_fails(shallow_8x8, few_steps, monkeypatch):
     monkeypatch.setattr(catalogue, "load_target", lambda *_: shallow_8x8)
     rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(
         update={"first_token_acceptance": 0.99}),)})}  # fmt: skip
-    monkeypatch.setattr(setup_cmd, "catalogue", lambda: rows)
+    monkeypatch.setattr(doctor_cmd, "catalogue", lambda: rows)
     done = CliRunner().invoke(app, ["doctor", "--target", "tiny", "--device", "cpu", "--json"])
     assert done.exit_code == 1
     found = json.loads(done.stdout)

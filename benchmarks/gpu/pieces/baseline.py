@@ -15,7 +15,7 @@ from benchmarks.gpu import bars, shapes
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.plain_loop import plain_seconds
 from benchmarks.gpu.result import Result
-from lanternbench.doctor.checks import CAPTIONS
+from lanternbench.doctor.gpu import CAPTIONS
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -12,7 +12,7 @@ from functools import partial
 from benchmarks.gpu import bars, shapes
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.result import Result
-from lanternbench.doctor.checks import CAPTIONS, batch_differs, recorded_differs
+from lanternbench.doctor.gpu import CAPTIONS, batch_differs, recorded_differs
 from lanternbench.engine.decode import generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

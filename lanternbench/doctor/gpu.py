@@ -1,0 +1,88 @@
+"""Checks of a GPU: its memory's bandwidth, and that recorded steps and batches give the same tokens.
+
+Decodes are compared in float64, in which no draw depends on how a sum was rounded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lanternbench.costs.forward_cost import bandwidth
+from lanternbench.doctor.check import Check
+from lanternbench.engine.decode import Generation, generate
+from lanternbench.errors import UserError
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import set_device
+from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.settings import TARGETS_OWN, Sampling
+from lanternbench.utils.graph_capture import Graphs
+
+PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree of every kind
+CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above a yellow star")
+STEPS = 24  # of a decode on the GPU
+
+
+def first_difference(expected: Sequence[Generation], decoded: Sequence[Generation]) -> str | None:
+    """The first difference between two decodes of the same prompts, in words; None if there is
+    none.
+    """
+    for prompt, (a, b) in enumerate(zip(expected, decoded, strict=True)):
+        known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
+        wrong = (a.tokens[:known].cpu() != b.tokens[:known].cpu()).nonzero()
+        if len(wrong):
+            return f"prompt {prompt}: token {int(wrong[0])} differs"
+        if a.accept_lengths != b.accept_lengths:
+            return f"prompt {prompt}: {a.steps} and {b.steps} steps, of other lengths"
+    return None
+
+
+def recorded_differs(
+    target: Target,
+    graphs: Graphs,
+    name: str,
+    captions: Sequence[str],
+    sampling: Sampling = TARGETS_OWN,
+    *,
+    steps: int,
+) -> str | None:
+    """The first difference between recorded and launched steps of the preset ``name``; None if
+    there is none.
+    """
+    both = (build(replace(target, graphs=g), method(name), sampling) for g in (None, graphs))
+    return first_difference(
+        *(generate(decoder, list(captions), max_steps=steps) for decoder in both)
+    )
+
+
+def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
+    """The first difference between a batch and its prompts decoded alone; None if there is none."""
+    decoder = build(target, method(name))
+    alone = [generate(decoder, [caption], max_steps=steps)[0] for caption in captions]
+    return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
+
+
+def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[Check]:
+    """The first minute on a GPU; ``facts``: of each GPU, see ``experiment.environment``.
+    Raises UserError.
+    """
+    if not device.startswith("cuda"):
+        why = "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked"
+        raise UserError(f"{why}: run `lanternbench doctor --gpu` on a machine with one")
+    set_device(device)
+    mine = facts[torch.device(device).index or 0] if facts else {}
+    rows = [Check(key.replace("_", " "), value) for key, value in mine.items()]
+    rows.append(Check("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))
+    target = tiny.load(device=device, dtype=torch.float64)
+    for name in PRESETS:
+        wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
+        value = wrong or f"the tokens of launched steps, {STEPS} steps"
+        rows.append(Check(f"graphs, {name}", value, wrong is None))
+    wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
+    rows.append(
+        Check("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None)
+    )
+    return rows
