@@ -68,7 +68,7 @@ def check_acceptance(
     decoder: SpeculativeDecoder, drafted: list[Generation], row: Entry | None
 ) -> Check:
     """Compare how often the first drafted token was accepted with what is published, if it is."""
-    temperature = decoder.warp.temperature
+    temperature = decoder.warp.sampling.temperature
     method = decoder.method
     drafted_with = (method.proposal.drafter_kind, method.choices.tree, temperature)
     accepted, steps = first_tokens(drafted)

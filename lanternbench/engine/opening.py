@@ -7,7 +7,7 @@ And the target's distributions over finished images, by one plain forward pass: 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -176,9 +176,16 @@ def teacher_forced(
 
 
 def pieces(
-    target: Target, prefix: Prefix, tokens: Tensor, i: int, guidance: float, warp: Warp
+    target: Target,
+    prefix: Prefix,
+    tokens: Tensor,
+    i: int,
+    guidance: float,
+    warp: Warp | Callable[[Tensor], Tensor],
 ) -> Iterator[Tensor]:
-    """q of the tokens of image ``i``, [1, n, V] after [1, n, V], in bounded memory."""
+    """What ``warp`` makes of the logits of image ``i``, [1, n, V] after [1, n, V], in bounded
+    memory.
+    """
     rows = slice(i, None, len(tokens))  # conditional and unconditional
     embeddings, valid = prefix.embeddings[rows], prefix.valid[rows]
     hidden = _hidden(target, embeddings, valid, tokens[i].expand(len(valid), -1))
