@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.address import Address, Layout, Lengths, additive
-from lanternbench.models.transformer import DecoderConfig
+from lanternbench.models.transformer import DecoderConfig, Put
 
 
 class DecoderCache:
@@ -36,7 +36,7 @@ class DecoderCache:
         self.pads: Tensor | None = None  # additive [R, 1, 1, capacity]
         # [dim] its embedding of a row end, where the target writes them
         self.row_end: Tensor | None = None
-        shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.head_dim)
+        shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.cache_width)
         self._hold(torch.zeros(shape, dtype=like.dtype, device=like.device))
 
     def _hold(self, store: Tensor) -> None:
@@ -61,29 +61,42 @@ class DecoderCache:
 
     def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
         """x [R, n, dim] -> states [R, n, dim], or [R, 1, dim] of the ``last`` input alone."""
-        positions, mask, span, layers = at.positions, at.mask, at.span, self.layers
-        rope = self.rope[positions]
-        if isinstance(positions, Tensor):
+        rope = self.rope[at.positions]
+        if isinstance(at.positions, Tensor):
             rope = self.per_row(rope)
+        mask = at.mask
         if mask is not None:
             mask = self.per_row(mask.to(self.dtype))
         if self.pads is not None:
-            pads = self.pads[..., :span]
+            pads = self.pads[..., : at.span]
             mask = pads.expand(-1, -1, x.shape[1], -1) if mask is None else mask + pads
         if isinstance(at.slots, slice):
-            start = at.slots.start
-
-            def put(layer: int, kv: Tensor) -> Tensor:
-                layers[layer].narrow(2, start, kv.shape[2]).copy_(kv)
-                return layers[layer].narrow(2, 0, span)
+            put = self._write_run(at.slots.start, at.span)
         else:
-            places = self.places(at.slots)
-
-            def put(layer: int, kv: Tensor) -> Tensor:
-                layers[layer].flatten(0, 2).index_copy_(0, places, kv.flatten(0, 2))
-                return layers[layer].narrow(2, 0, span)
-
+            put = self._write_places(self.places(at.slots), at.span)
         return self.net(x, rope, mask, put, last)
+
+    def _write_run(self, start: int, span: int) -> Put:
+        """Return a function that writes slots in a row from ``start`` on, and reads ``span``."""
+        layers = self.layers
+
+        def put(layer: int, kv: Tensor) -> Tensor:
+            slots = layers[layer]
+            slots.narrow(2, start, kv.shape[2]).copy_(kv)
+            return slots.narrow(2, 0, span)
+
+        return put
+
+    def _write_places(self, places: Tensor, span: int) -> Put:
+        """Return a function that writes ``places`` of each layer, and reads ``span`` slots."""
+        layers = self.layers
+
+        def put(layer: int, kv: Tensor) -> Tensor:
+            slots = layers[layer]
+            slots.flatten(0, 2).index_copy_(0, places, kv.flatten(0, 2))
+            return slots.narrow(2, 0, span)
+
+        return put
 
     def forward_last(self, x: Tensor, at: Address, count: Lengths) -> Tensor:
         """The states [R, 1, dim] of each prompt's last entry, where entries past ``count`` are

@@ -201,7 +201,7 @@ class TableModel:
     """
 
     dtype, device = torch.float64, torch.device("cpu")
-    config = SimpleNamespace(decoder=SimpleNamespace(n_layer=1, kv_heads=1, head_dim=1))
+    config = SimpleNamespace(decoder=SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1))
 
     def __init__(self, tables: Tables):
         self.tables = tables

@@ -11,22 +11,15 @@ from torch import Tensor, nn
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.grids import Grid, written
 from lanternbench.models.loading import State, rotary_pairs, to_published
-from lanternbench.models.transformer import DecoderConfig, Stack
+from lanternbench.models.transformer import DecoderConfig, Mask, Stack
 
 if TYPE_CHECKING:
     from lanternbench.models.target import Prefix, Target
 
 
-def causal_mask(valid: Tensor, n: int) -> Any:
-    """As ``prefix_mask``; where nothing is padded, a bias that attention recognises and makes no
-    mask of.
-    """
-    if not valid.all():
-        return prefix_mask(valid, n)
-    # imports torch's compiler, which takes seconds
-    from torch.nn.attention.bias import causal_upper_left
-
-    return causal_upper_left(n, n)
+def causal_mask(valid: Tensor, n: int) -> Mask:
+    """Return ``prefix_mask``, or "causal" if nothing is padded."""
+    return "causal" if bool(valid.all()) else prefix_mask(valid, n)
 
 
 def guide(logits: Tensor, scale: float) -> Tensor:

@@ -2,8 +2,8 @@
 cache, SwiGLU.
 
 Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders rename what other
-checkpoints call them. Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, d
-head width.
+checkpoints call them. Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, K
+heads of keys and values, g = H / K, d head width.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# A layer's number and its new keys and values [R, 2H, N, d] -> all that is attended to [R, 2H, S,
+# A layer's number and its new keys and values [R, 2K, N, d] -> all that is attended to [R, 2K, S,
 # d], keys' heads first
 Put = Callable[[int, Tensor], Tensor]
-Mask = Tensor | None  # additive or bool; None: all keys may be attended to
+# Additive or bool [R|1, 1, N, S]; "causal": each input attends to itself and those before; None:
+# all keys may be attended to
+Mask = Tensor | Literal["causal"] | None
 Depths = tuple[int, ...]  # numbers of layers
+
+# Attention's kernels on a GPU take head widths and rows of a mask that are multiples of this;
+# others they copy, or refuse
+ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class DecoderConfig:
     vocab_size: int
     n_kv_head: int = 0
     norm_eps: float = 1e-5
-    head_width: int = 0  # where heads are not as wide together as the stack; 0: dim / n_head
+    head_width: int = 0  # if heads are not as wide together as the stack; 0: dim / n_head
     # LayerNorm per head on q and k (Chameleon), or RMSNorm, its weights each head's (rms, Emu3.5)
     # or shared (DFlash)
     qk_norm: bool | Literal["rms", "shared"] = False
@@ -45,13 +51,12 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError for sizes of which no decoder can be built."""
-        uneven = (not self.head_width and self.dim % self.n_head) or self.n_head % self.kv_heads
-        odd = (
-            self.head_dim % 2
-            or self.rotary_width % 2
-            or not 0 <= self.rotary_width <= self.head_dim
-        )
-        if uneven or odd or min(self.dim, self.n_layer) < 1:
+        uneven_heads = not self.head_width and self.dim % self.n_head
+        uneven_groups = self.n_head % self.kv_heads
+        odd_pairs = self.head_dim % 2 or self.rotary_width % 2
+        too_wide = not 0 <= self.rotary_width <= self.head_dim
+        empty = min(self.dim, self.n_layer) < 1
+        if uneven_heads or uneven_groups or odd_pairs or too_wide or empty:
             raise ValueError(
                 f"{self.n_layer} layers, {self.dim} wide, {self.n_head} and {self.kv_heads} heads"
             )
@@ -60,7 +65,7 @@ class DecoderConfig:
 
     @property
     def decoder(self) -> Self:
-        """Itself, where an image decoder's configuration extends its stack's."""
+        """The shape of the stack itself: an image decoder's configuration may extend it."""
         return self
 
     @property
@@ -71,15 +76,19 @@ class DecoderConfig:
     def kv_heads(self) -> int:
         return self.n_kv_head or self.n_head
 
+    @property
+    def cache_width(self) -> int:
+        """The width at which a cache holds heads: zeros fill it up to a multiple of ALIGNMENT."""
+        return self.head_dim + -self.head_dim % ALIGNMENT
+
 
 def rope_1d(positions: int, head_dim: int, base: float = 10000.0, rotary_width: int = 0) -> Tensor:
     """complex64 [positions, head_dim / 2].  ``rotary_width``: of the rotated part of a head; other
     factors are 1.
     """
     width = rotary_width or head_dim
-    freqs = F.pad(
-        base ** (-torch.arange(0, width, 2).float() / width), (0, (head_dim - width) // 2)
-    )
+    freqs = base ** (-torch.arange(0, width, 2).float() / width)
+    freqs = F.pad(freqs, (0, (head_dim - width) // 2))
     return torch.polar(torch.ones(()), torch.arange(positions).float()[:, None] * freqs)
 
 
@@ -94,10 +103,9 @@ def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
     half = head_dim // 2
     freqs = 10000.0 ** (-torch.arange(0, half, 2).float() / half)  # [head_dim / 4]
     rows = (torch.arange(height).float()[:, None] * freqs)[:, None].expand(-1, width, -1)
-    cols = (torch.arange(width).float()[:, None] * freqs)[None].expand(height, -1, -1)
-    grid = torch.polar(
-        torch.ones(()), torch.cat([rows, cols], dim=-1).reshape(height * width, half)
-    )
+    columns = (torch.arange(width).float()[:, None] * freqs)[None].expand(height, -1, -1)
+    angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half)
+    grid = torch.polar(torch.ones(()), angles)
     return torch.cat([torch.zeros(prefix, half, dtype=grid.dtype), grid])
 
 
@@ -108,6 +116,30 @@ def rotate(x: Tensor, rope: Tensor) -> None:
     pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2)).mul_(rope)
     if x.dtype != torch.float32:  # else the pairs are x itself
         x.copy_(torch.view_as_real(pairs).flatten(-2))
+
+
+def mask_of_heads(mask: Mask, group: int) -> Mask:
+    """Return [R|1, 1, N, S] with a row for each of the ``group`` query heads that share a key:
+    [R|1, 1, N · g, S].
+
+    On a GPU its rows are aligned. Both once for all layers.
+    """
+    if not isinstance(mask, Tensor):
+        return mask
+    if group > 1:
+        mask = mask.repeat_interleave(group, -2)
+    return aligned(mask) if mask.is_cuda else mask
+
+
+def aligned(mask: Tensor) -> Tensor:
+    """Return ``mask`` in memory whose rows begin at multiples of ALIGNMENT.
+
+    Attention's kernel would otherwise copy it in every layer.
+    """
+    if all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    span = mask.shape[-1]
+    return F.pad(mask, (0, -span % ALIGNMENT))[..., :span]
 
 
 class Direct(nn.Module):
@@ -142,7 +174,7 @@ class RMSNorm(Direct):
 
 
 class HeadNorm(Direct):
-    """LayerNorm over each head's width, with a weight and bias per head (Chameleon's); where
+    """LayerNorm over each head's width, with a weight and bias per head (Chameleon's); with
     ``eps``, RMSNorm.
     """
 
@@ -159,56 +191,103 @@ class HeadNorm(Direct):
         return F.layer_norm(x, (x.shape[-1],), eps=1e-5) * self.weight + self.bias
 
 
+def head_norm(config: DecoderConfig, heads: int) -> RMSNorm | HeadNorm:
+    """Return the norm of queries or keys that ``config.qk_norm`` names."""
+    if config.qk_norm == "shared":
+        return RMSNorm(config.head_dim, config.norm_eps)
+    if config.qk_norm == "rms":
+        return HeadNorm(heads, config.head_dim, config.norm_eps)
+    return HeadNorm(heads, config.head_dim)
+
+
 class Attention(Direct):
     """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block
     of the cache.
     """
 
-    def __init__(self, cfg: DecoderConfig):
+    def __init__(self, config: DecoderConfig, layer: int):
+        """``layer``: its number, by which a cache knows its keys and values."""
         super().__init__()
-        self.n_head, self.n_kv, self.head_dim = cfg.n_head, cfg.kv_heads, cfg.head_dim
-        self.wqkv = nn.Linear(
-            cfg.dim, (self.n_head + 2 * self.n_kv) * self.head_dim, bias=cfg.qkv_bias
-        )
-        self.wo = nn.Linear(self.n_head * self.head_dim, cfg.dim, bias=cfg.out_bias)
-        self.normed = bool(cfg.qk_norm)
-        if cfg.qk_norm:
-            eps = cfg.norm_eps if cfg.qk_norm == "rms" else 0.0
-            self.q_norm, self.k_norm = (
-                RMSNorm(cfg.head_dim, cfg.norm_eps)
-                if cfg.qk_norm == "shared"
-                else HeadNorm(heads, cfg.head_dim, eps)
-                for heads in (self.n_head, self.n_kv)
-            )
+        self.layer = layer
+        self.n_head = config.n_head
+        self.n_kv = config.kv_heads
+        self.group = self.n_head // self.n_kv
+        self.head_dim = config.head_dim
+        self.scale = 1 / config.head_dim**0.5
+        self.padding = config.cache_width - config.head_dim
+        heads = self.n_head + 2 * self.n_kv
+        self.wqkv = nn.Linear(config.dim, heads * self.head_dim, bias=config.qkv_bias)
+        self.wo = nn.Linear(self.n_head * self.head_dim, config.dim, bias=config.out_bias)
+        self.normed = bool(config.qk_norm)
+        if self.normed:
+            self.q_norm = head_norm(config, self.n_head)
+            self.k_norm = head_norm(config, self.n_kv)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int, last: int = 0
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, last: int = 0
     ) -> Tensor:
-        heads, n_kv = self.n_head, self.n_kv
-        qkv = self.wqkv(x).view(*x.shape[:2], heads + 2 * n_kv, self.head_dim)
-        qk = qkv.narrow(2, 0, heads + n_kv)
+        """x [R, N, dim] -> [R, N, dim]; ``mask``: see ``mask_of_heads``.
+
+        ``last``: only so many positions at the end have queries; 0: all have.
+        """
+        rows, n, _ = x.shape
+        qkv = self.wqkv(x).view(rows, n, self.n_head + 2 * self.n_kv, self.head_dim)
+        qk = qkv.narrow(2, 0, self.n_head + self.n_kv)
         if self.normed:
-            plain = qk.clone() if qk.requires_grad else qk
-            qk.copy_(
-                torch.cat([self.q_norm(plain[:, :, :heads]), self.k_norm(plain[:, :, heads:])], 2)
-            )
+            self.normalise(qk)
         rotate(qk, rope)
-        kv = qkv.narrow(2, heads, 2 * n_kv).transpose(1, 2)
-        k, v = (kv if put is None else put(layer, kv)).chunk(2, 1)
-        if last:  # of so many positions at the end there are queries; 0: of all
-            qkv, mask = qkv[:, -last:], None if mask is None else mask[..., -last:, :]
-        q = qkv.narrow(2, 0, heads).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=n_kv != heads)
-        return self.wo(y.transpose(1, 2).reshape(*x.shape[:1], y.shape[2], -1))
+        if self.padding:
+            qkv = F.pad(qkv, (0, self.padding))
+        kv = qkv.narrow(2, self.n_head, 2 * self.n_kv).transpose(1, 2)
+        if put is not None:
+            kv = put(self.layer, kv)
+        if last:
+            qkv = qkv[:, -last:]
+            if isinstance(mask, Tensor):
+                mask = mask[..., -last * self.group :, :]
+        q = qkv.narrow(2, 0, self.n_head).transpose(1, 2)
+        k, v = kv.chunk(2, 1)
+        if self.group > 1:
+            y = self.attend_in_groups(q, k, v, mask)
+        elif isinstance(mask, str):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, mask, scale=self.scale)
+        if self.padding:
+            y = y[..., : self.head_dim]
+        return self.wo(y.transpose(1, 2).reshape(rows, last or n, -1))
+
+    def attend_in_groups(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """softmax(q kᵀ / √d + mask) v of q [R, H, N, d] and of k and v [R, K, S, d]: [R, H, N, d].
+
+        The query heads of a group are further positions of one head, [R, K, N · g, d], which reads
+        each key once.  torch has groups of its own, but no kernel that takes a mask with them.
+        """
+        rows, heads, n, width = q.shape
+        if isinstance(mask, str):
+            k = k.repeat_interleave(self.group, 1)
+            v = v.repeat_interleave(self.group, 1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        q = q.unflatten(1, (self.n_kv, self.group)).transpose(2, 3).flatten(2, 3)
+        y = F.scaled_dot_product_attention(q, k, v, mask, scale=self.scale)
+        y = y.view(rows, self.n_kv, n, self.group, width)
+        return y.transpose(2, 3).reshape(rows, heads, n, width)
+
+    def normalise(self, qk: Tensor) -> None:
+        """Norms of queries and keys [R, N, H + K, d], in place."""
+        source = qk.clone() if qk.requires_grad else qk
+        q = self.q_norm(source[:, :, : self.n_head])
+        k = self.k_norm(source[:, :, self.n_head :])
+        qk.copy_(torch.cat([q, k], 2))
 
 
 class FeedForward(Direct):
     """SwiGLU: w2(silu(w1 x) · w3 x), with w1 and w3 in one matrix."""
 
-    def __init__(self, cfg: DecoderConfig):
+    def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.w13 = nn.Linear(cfg.dim, 2 * cfg.hidden, bias=False)
-        self.w2 = nn.Linear(cfg.hidden, cfg.dim, bias=False)
+        self.w13 = nn.Linear(config.dim, 2 * config.hidden, bias=False)
+        self.w2 = nn.Linear(config.hidden, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.w13(x).chunk(2, dim=-1)
@@ -216,43 +295,41 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
-    """Attention and feed-forward with their norms: before each; after where ``swin_norm``; both:
-    ``sandwich_norm``.
+    """Attention and feed-forward with their norms: before each; with ``swin_norm`` after; with
+    ``sandwich_norm`` both.
     """
 
-    def __init__(self, cfg: DecoderConfig):
+    def __init__(self, config: DecoderConfig, layer: int = 0):
         super().__init__()
-        self.attention, self.feed_forward = Attention(cfg), FeedForward(cfg)
-        self.attention_norm = RMSNorm(cfg.dim, cfg.norm_eps) if cfg.first_norm else nn.Identity()
-        self.ffn_norm = RMSNorm(cfg.dim, cfg.norm_eps)
-        self.swin, self.sandwich = cfg.swin_norm, cfg.sandwich_norm
-        if cfg.sandwich_norm:
-            self.attention_out_norm = RMSNorm(cfg.dim, cfg.norm_eps)
-            self.ffn_out_norm = RMSNorm(cfg.dim, cfg.norm_eps)
+        self.attention = Attention(config, layer)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = nn.Identity()
+        if config.first_norm:
+            self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.swin = config.swin_norm
+        self.sandwich = config.sandwich_norm
+        if config.sandwich_norm:
+            self.attention_out_norm = RMSNorm(config.dim, config.norm_eps)
+            self.ffn_out_norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: Tensor,
-        mask: Mask,
-        put: Put | None = None,
-        layer: int = 0,
-        last: bool = False,
+        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False
     ) -> Tensor:
         """``last``: compute the output of the last position only; keys and values are computed for
         all.
         """
-        out = x[:, -1:] if last else x
+        residual = x[:, -1:] if last else x
         if self.swin:
-            out = out + self.attention_norm(self.attention(x, rope, mask, put, layer, last))
-            return out + self.ffn_norm(self.feed_forward(out))
+            attended = self.attention(x, rope, mask, put, last)
+            residual = residual + self.attention_norm(attended)
+            return residual + self.ffn_norm(self.feed_forward(residual))
+        attended = self.attention(self.attention_norm(x), rope, mask, put, last)
         if self.sandwich:
-            out = out + self.attention_out_norm(
-                self.attention(self.attention_norm(x), rope, mask, put, layer, last)
-            )
-            return out + self.ffn_out_norm(self.feed_forward(self.ffn_norm(out)))
-        out = out + self.attention(self.attention_norm(x), rope, mask, put, layer, last)
-        return out + self.feed_forward(self.ffn_norm(out))
+            residual = residual + self.attention_out_norm(attended)
+            return residual + self.ffn_out_norm(self.feed_forward(self.ffn_norm(residual)))
+        residual = residual + attended
+        return residual + self.feed_forward(self.ffn_norm(residual))
 
 
 class Stack(Direct):
@@ -260,7 +337,8 @@ class Stack(Direct):
 
     def __init__(self, config: DecoderConfig):
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.group = config.n_head // config.kv_heads
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.n_layer))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
@@ -275,15 +353,17 @@ class Stack(Direct):
         """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the
         ``last`` alone.
 
-        ``rope`` [R|1, N|1, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, N, S], None for
-        attending to all keys. ``put`` stores keys and values in a cache; None: there are none but
-        those of x. ``aux_layers``: after how many layers the states are wanted too, beside the
-        final ones: [R, N, (1 + aux) · dim].
+        ``rope`` [R|1, N|1, 1, d/2] complex.  ``put`` stores keys and values in a cache; None:
+        there are none but those of x. ``aux_layers``: the numbers of layers after which the states
+        are wanted too, in addition to the final ones: [R, N, (1 + aux) · dim].
         """
-        seen = {}
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rope, mask, put, i, last and i == len(self.layers) - 1)
-            if i + 1 in aux_layers:
-                seen[i + 1] = x
+        mask = mask_of_heads(mask, self.group)
+        wanted = {}
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x, rope, mask, put, last and number == len(self.layers))
+            if number in aux_layers:
+                wanted[number] = x
         x = self.norm(x)
-        return torch.cat([x, *(seen[n] for n in aux_layers)], -1) if aux_layers else x
+        if not aux_layers:
+            return x
+        return torch.cat([x, *(wanted[number] for number in aux_layers)], -1)

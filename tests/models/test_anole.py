@@ -17,7 +17,6 @@ from families import random_chameleon, small_row
 from image_ids import Vocabulary, published
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening
@@ -175,7 +174,7 @@ def test_the_eagle_drafter_reads_the_prompt_one_id_ahead_and_no_padding(anole):
             ahead = torch.cat([model.cls_embedding(ids[valid][1:]), first])[None]
             n = ahead.shape[1]
             x = net.fuse(ahead, hidden[row, valid][None])
-            last.append(net(x, model.rope[None, :n, None], causal_upper_left(n, n))[:, -1])
+            last.append(net(x, model.rope[None, :n, None], "causal")[:, -1])
         want = guide(model.output(torch.cat(last)), GUIDANCE)
     assert torch.allclose(got, want, atol=1e-4)
 

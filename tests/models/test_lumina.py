@@ -16,7 +16,6 @@ from families import random_chameleon
 from image_ids import lumina_rule, published
 from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, VQ, scrambled
 from torch import Tensor
-from torch.nn.attention.bias import causal_upper_left
 
 from lanternbench.engine import decode as engine
 from lanternbench.engine.address import Lengths, raster
@@ -98,7 +97,7 @@ def states(whole: Chameleon, ids: list[int]) -> Tensor:
     """[1, n, dim]: one forward over all ids."""
     n = len(ids)
     x = whole.tok_embeddings(torch.tensor([ids]))
-    return whole(x, whole.rope[None, :n, None], causal_upper_left(n, n))
+    return whole(x, whole.rope[None, :n, None], "causal")
 
 
 def guided_logits(target: Target, whole: Chameleon, caption: str, tokens: Tensor) -> Tensor:
@@ -284,7 +283,7 @@ def drafted(
         for at in range(root, len(ids)):
             x = net.fuse(ahead[:, : feature.shape[1]], feature)
             n = x.shape[1]
-            f = net(x, whole.rope[None, 1 : n + 1, None], causal_upper_left(n, n))[:, -1:]
+            f = net(x, whole.rope[None, 1 : n + 1, None], "causal")[:, -1:]
             if at + 1 == len(ids) or ids[at + 1] != ROW_END:
                 row.append(whole.output(f[0, 0]))
             feature = torch.cat([feature, f], 1)

@@ -23,6 +23,7 @@ from lanternbench.models.transformer import (
     Mask,
     Put,
     RMSNorm,
+    mask_of_heads,
 )
 
 MAX_BLOCK = 65  # the anchor and as many drafts as a tree may be deep
@@ -32,11 +33,10 @@ class BlockLayer(Layer):
     """Queries are of the block alone, keys and values of context and block."""
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None, layer: int
+        self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None
     ) -> Tensor:
-        x = x + self.attention(
-            torch.cat([context, self.attention_norm(x)], 1), rope, mask, put, layer, x.shape[1]
-        )
+        both = torch.cat([context, self.attention_norm(x)], 1)
+        x = x + self.attention(both, rope, mask, put, x.shape[1])
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -50,11 +50,12 @@ class DFlash(Direct):
     def __init__(self, config: DecoderConfig, block: int, depths: Depths, causal: bool = False):
         super().__init__()
         self.config, self.block, self.depths, self.causal = config, block, depths, causal
+        self.group = config.n_head // config.kv_heads
         self.fc = nn.Linear((1 + len(depths)) * config.dim, config.dim, bias=False)
         self.hidden_norm = RMSNorm(config.dim, config.norm_eps)
         # the embedding of a token to be drafted
         self.mask = nn.Parameter(0.02 * torch.randn(config.dim))
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(BlockLayer(config, i) for i in range(config.n_layer))
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     @classmethod
@@ -102,8 +103,9 @@ class DFlash(Direct):
         """
         m = inputs or self.block
         context, x = x[:, :-m], x[:, -m:]
-        for i, layer in enumerate(self.layers):
-            x = layer(x, context, rope, mask, put, i)
+        mask = mask_of_heads(mask, self.group)
+        for layer in self.layers:
+            x = layer(x, context, rope, mask, put)
         return self.norm(x)
 
     @property

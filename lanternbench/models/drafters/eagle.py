@@ -23,7 +23,7 @@ from lanternbench.models.loading import (
     read_config,
     read_state,
 )
-from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Mask, Put
+from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Mask, Put, mask_of_heads
 
 
 class Eagle(Direct):
@@ -57,7 +57,8 @@ class Eagle(Direct):
         self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
         self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
         later = replace(self.config, first_norm=True)
-        self.layers = nn.ModuleList(Layer(later if i else self.config) for i in range(layers))
+        self.layers = nn.ModuleList(Layer(later if i else self.config, i) for i in range(layers))
+        self.group = config.n_head // config.kv_heads
 
     def embed(self, tokens: Tensor, model: Any) -> Tensor:
         """Image tokens [...] -> [..., dim], by its table, or that of ``model`` (the target) if it
@@ -100,8 +101,9 @@ class Eagle(Direct):
         self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False
     ) -> Tensor:
         """x [R, N, dim] -> features [R, N, dim], or [R, 1, dim] of the ``last`` position alone."""
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rope, mask, put, i, last and i == len(self.layers) - 1)
+        mask = mask_of_heads(mask, self.group)
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x, rope, mask, put, last and number == len(self.layers))
         return x
 
     @property

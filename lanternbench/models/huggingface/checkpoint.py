@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BeforeValidator, Field, ValidationError
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
@@ -38,7 +39,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoder,
     TokenDecoderConfig,
 )
-from lanternbench.models.transformer import Depths, Mask, Put, rope_1d
+from lanternbench.models.transformer import ALIGNMENT, Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Guidance, Sampling
@@ -86,7 +87,11 @@ class EngineCache:
         """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H,
         span, d].
         """
-        return self.put(layer, torch.cat([keys, values], 1)).chunk(2, 1)
+        width = keys.shape[-1]
+        kv = torch.cat([keys, values], 1)
+        if width % ALIGNMENT:
+            kv = pad(kv, (0, -width % ALIGNMENT))
+        return self.put(layer, kv)[..., :width].chunk(2, 1)
 
     def get_seq_length(self, layer: int = 0) -> int:
         return 0  # positions are given
@@ -168,6 +173,8 @@ class TransformersDecoder(TokenDecoder):
         if mask is None:
             # transformers' default is causal
             mask = torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
+        elif isinstance(mask, str):
+            mask = torch.full((1, 1, n, n), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
         elif mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         options: dict[str, Any] = {
