@@ -23,6 +23,7 @@ from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.dflash import DFlash, shape
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.transformer import Attention, DecoderConfig, Stack, aligned, rope_1d
+from lanternbench.settings import Sampling
 
 GROUPED = DecoderConfig(64, 2, 8, 96, 50, n_kv_head=2)
 ODD_WIDTH = DecoderConfig(60, 2, 3, 96, 50)  # heads are 20 wide, as 100 in LlamaGen-3B
@@ -202,7 +203,7 @@ def test_rows_of_a_mask_are_aligned_once_for_all_layers(calls):
 
 def test_a_lone_token_attends_without_a_mask_where_nothing_is_hidden(calls):
     target = small("anole")
-    decoder = build(target, method("ar"), guidance=1.0)
+    decoder = build(target, method("ar"), Sampling(guidance=1.0))
     engine.generate(decoder, [CAPTIONS[0]] * 2, keys=["a", "b"], max_steps=3)
     steps = [call for call in calls if call.q.shape[2] == 1]
     assert len(steps) == 3 * len(target.model.layers)
