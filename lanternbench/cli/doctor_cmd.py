@@ -10,7 +10,7 @@ from lanternbench.cli import options
 from lanternbench.cli.output import display, print_rows
 from lanternbench.doctor.check import Check
 from lanternbench.errors import UserError
-from lanternbench.models.entries import catalogue, missing
+from lanternbench.models.entries import catalogue, lacking
 from lanternbench.utils.device import choose
 
 
@@ -63,8 +63,10 @@ def _machine() -> list[Check]:
 
     checks = [Check(name, value) for name, value in environment().items()]
     for name, row in catalogue().items():
-        absent = f"missing; `lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
-        checks.append(Check(f"target {name}", absent if missing(row) else "here"))
+        absent = lacking(row)
+        fetch = f"`lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
+        state = f"missing: {absent}; {fetch}" if absent else "here"
+        checks.append(Check(f"target {name}", state))
     for name in names():
         (scorer,) = scorers_for([name], "full")
         why = scorer.available()

@@ -18,8 +18,9 @@ from lanternbench.errors import UserError
 from lanternbench.methods import defaults
 from lanternbench.methods.method import Method, fields_of, flag, named, preset, symbol
 from lanternbench.methods.presets import Preset
-from lanternbench.models.entries import Entry, catalogue, entry, family, missing
+from lanternbench.models.entries import Entry, catalogue, entry, family, lacking, missing
 from lanternbench.models.grids import size, written
+from lanternbench.models.places import Files
 from lanternbench.registry import components
 
 if TYPE_CHECKING:
@@ -258,14 +259,13 @@ def targets(
 
 
 def _target_row(row: Entry) -> dict[str, Any]:
-    absent = missing(row)
-    state = (
-        "yes"
-        if not absent
-        else "no"
-        if len(absent) == len(row.files)
-        else f"lacks {', '.join(absent)}"
-    )
+    absent = lacking(row)
+    if not absent:
+        state = "yes"
+    elif absent == ", ".join(row.files):
+        state = "no"
+    else:
+        state = f"lacks {absent}"
     size = f"{row.gigabytes:g} GB" if row.files else "in the package"
     about = {"target": row.name, "family": row.family, "here": state, "size": size}
     return about | {
@@ -277,12 +277,15 @@ def _target_row(row: Entry) -> dict[str, Any]:
 
 def _target_page(target: Entry) -> dict[str, str]:
     """The texts of a page, by title."""
-    grids, absent, published = target.all_grids, missing(target), defaults.of_target(target.name)
+    grids = target.all_grids
+    published = defaults.of_target(target.name)
     usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
     sources = {
         k: f"{v} ({published[k].source})" if k in published else v for k, v in usual.items()
     }
-    here = {role: "not here" if role in absent else "here" for role in target.files}
+    found = target.locate(target.folder)
+    absent = missing(target)
+    here = {role: _where(target, found, role, absent) for role in target.files}
     files = [
         f"{role}: {s.repo}, {', '.join(s.files)} ({here[role]})"
         for role, s in target.files.items()
@@ -316,6 +319,14 @@ def _target_page(target: Entry) -> dict[str, str]:
         "not": never or "–",
         "example": f"lanternbench run --target {target.name} --method eagle-1{'' if drafters else ' --drafter FOLDER'}",
     }
+
+
+def _where(target: Entry, found: Files, role: str, absent: list[str]) -> str:
+    """Return where the files of a role lie, or why they cannot be used."""
+    if role in absent:
+        return found.faults.get(role, "not downloaded")
+    path = found.paths.get(role, target.folder)
+    return "downloaded" if path.is_relative_to(target.folder) else f"in {path}"
 
 
 def _methods(drafters: list[str]) -> list[str]:

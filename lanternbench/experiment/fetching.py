@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import names, scorers_for
-from lanternbench.models.entries import UNFINISHED, Entry
+from lanternbench.models.entries import Entry
+from lanternbench.models.places import UNFINISHED, hub_cache
 from lanternbench.registry import components
 from lanternbench.utils.download import Remote, checked, digest, file_errors, remember
 from lanternbench.utils.files import HOME, acquire, cache_dir
@@ -112,6 +113,7 @@ def fetch(
     not what the hub says.
     """
     folder = entry.folder
+    files = _without_stored(entry, files, log)
     needed = sum(f.size for f in files if not f.has_size(folder))
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if needed > (free := shutil.disk_usage(existing).free):
@@ -132,6 +134,16 @@ def fetch(
                 (folder / file.role / UNFINISHED).unlink(missing_ok=True)
             log(f"{file.role}: {file.name}, {file.size / 1e9:.2f} GB")
     return folder
+
+
+def _without_stored(entry: Entry, files: list[File], log: Callable[[str], None]) -> list[File]:
+    """Return the files without those of roles that lie whole in the cache of the hub's tools."""
+    stored = {}
+    for role, path in entry.locate(entry.folder).paths.items():
+        if role in entry.files and path.is_relative_to(hub_cache()):
+            stored[role] = path
+            log(f"{role}: in the hub's cache, {path}")
+    return [file for file in files if file.role not in stored]
 
 
 def _fetch_one(folder: Path, file: File) -> None:
@@ -168,13 +180,18 @@ def hub_errors(repo: str) -> Iterator[None]:
             ) from None
         except RepositoryNotFoundError:
             raise UserError(
-                f"the hub has no repository {repo}, or it is private: get the files by hand"
+                f"the hub has no repository {repo}, or it is private: `hf auth login` if you may read it, or get the "
+                "files by hand"
             ) from None
         except OfflineModeIsEnabled:
             raise UserError(
                 f"{repo} cannot be fetched while HF_HUB_OFFLINE is set: unset it"
             ) from None
         except HfHubHTTPError as error:
+            if error.response is not None and error.response.status_code == 401:
+                raise UserError(
+                    f"the hub does not accept your token for {repo}: `hf auth login` stores a new one, or unset HF_TOKEN"
+                ) from None
             raise UserError(
                 f"the hub refused {repo} ({str(error).splitlines()[0]}): try again later"
             ) from None

@@ -10,11 +10,19 @@ import torch
 
 from lanternbench.errors import UserError, unknown
 from lanternbench.models.drafters.dflash import DFlash
-from lanternbench.models.entries import Entry, catalogue, entry, family, fingerprints
+from lanternbench.models.entries import (
+    Entry,
+    catalogue,
+    entry,
+    family,
+    fingerprints,
+    looks_like_path,
+)
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.grids import grid_of, written
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packing import packed
+from lanternbench.models.places import contents, expected_tree
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.device import fit_threads
@@ -50,23 +58,43 @@ def load_unpacked(
         set_device(device)
     # no folder shadows a name
     for kind in components("target") if name not in catalogue() else ():
-        if itself := family(kind).reads(Path(name)):
-            return _from_files(
-                Entry(name=itself.name, family=kind, about=""), itself, device, weights
-            )
+        if itself := family(kind).reads(Path(name).expanduser()):
+            row = Entry(name=itself.name, family=kind, about="")
+            return _from_files(row, itself, device, weights)
     sized = _SIZED.fullmatch(name)
     title, _, where = (sized["name"], "", sized["folder"]) if sized else name.partition("=")
     row = resized(entry(title), sized["sizes"], random_weights) if sized else entry(title)
     loader = family(row.family)
     if random_weights:
         return loader.random_target(row, device, weights)
-    folder = Path(where) if where else loader.home(row)
+    folder = existing(where, f"target '{title}'") if where else loader.home(row)
     if needed := [role for role in loader.missing(row, folder) if role in loader.needs]:
-        raise UserError(
-            f"target '{title}' lacks its {' and '.join(needed)} in {folder}: `lanternbench fetch {title}` gets them "
-            f"({row.gigabytes:g} GB), and --random-weights measures speed without them"
-        )
+        raise UserError(_lacks(row, folder, needed, by_user=bool(where)))
     return _from_files(row, folder, device, weights)
+
+
+def existing(path: str, what: str) -> Path:
+    """Return a path of the user's, ``~`` expanded.  Raises UserError where it does not exist."""
+    place = Path(path).expanduser()
+    if not place.exists():
+        reason = "is a link that leads nowhere" if place.is_symlink() else "does not exist"
+        raise UserError(f"{place}, given for {what}, {reason}: correct the path")
+    return place
+
+
+def _lacks(row: Entry, place: Path, roles: list[str], by_user: bool) -> str:
+    """Return the sentence on missing files of a target, for a folder of the user's with the tree
+    that is expected.
+    """
+    found = row.locate(place)
+    faults = [f"{role}: {fault}" for role, fault in found.faults.items() if role in roles]
+    details = f" ({'; '.join(faults)})" if faults else ""
+    fetch = f"`lanternbench fetch {row.name}` gets them ({row.gigabytes:g} GB)"
+    lacks = f"target '{row.name}' lacks its {' and '.join(roles)} in {place}{details}"
+    if not by_user or not row.files:
+        return f"{lacks}: {fetch}, and --random-weights measures speed without them"
+    tree = expected_tree(row.files, found.place)
+    return f"{lacks}, which holds {contents(place)}: {fetch}; expected are, or a clone of\nthe repository that holds them,\n{tree}"
 
 
 def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
@@ -89,7 +117,8 @@ def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
 def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
     loader = family(row.family)
     with plugin_errors(loader):
-        return replace(loader.load(row, folder, device, weights), weights=fingerprints(folder))
+        loaded = loader.load(row, folder, device, weights)
+        return replace(loaded, weights=loader.fingerprints(row, folder))
 
 
 def set_device(device: str) -> None:
@@ -114,9 +143,10 @@ def with_drafter(
     missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
-    folder: Path | None = Path(spec)
-    if title not in catalogue() and Path(spec).exists():
-        net: Any = drafter_at(Path(spec), target.model, device)
+    folder: Path | None = Path(spec).expanduser()
+    if title not in catalogue() and (looks_like_path(spec) or Path(spec).exists()):
+        folder = existing(spec, "the drafter")
+        net: Any = drafter_at(folder, target.model, device)
         target, kind = with_net(target, net), net.kind
     elif title not in catalogue():
         what = f"unknown drafter '{spec}', which is no file or folder with an EAGLE or DFlash drafter either"
@@ -124,7 +154,8 @@ def with_drafter(
     else:
         row, kind = entry(title), "model"
         loader = family(row.family)
-        folder = None if random_weights else Path(where) if where else loader.home(row)
+        folder = existing(where, f"drafter '{title}'") if where else loader.home(row)
+        folder = None if random_weights else folder
         if folder and "model" in loader.missing(row, folder):
             raise UserError(
                 f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lanternbench.errors import UserError, unknown
 from lanternbench.models import MODULES
 from lanternbench.models.grids import Grid, coarse, grid_of
+from lanternbench.models.places import WEIGHTS, Files, Source, locate
 from lanternbench.notes import Note
 from lanternbench.registry import component, components
 from lanternbench.settings import Guidance, Sampling
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from lanternbench.models.family import Family
 
 Z = 2.576  # of a two-sided 99 % interval
-UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
-WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml")
 FEATURES = "features"  # where older versions kept text features; no part of a target
 # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are
@@ -39,13 +38,6 @@ BLOCK, BLOCKS = 2**16, 256
 
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Source(_Row):
-    """Files of one repository on the Hugging Face hub; names may be patterns."""
-
-    repo: str
-    files: tuple[str, ...]
 
 
 class Expected(_Row):
@@ -94,14 +86,14 @@ class Entry(Sampling):
         """Return the names of a role's published files, which may be patterns."""
         return self.files[role].files if role in self.files else ()
 
-    def absent(self, folder: Path) -> list[str]:
-        return [role for role in self.files or ("model",) if not present(folder, role)]
+    def locate(self, place: Path) -> Files:
+        """Return where its files lie that are asked for at ``place`` (``places.locate``)."""
+        return locate(self.files, place, self.folder)
 
-
-def present(folder: Path, role: str) -> bool:
-    """Whether a role's folder has weights and no unfinished download."""
-    path = folder / role
-    return any(p.suffix in WEIGHTS for p in path.rglob("*")) and not (path / UNFINISHED).exists()
+    def absent(self, place: Path) -> list[str]:
+        """Return the roles without files."""
+        found = self.locate(place).paths
+        return [role for role in self.files or ("model",) if role not in found]
 
 
 @cache
@@ -130,11 +122,24 @@ def catalogue() -> dict[str, Entry]:
 
 def entry(name: str) -> Entry:
     """Raises UserError for a name that the catalogue does not have."""
-    if name not in catalogue():
-        raise unknown(
-            f"unknown target '{name}', and no folder with a target.safetensors", name, catalogue()
+    if name in catalogue():
+        return catalogue()[name]
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise UserError(
+            f"unknown target '{name}', a folder with no target.safetensors: name the target that its files belong to, "
+            f"as in --target llamagen-xl-stage1={name}"
         )
-    return catalogue()[name]
+    if looks_like_path(name) and not path.exists():
+        raise UserError(f"unknown target '{name}', a path that does not exist: correct it")
+    raise unknown(
+        f"unknown target '{name}', and no folder with a target.safetensors", name, catalogue()
+    )
+
+
+def looks_like_path(name: str) -> bool:
+    """Return whether a name can only be meant as a file or folder."""
+    return name.startswith(("~", ".")) or "/" in name
 
 
 def catalogue_name(name: str) -> str:
@@ -145,7 +150,7 @@ def catalogue_name(name: str) -> str:
 def check_target(name: str) -> None:
     """Raises UserError for what names no target of the catalogue, nor any file or folder."""
     title = catalogue_name(name)
-    if title not in PREFIXES and not Path(name).exists():
+    if title not in PREFIXES and not Path(name).expanduser().exists():
         entry(title)
 
 
@@ -157,6 +162,14 @@ def missing(row: Entry) -> list[str]:
         # a target without files comes with the package
         return row.absent(row.folder) if row.files else []
     return family(row.family).missing(row, family(row.family).home(row))
+
+
+def lacking(row: Entry) -> str:
+    """Return the roles that ``missing`` lists, each with what is wrong with the files there."""
+    faults = row.locate(row.folder).faults
+    roles = missing(row)
+    texts = [f"{role} ({faults[role]})" if role in faults else role for role in roles]
+    return ", ".join(texts)
 
 
 def upper_limit(accepted: int, steps: int) -> float:
@@ -225,6 +238,22 @@ def fingerprints(place: Path) -> dict[str, str]:
 
 def _digested(paths: Iterable[Path]) -> list[Path]:
     return [path for path in paths if path.suffix in DIGESTED and path.is_file()]
+
+
+def role_fingerprints(files: Files) -> dict[str, str]:
+    """Return a digest by role of a target's files, wherever they lie."""
+    parts = {}
+    for role, path in files.paths.items():
+        own = files.place / role
+        if path.is_relative_to(own):
+            listed, root = sorted(own.rglob("*")), files.place
+        elif path.is_file():
+            listed, root = [path, *sorted(path.parent.glob("*.json"))], path.parent
+        else:
+            listed, root = sorted(path.iterdir()), path
+        if digested := _digested(listed):
+            parts[role] = _digest(digested, root)
+    return parts
 
 
 def _digest(files: list[Path], root: Path) -> str:

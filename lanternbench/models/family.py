@@ -18,7 +18,8 @@ from lanternbench.errors import UserError
 from lanternbench.models import loading
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash, eagle
-from lanternbench.models.entries import Entry, present
+from lanternbench.models.entries import Entry, fingerprints, role_fingerprints
+from lanternbench.models.places import DRAFTERS, Files
 from lanternbench.models.target import Pads, Target
 from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
@@ -69,10 +70,11 @@ def layers_named(config: Mapping[str, object]) -> list[object] | None:
     return None
 
 
-def drafters_in(folder: Path, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
-    """The drafters among the roles in ``folder``, by what they are.  Raises UserError."""
-    roles = [role for role in ("eagle", "eagle-3", "dflash") if present(folder, role)]
-    return {net.kind: net for net in (drafter_at(folder / role, model, device) for role in roles)}
+def drafters_in(files: Files, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
+    """Return the drafters among the files of a target, by what they are.  Raises UserError."""
+    paths = [files.paths[role] for role in DRAFTERS if role in files.paths]
+    nets = [drafter_at(path, model, device) for path in paths]
+    return {net.kind: net for net in nets}
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
@@ -130,6 +132,10 @@ class Family:
         """
         return row.absent(folder)
 
+    def fingerprints(self, row: Entry, folder: Path) -> dict[str, str]:
+        """Return digests of the files in ``folder`` by part."""
+        return fingerprints(folder)
+
     def reads(self, path: Path) -> Path | None:
         """The folder of a target of this family that describes itself, without a row, where
         ``path`` names one.
@@ -172,13 +178,21 @@ class PublishedFamily(Family):
         """The decoder's configuration from the row alone."""
         return self.configuration(**decoder_shape(row))
 
-    def weights(self, folder: Path) -> Path:
-        """Where the decoder's weights and its config.json are."""
-        return folder / "model"
+    def weights(self, files: Files) -> Path:
+        """The decoder's weights: a file, or a folder."""
+        return files.get("model")
 
-    def tokeniser(self, folder: Path) -> Path:
+    def config_file(self, files: Files) -> Path:
+        return self.model_folder(files) / "config.json"
+
+    def model_folder(self, files: Files) -> Path:
+        """The folder of the decoder's weights and of what is published with them."""
+        weights = self.weights(files)
+        return weights.parent if weights.is_file() else weights
+
+    def tokeniser(self, files: Files) -> Path:
         """The file of the tokeniser of prompts."""
-        return folder / "model" / "tokenizer.json"
+        return self.model_folder(files) / "tokenizer.json"
 
     def described(self, config: dict[str, Any], row: Entry) -> Any:
         """A config.json -> the decoder's configuration.  Raises UserError for another architecture
@@ -186,23 +200,20 @@ class PublishedFamily(Family):
         """
         raise NotImplementedError
 
-    def image_ids(self, folder: Path, config: Any) -> Tensor | None:
+    def image_ids(self, files: Files, config: Any) -> Tensor | None:
         """The prompt id of each image token [V]; None where they have none."""
-        return self.image_number and image_ids(
-            IdTokeniser(self.tokeniser(folder)).names, self.image_number
-        )
+        if self.image_number is None:
+            return None
+        return image_ids(self.tokeniser_class(self.tokeniser(files)).names, self.image_number)
 
-    def published(self, row: Entry, folder: Path) -> tuple[Any, Tensor | None]:
+    def published(self, row: Entry, files: Files) -> tuple[Any, Tensor | None]:
         """The decoder's configuration, and ``image_ids``."""
-        path = self.config_file(folder)
+        path = self.config_file(files)
         published = loading.read_config(path)
         with loading.explain_errors(path, f"is no config of {self.title}"):
             config = replace(self.described(published, row), **decoder_shape(row))
-        ids = self.image_ids(folder, config)
+        ids = self.image_ids(files, config)
         return config if ids is None else replace(config, vocab_size=len(ids)), ids
-
-    def config_file(self, folder: Path) -> Path:
-        return self.weights(folder) / "config.json"
 
     def renamed(
         self, state: loading.State, config: Any, image_ids: Tensor | None
@@ -211,83 +222,94 @@ class PublishedFamily(Family):
         state = loading.from_published(state, self.prefixes, config)
         return state if image_ids is None else loading.image_tables(state, image_ids)
 
-    def new_vq(self, row: Entry, folder: Path | None) -> Any:
+    def new_vq(self, row: Entry, files: Files | None) -> Any:
         """An image tokeniser without trained weights: by default of LlamaGen's kind."""
         return VQModel(VQConfig(**row.shape.get("vq", {})))
 
-    def vq_state(self, where: Path, folder: Path) -> loading.State:
+    def vq_state(self, where: Path, files: Files) -> loading.State:
         """The image tokeniser's tensors at ``where`` under our names."""
         return from_vqgan(loading.read_state(where))
 
-    def vq(self, row: Entry, folder: Path | None, device: str) -> Any:
+    def vq(self, row: Entry, files: Files | None, device: str) -> Any:
         """The image tokeniser in float32; None where image decoding is not implemented."""
-        if folder is None:
+        if files is None:
             return loading.random_net(lambda: self.new_vq(row, None), device, torch.float32)
-        where = folder / ("vq" if present(folder, "vq") else "model")
+        where = files.paths.get("vq", self.weights(files))
         with loading.explain_errors(where, f"holds no image tokeniser of {row.name}"):
-            state = self.vq_state(where, folder)
+            state = self.vq_state(where, files)
         if not any(key.startswith("decoder.") for key in state):
             raise UserError(
-                f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {folder / 'vq'}"
+                f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {files.place / 'vq'}"
             )
         return loading.load_into(
-            lambda: self.new_vq(row, folder), state, where, device, torch.float32
+            lambda: self.new_vq(row, files), state, where, device, torch.float32
         )
 
-    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
         """The text before and after a caption."""
         return "", ""
 
-    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
+    def text(self, row: Entry, files: Files | None, device: str, dtype: torch.dtype) -> Any:
         """``Target.text``: by default, prompts are ids."""
-        if folder is None:
+        if files is None:
             return WordIds(self.config(row).prompt_ids, self.special)
-        text = self.tokeniser_class(
-            self.tokeniser(folder), self.special, self.template(row, folder)
-        )
-        if (ids := self.published(row, folder)[1]) is not None:
+        text = self.tokeniser_class(self.tokeniser(files), self.special, self.template(row, files))
+        if (ids := self.published(row, files)[1]) is not None:
             text.reserved |= set(ids.tolist())
         return text
 
-    def fields(self, row: Entry, model: Any, text: Any, folder: Path | None) -> dict[str, Any]:
+    def fields(self, row: Entry, model: Any, text: Any, files: Files | None) -> dict[str, Any]:
         """Further fields of the ``Target``."""
         raise NotImplementedError
+
+    def fingerprints(self, row: Entry, folder: Path) -> dict[str, str]:
+        return role_fingerprints(row.locate(folder))
 
     def load(
         self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
     ) -> Target:
         dtype = dtype or loading.dtype_for(device)
+        files = None if folder is None else row.locate(folder)
         # small files fail first
-        text, vq = self.text(row, folder, device, dtype), self.vq(row, folder, device)
-        model = self.decoder(row, folder, device, dtype)
-        drafters = (
-            random_drafters(model, device, dtype)
-            if folder is None
-            else drafters_in(folder, model, device)
-        )
+        text = self.text(row, files, device, dtype)
+        vq = self.vq(row, files, device)
+        model = self.new_decoder(row, files, device, dtype)
+        if files is None:
+            drafters = random_drafters(model, device, dtype)
+        else:
+            drafters = drafters_in(files, model, device)
         fields: dict[str, Any] = {
             "options": self.options(row),
             "drafters": drafters,
             "eagle_pads": self.eagle_pads,
+            "pad_rows": self.eagle_pads if files and drafters else "alone",
+            "prompt_template": "{caption}".join(self.template(row, files)),
         }
-        fields["pad_rows"] = self.eagle_pads if folder and drafters else "alone"
-        fields["prompt_template"] = "{caption}".join(self.template(row, folder))
-        return Target(
-            row.name,
-            model,
-            vq,
-            text,
-            row.part(Sampling),
-            **fields | self.fields(row, model, text, folder),
-        )
+        fields |= self.fields(row, model, text, files)
+        if files is not None:
+            remarks = [self.unread_layers(files, model), fields.get("remark", "")]
+            fields["remark"] = " ".join(filter(None, remarks))
+        return Target(row.name, model, vq, text, row.part(Sampling), **fields)
+
+    def unread_layers(self, files: Files, model: ImageDecoder) -> str:
+        """Return a remark where the configuration has fewer layers than the checkpoint."""
+        used = model.config.n_layer
+        there = loading.layers_at(self.weights(files), self.prefixes)
+        if used >= there:
+            return ""
+        return f"{used} of {there} layers of this checkpoint are used, as its configuration says."
 
     def decoder(
         self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
     ) -> Any:
-        dtype = dtype or loading.dtype_for(device)
-        if folder is None:
+        files = None if folder is None else row.locate(folder)
+        return self.new_decoder(row, files, device, dtype or loading.dtype_for(device))
+
+    def new_decoder(self, row: Entry, files: Files | None, device: str, dtype: torch.dtype) -> Any:
+        """The decoder from its files, or with random weights."""
+        if files is None:
             return loading.random_net(lambda: self.network(self.config(row)), device, dtype)
-        config, ids = self.published(row, folder)
+        config, ids = self.published(row, files)
         new = partial(self.network, config, *() if ids is None else (ids,))
         convert = partial(self.renamed, config=config, image_ids=ids)
-        return loading.load_layers(new, self.weights(folder), convert, device, dtype)
+        return loading.load_layers(new, self.weights(files), convert, device, dtype)

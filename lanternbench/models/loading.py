@@ -6,8 +6,6 @@ layouts rotate halves of a head, as transformers does; here pairs are interleave
 and Meta's.
 """
 
-import json
-import pickle
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,23 +14,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lanternbench.errors import UserError
+from lanternbench.models.state_files import State, mappable, read_state, state_files
 from lanternbench.models.transformer import DecoderConfig
+from lanternbench.utils.damage import damage
 from lanternbench.utils.files import WEIGHTS
 from lanternbench.utils.json_values import read_object
 
 Net = TypeVar("Net", bound=nn.Module)
-State = dict[str, Tensor]
 Convert = Callable[[State], State]  # of key names
 Moved = Callable[[Tensor], Tensor]  # to the device, in the dtype asked for
 MAX_CONFIG = 2**24  # bytes of a config.json
 MAX_MODULES, MAX_BUFFERED = 3000, 2**28  # of a network: twice those of the largest published
-_INNER = ("model", "module", "state_dict")  # under which official .pt files keep their weights
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LAYER = re.compile(r"\blayers\.\d+\.")
 # what code raises that trusts the numbers and names in a file
@@ -70,80 +66,6 @@ _RENAMED = {
 # rotary frequencies, which are not read
 _COMPUTED = ("rotary_emb.inv_freq", "rope.freqs", "freqs_cis")
 TABLE = "embed_tokens.weight"  # of all ids
-
-
-def read_state(path: Path) -> State:
-    """The tensors of a checkpoint: a file, or a folder with one, or with shards and their index.
-
-    Tensors stay on disk until they are read.  Raises UserError for a file that is missing,
-    truncated, not readable or that holds anything but tensors, and for a missing shard.
-    """
-    return {name: value for file in _files(path) for name, value in _read(file).items()}
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    for index in sorted(path.glob("*.index.json")):
-        try:
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            raise UserError(f"{index} is no index of shards: fetch it again") from None
-        shards = [path / Path(str(name)).name for name in names]  # never outside the folder
-        if absent := [shard.name for shard in shards if not shard.is_file()]:
-            raise UserError(
-                f"{path} lacks the shard {absent[0]} that {index.name} names: fetch it again"
-            )
-        return shards
-    for pattern in ("*.safetensors", "*.pt", "*.bin", "*.pth", "*.ckpt"):
-        files = sorted(path.glob(pattern))
-        if len(files) > 1:
-            raise UserError(
-                f"{path} holds several checkpoints ({files[0].name}, {files[1].name}): keep one"
-            )
-        if files:
-            return files
-    raise UserError(f"{path} holds no checkpoint: put a .safetensors, .pt or .bin file there")
-
-
-def _read(path: Path) -> State:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state = torch.load(path, map_location="cpu", mmap=_mappable(path), weights_only=True)
-    except pickle.UnpicklingError:
-        raise UserError(
-            f"{path} holds more than tensors; it was not opened: use the official file"
-        ) from None
-    except (PermissionError, IsADirectoryError) as error:
-        raise UserError(
-            f"cannot read {path} ({error.strerror}): make it a readable file"
-        ) from None
-    except (
-        SafetensorError,
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-        LookupError,
-        AttributeError,
-    ):
-        raise UserError(f"{path} is truncated or damaged: fetch it again") from None
-    while isinstance(state, dict) and (
-        inner := next((k for k in _INNER if isinstance(state.get(k), dict)), None)
-    ):
-        state = state[inner]
-    if not isinstance(state, dict):
-        raise UserError(f"{path} holds no named tensors: use the official file")
-    return {k: v for k, v in state.items() if isinstance(v, Tensor)}
-
-
-def _mappable(path: Path) -> bool:
-    """Can tensors stay on disk until they are read?  Not in what torch wrote before 1.6, which is
-    no zip archive.
-    """
-    with path.open("rb") as file:
-        return path.suffix == ".safetensors" or file.read(2) == b"PK"
 
 
 class Undrawn(TorchFunctionMode):
@@ -209,24 +131,41 @@ def load_layers(
 
     def parts() -> Iterator[State]:
         state = read_state(path)
+        count = len(state)
         layers: dict[str, list[str]] = defaultdict(list)
         for key in state:
             layers[layer.group() if (layer := _LAYER.search(key)) else ""].append(key)
-        mappable = all(map(_mappable, _files(path)))
+        in_place = all(map(mappable, state_files(path)))
         for keys in layers.values():
             # what was read of a file leaves memory with the last tensor of that reading
-            if mappable:
+            if in_place:
                 state = read_state(path)
             part = {key: state.pop(key) for key in keys}
-            if mappable:
+            if in_place:
                 state.clear()
                 on_disk.clear()
                 on_disk.update(value.untyped_storage().data_ptr() for value in part.values())
-            with explain_errors(path, "is of another architecture or size"):
-                part = convert(part)
+            try:
+                with explain_errors(path, "is of another architecture or size"):
+                    part = convert(part)
+            except AbsentPartError as absent:
+                lost = [str(absent)]
+                raise UserError(_lacks(path, lost, count + len(lost), "decoder")) from None
             yield part
 
     return _filled(make, parts(), path, moved, device, strict)
+
+
+def layers_at(path: Path, prefixes: tuple[str, ...]) -> int:
+    """Return how many layers of a decoder the checkpoint at ``path`` has, whose names begin with
+    one of ``prefixes``, or with nothing.
+    """
+    numbers = [-1]
+    for key in read_state(path):
+        prefix = next((p for p in prefixes if key.startswith(p)), "")
+        if found := re.match(r"layers\.(\d+)\.", key.removeprefix(prefix)):
+            numbers.append(int(found[1]))
+    return 1 + max(numbers)
 
 
 def _filled(
@@ -253,13 +192,22 @@ def _filled(
     # what Emu3's tokeniser has no use for
     wanted = [k for k in shapes if not k.endswith("num_batches_tracked")]
     if lost := [k for k in wanted if k not in values]:
-        raise UserError(
-            f"{where} has no '{lost[0]}' ({len(lost)} of {len(wanted)} weights are absent): it is not a {kind}"
-        )
+        raise UserError(_lacks(where, lost, len(wanted), kind))
     with empty_parameters():
         net = make()
     net.load_state_dict(values, strict=False, assign=True)
     return net.to(device).eval()  # tables that no checkpoint has are still on the host
+
+
+def _lacks(where: Path, lost: list[str], wanted: int, kind: str) -> str:
+    """Return the sentence on a checkpoint without some weights: it is damaged, or of another
+    model where most are absent.
+    """
+    verb = "is" if len(lost) == 1 else "are"
+    share = f"{len(lost)} of {wanted} weights {verb} absent"
+    if 2 * len(lost) < wanted:
+        return f"{where} is damaged: {share}, such as '{lost[0]}': fetch it again"
+    return f"{where} has no '{lost[0]}' ({share}): it is not a {kind}"
 
 
 def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
@@ -350,6 +298,8 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The model's config.json or params.json.  Raises UserError."""
+    if wrong := damage(path):
+        raise UserError(f"{path} {wrong}")
     try:
         if path.is_file() and path.stat().st_size > MAX_CONFIG:
             raise ValueError("it is too large")
@@ -372,16 +322,22 @@ def dtype_named(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
+class AbsentPartError(Exception):
+    """A tensor of several that are one matrix here is not in a checkpoint."""
+
+
 def fused(state: State) -> State:
-    """Parts of matrices, where there are any, concatenated.  Raises KeyError where one of several
-    is absent.
+    """Parts of matrices, where there are any, concatenated.  Raises AbsentPartError where some of
+    several are absent.
     """
     result = dict(state)
     for whole, parts in (*HF.items(), *OFFICIAL.items()):
-        for key in [k for k in state if f"{parts[0]}." in k]:
-            result[key.replace(parts[0], whole)] = torch.cat(
-                [result.pop(key.replace(parts[0], p)) for p in parts]
-            )
+        keys = [key.replace(part, whole) for part in parts for key in state if f"{part}." in key]
+        for key in dict.fromkeys(keys):
+            names = [key.replace(whole, part) for part in parts]
+            if absent := [name for name in names if name not in state]:
+                raise AbsentPartError(absent[0])
+            result[key] = torch.cat([result.pop(name) for name in names])
     return result
 
 

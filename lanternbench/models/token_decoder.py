@@ -20,6 +20,7 @@ from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import cause
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
+from lanternbench.utils.damage import damage
 
 BUCKETS = 4096  # ids of words without a tokeniser, the first of which is padding
 # of Llama
@@ -154,10 +155,12 @@ class IdTokeniser:
         """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.  Raises
         UserError where one lacks.
         """
-        from tokenizers import Tokenizer
-
+        if wrong := damage(path):
+            raise UserError(f"the tokeniser {path} {wrong}")
         try:
-            self.tokenizer = Tokenizer.from_file(str(path))
+            self.tokenizer = self.read(path)
+        except UserError:
+            raise
         except Exception as error:  # the library has no exception type for an invalid file
             raise UserError(
                 f"cannot read the tokeniser {path} ({cause(error)}): use the published one"
@@ -176,6 +179,13 @@ class IdTokeniser:
             i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
         }
         self.reserved = special | set(self.ids.values())
+
+    @staticmethod
+    def read(path: Path) -> Any:
+        """The ``tokenizers.Tokenizer`` of a file."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(path))
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
         return padded([self.encode(caption, *self.template) for caption in captions])

@@ -20,7 +20,8 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import fetching as fetch
 from lanternbench.metrics import scorers_for
 from lanternbench.models.catalogue import load_target
-from lanternbench.models.entries import Entry, Source, catalogue, missing, present
+from lanternbench.models.entries import Entry, catalogue, missing
+from lanternbench.models.places import Source
 from lanternbench.registry import components
 from lanternbench.utils import download as downloads
 from lanternbench.utils.download import Remote
@@ -69,7 +70,7 @@ def test_a_second_fetch_downloads_nothing(entry, monkeypatch):
     hub = Hub(monkeypatch)
     folder = fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
     assert (folder / "model" / "toy.pt").read_bytes() == CONTENT
-    assert present(folder, "model")
+    assert entry.absent(folder) == []
     fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
     assert hub.calls == ["toy.pt", "part-1.bin"]
 
@@ -80,10 +81,10 @@ def test_a_damaged_file_is_removed_and_never_taken_for_whole(entry, monkeypatch)
     with pytest.raises(UserError, match="damaged"):
         fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
     assert not (entry.folder / "model" / "toy.pt").exists()
-    assert not present(entry.folder, "model")
+    assert entry.absent(entry.folder) == ["model"]
     hub.served = CONTENT
     fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
-    assert present(entry.folder, "model")
+    assert entry.absent(entry.folder) == []
 
 
 @pytest.mark.parametrize("published", [True, False])

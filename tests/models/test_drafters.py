@@ -155,8 +155,10 @@ def test_what_is_no_drafter_is_refused(classes, target, known, tmp_path):
         with_drafter(target, str(known.folder / "model"))
     with pytest.raises(UserError, match=r"another size|no EAGLE drafter of this target"):
         with_drafter(classes, str(tiny.WEIGHTS / "eagle.safetensors"))
-    with pytest.raises(UserError, match="'small-c2i' lacks its model"):
+    with pytest.raises(UserError, match="empty, given for drafter 'small-c2i', does not exist"):
         with_drafter(target, f"small-c2i={tmp_path / 'empty'}")
+    with pytest.raises(UserError, match="'small-c2i' lacks its model"):
+        with_drafter(target, f"small-c2i={tmp_path}")
     config = settings.sweep({"methods": ["eagle-1"], "drafter": "tiny", "num_prompts": 1})
     with pytest.raises(
         UserError, match="'tiny' is a drafter of kind 'model', which no method of this run uses"

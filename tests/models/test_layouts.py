@@ -48,6 +48,7 @@ from lanternbench.models.llamagen.checkpoint import (
     T5Features,
 )
 from lanternbench.models.loading import image_tables, to_published
+from lanternbench.models.places import locate
 from lanternbench.models.token_decoder import IdTokeniser
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
@@ -434,7 +435,9 @@ def test_a_chameleon_target_decodes_from_its_folder(
     monkeypatch.setattr(published_chameleon, "VQ", SMALL_VQ)
     shape = {"grid": 4, "vocab_size": CODES, "prompt_ids": len(NUMBERED), "dialect": dialect}
     made = ChameleonFamily().load(small_row(shape, GUIDANCE, 8), tmp_path, "cpu", dtype)
-    tables = image_tables(net.state_dict(), ChameleonFamily().image_ids(tmp_path, net.config))
+    tables = image_tables(
+        net.state_dict(), ChameleonFamily().image_ids(locate({}, tmp_path), net.config)
+    )
     assert equal(made.model, {name: table.to(dtype) for name, table in tables.items()})
     assert equal(made.vq, vq.state_dict())
     assert made.row_end == (ROW_END if dialect == "lumina" else None)
@@ -453,17 +456,21 @@ def test_a_checkpoint_of_another_architecture_is_one_sentence(tmp_path, chameleo
     ):
         LlamaGenFamily().decoder(small_row(CLASSES), tmp_path, "cpu")  # the files of a Chameleon
     broken = halves(scrambled(Eagle(net.config.decoder), 0).state_dict(), 16)
-    for name, change in (
-        ("key absent", {"layers.0.self_attn.k_proj.weight": None}),
-        ("another width", {"layers.0.self_attn.q_proj.weight": torch.ones(7, 32)}),
+    for name, change, says in (
+        (
+            "key absent",
+            {"layers.0.self_attn.k_proj.weight": None},
+            r"is damaged: 1 of 15 weights is absent, such as 'layers\.0\.self_attn\.k_proj\.weight'",
+        ),
+        (
+            "another width",
+            {"layers.0.self_attn.q_proj.weight": torch.ones(7, 32)},
+            r"of another architecture or size \(\w+Error: .*\): use the (official file|file of this target)",
+        ),
     ):
         state = {k: v for k, v in (broken | change).items() if v is not None}
         torch.save(state, tmp_path / f"{name}.bin")
-        with pytest.raises(
-            UserError,
-            match=r"of another architecture or size \((\w+Error: |it has no ).*\): "
-            r"use the (official file|file of this target)",
-        ):
+        with pytest.raises(UserError, match=says):
             drafter_at(tmp_path / f"{name}.bin", net, "cpu")
 
 

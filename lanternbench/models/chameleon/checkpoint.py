@@ -20,6 +20,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
+from lanternbench.models.places import Files
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import (
     PromptFrame,
@@ -163,14 +164,19 @@ class ChameleonFamily(PublishedFamily):
         digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
         return None if not name.startswith("IMGIMG") else int(digits) if digits.isdigit() else -1
 
-    def config_file(self, folder: Path) -> Path:
+    def config_file(self, files: Files) -> Path:
         """Meta's, or that of a Hugging Face conversion."""
-        meta, hub = (folder / "model" / name for name in ("params.json", "config.json"))
+        folder = self.model_folder(files)
+        meta, hub = folder / "params.json", folder / "config.json"
         return meta if meta.is_file() and not hub.is_file() else hub
 
-    def tokeniser(self, folder: Path) -> Path:
-        meta = self.config_file(folder).name == "params.json"
-        return folder / "model" / ("text_tokenizer.json" if meta else "tokenizer.json")
+    def tokeniser(self, files: Files) -> Path:
+        """Of the Hugging Face conversion, or Meta's, which lies with the image tokeniser."""
+        folder, vq = self.model_folder(files), files.get("vq")
+        places = [folder / "tokenizer.json", folder / "text_tokenizer.json"]
+        places += [files.paths[role] for role in ("tokenizer",) if role in files.paths]
+        places.append((vq.parent if vq.is_file() else vq) / "text_tokenizer.json")
+        return next((path for path in places if path.is_file()), places[0])
 
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
         config = config if "model_type" in config else from_params(config)
@@ -179,24 +185,23 @@ class ChameleonFamily(PublishedFamily):
             **ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm"))
         )
 
-    def vq_config(self, folder: Path) -> VQConfig:
-        path = self.config_file(folder)
+    def vq_config(self, files: Files) -> VQConfig:
+        path = self.config_file(files)
         with explain_errors(path, "has a vq_config that cannot be read"):
             return vq_config(read_config(path).get("vq_config") or {})
 
-    def new_vq(self, row: Entry, folder: Path | None) -> VQModel:
+    def new_vq(self, row: Entry, files: Files | None) -> VQModel:
         return VQModel(
-            self.vq_config(folder) if folder else replace(VQ, **row.shape.get("vq", {})),
+            self.vq_config(files) if files else replace(VQ, **row.shape.get("vq", {})),
             spherical=False,
         )
 
-    def vq_state(self, where: Path, folder: Path) -> State:
-        checkpoint = next(iter(sorted(where.rglob("*.ckpt"))), where)
-        return from_vqgan(read_state(checkpoint), len(self.vq_config(folder).ch_mult))
+    def vq_state(self, where: Path, files: Files) -> State:
+        return from_vqgan(read_state(where), len(self.vq_config(files).ch_mult))
 
-    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
-        text = super().text(row, folder, device, dtype)
-        if folder:
+    def text(self, row: Entry, files: Files | None, device: str, dtype: torch.dtype) -> Any:
+        text = super().text(row, files, device, dtype)
+        if files:
             text.reserved |= {i for name, i in text.names.items() if is_special(name)}
             if self.dialect(row).row_end is not None:
                 check_sizes(text.names)
@@ -206,7 +211,7 @@ class ChameleonFamily(PublishedFamily):
         return dict(self.dialect(row).options)
 
     def fields(
-        self, row: Entry, model: Chameleon, text: Any, folder: Path | None
+        self, row: Entry, model: Chameleon, text: Any, files: Files | None
     ) -> dict[str, Any]:
         dialect, (height, width) = self.dialect(row), (PIXELS * side for side in model.config.grid)
         frame = dialect.frame(text.ids, width, height)

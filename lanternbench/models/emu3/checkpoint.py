@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 from lanternbench.errors import UserError
+from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, read_tokeniser
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import State, read_state
+from lanternbench.models.places import Files
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import (
+    IdTokeniser,
     PromptFrame,
     TokenDecoder,
     TokenDecoderConfig,
@@ -49,6 +52,7 @@ NEGATIVE = (  # in place of one, in the unconditional prompt
 )
 SYSTEM, END = "You are a helpful assistant", " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d+)\|>")
+TABLE = "emu3.tiktoken"  # the releases' tokeniser, in place of a tokenizer.json
 _VQ_RENAMED = (  # the original release's names -> transformers'
     (r"^decoder\.mid\.attn_1\.norm\.", "decoder.middle_block.attn_norm."),
     (r"^decoder\.mid\.", "decoder.middle_block."),
@@ -116,8 +120,22 @@ class Emu3VQ(nn.Module):
         return net.conv_out(F.silu(net.norm_out(x, code)))
 
 
+class Emu3Text(IdTokeniser):
+    """Ids by a tokenizer.json, or by the releases' table of merges."""
+
+    @staticmethod
+    def read(path: Path) -> Any:
+        if path.suffix == ".tiktoken":
+            return read_tokeniser(path)
+        return IdTokeniser.read(path)
+
+    def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
+        return super().encode(_VISUAL.sub("", caption), before, after)
+
+
 @register("target", "emu3")
 class Emu3Family(PublishedFamily):
+    tokeniser_class = Emu3Text
     network, configuration, title = Emu3, Emu3Config, "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
     vq_file, special = "Emu3's tokeniser", PUBLISHED
@@ -132,10 +150,24 @@ class Emu3Family(PublishedFamily):
     def image_number(name: str) -> int | None:
         return int(match[1]) if (match := _VISUAL.fullmatch(name)) else None
 
-    def new_vq(self, row: Entry, folder: Path | None) -> Emu3VQ:
+    def tokeniser(self, files: Files) -> Path:
+        """A conversion's, or the releases' table, which may lie in a folder of its own."""
+        folder = self.model_folder(files)
+        places = [folder / "tokenizer.json", folder / TABLE]
+        if "tokenizer" in files.paths:
+            places.append(files.paths["tokenizer"])
+        return next((path for path in places if path.is_file()), places[0])
+
+    def image_ids(self, files: Files, config: Any) -> Tensor | None:
+        """By the names in a tokenizer.json; with the releases' table all ids that follow it."""
+        if self.tokeniser(files).suffix == ".tiktoken":
+            return torch.arange(FIRST_IMAGE_ID, config.prompt_ids)
+        return super().image_ids(files, config)
+
+    def new_vq(self, row: Entry, files: Files | None) -> Emu3VQ:
         return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
 
-    def vq_state(self, where: Path, folder: Path) -> State:
+    def vq_state(self, where: Path, files: Files) -> State:
         """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions
         is linear.
         """
@@ -150,13 +182,13 @@ class Emu3Family(PublishedFamily):
                 )
         return result
 
-    def vq(self, row: Entry, folder: Path | None, device: str) -> Emu3VQ | None:
-        return super().vq(row, folder, device) if self.dialect(row).images else None
+    def vq(self, row: Entry, files: Files | None, device: str) -> Emu3VQ | None:
+        return super().vq(row, files, device) if self.dialect(row).images else None
 
-    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
         return self.dialect(row)[:2]
 
-    def fields(self, row: Entry, model: Emu3, text: Any, folder: Path | None) -> dict[str, Any]:
+    def fields(self, row: Entry, model: Emu3, text: Any, files: Files | None) -> dict[str, Any]:
         """The unconditional prompt has a different text and length."""
         dialect, ids = self.dialect(row), text.ids
         turn = [ids[name] for name in dialect.turn]

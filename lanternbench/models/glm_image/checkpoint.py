@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.entries import Entry, present
+from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, coarse
 from lanternbench.models.loading import cause, read_config
+from lanternbench.models.places import Files
 from lanternbench.models.token_decoder import (
     PromptFrame,
     TokenDecoder,
@@ -133,11 +134,6 @@ def chat_frame(folder: Path) -> tuple[str, str]:
     return before, after
 
 
-def part(folder: Path, name: str) -> Path:
-    """The folder ``name`` of the release, or ``model`` where it holds the files of both."""
-    return path if (path := folder / "model" / name).is_dir() else folder / "model"
-
-
 def diffusion(
     folder: Path, device: str, dtype: torch.dtype
 ) -> Callable[[Tensor, Sequence[str]], list[Any]]:
@@ -182,17 +178,20 @@ class GlmImageFamily(PublishedFamily):
         ("model.language_model.", "model.", "language_model."),
     )
 
-    def vq(self, row: Entry, folder: Path | None, device: str) -> None:
+    def vq(self, row: Entry, files: Files | None, device: str) -> None:
         return None
 
-    def weights(self, folder: Path) -> Path:
-        return part(folder, "vision_language_encoder")
+    def processor(self, files: Files) -> Path:
+        """The release's folder of that name, or that of the weights where both are one."""
+        weights = self.model_folder(files)
+        beside = weights.parent / "processor"
+        return beside if beside.is_dir() else weights
 
-    def tokeniser(self, folder: Path) -> Path:
-        return part(folder, "processor") / "tokenizer.json"
+    def tokeniser(self, files: Files) -> Path:
+        return self.processor(files) / "tokenizer.json"
 
-    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
-        return ("", "") if folder is None else chat_frame(part(folder, "processor"))
+    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
+        return ("", "") if files is None else chat_frame(self.processor(files))
 
     def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
@@ -213,11 +212,11 @@ class GlmImageFamily(PublishedFamily):
             **fields, image_start=config.get("image_start_token_id", GlmImageConfig.image_start)
         )
 
-    def image_ids(self, folder: Path, config: GlmImageConfig) -> Tensor:
+    def image_ids(self, files: Files, config: GlmImageConfig) -> Tensor:
         return torch.arange(config.vocab_size)
 
     def fields(
-        self, row: Entry, model: GlmImage, text: Any, folder: Path | None
+        self, row: Entry, model: GlmImage, text: Any, files: Files | None
     ) -> dict[str, Any]:
         """The model is published without guidance; asked for it, the unconditional prompt has an
         empty caption.
@@ -228,13 +227,13 @@ class GlmImageFamily(PublishedFamily):
         after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
         condition = {
             "condition": PromptFrame(
-                [], after, [*text.encode("", *self.template(row, folder)), *after]
+                [], after, [*text.encode("", *self.template(row, files)), *after]
             )
         }
-        if folder is None:
+        if files is None:
             return condition
-        if not (present(folder, "diffusion") and importlib.util.find_spec("diffusers")):
+        if "diffusion" not in files.paths or not importlib.util.find_spec("diffusers"):
             return condition | {"remark": NO_IMAGES}
         return condition | {
-            "render": diffusion(folder / "diffusion", str(model.device), model.dtype)
+            "render": diffusion(files.paths["diffusion"], str(model.device), model.dtype)
         }

@@ -31,6 +31,7 @@ from lanternbench.models.loading import (
     read_config,
     read_state,
 )
+from lanternbench.models.places import locate
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     VARIANTS,
@@ -195,7 +196,9 @@ class TransformersFamily(Family):
     """Has no rows in the catalogue: the folder describes the target."""
 
     def reads(self, path: Path) -> Path | None:
-        return Path(str(path).removeprefix(PREFIX)) if str(path).startswith(PREFIX) else None
+        if not str(path).startswith(PREFIX):
+            return None
+        return Path(str(path).removeprefix(PREFIX)).expanduser()
 
     def load(
         self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
@@ -220,7 +223,7 @@ class TransformersFamily(Family):
         model = TransformersDecoder(net, config, ids.to(device))
         vq, drafters = (
             image_tokeniser(net, folder, device, len(ids)),
-            drafters_in(folder, model, device),
+            drafters_in(locate({}, folder), model, device),
         )
         frame = PromptFrame(
             [], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)

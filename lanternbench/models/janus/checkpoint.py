@@ -8,7 +8,6 @@ image tokeniser together), and drafters such as ``eagle``.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -20,6 +19,7 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import State
+from lanternbench.models.places import Files
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import (
     IdTokeniser,
@@ -132,10 +132,10 @@ class JanusFamily(PublishedFamily):
     )
     defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
 
-    def template(self, row: Entry, folder: Path | None) -> tuple[str, str]:
+    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
         return TEMPLATE
 
-    def fields(self, row: Entry, model: Janus, text: Any, folder: Path | None) -> dict[str, Any]:
+    def fields(self, row: Entry, model: Janus, text: Any, files: Files | None) -> dict[str, Any]:
         frame = PromptFrame([text.ids[BOS]], [text.ids[IMAGE_START]], None, text.ids[PAD])
         return {"condition": frame, "pixels": truncated}
 
@@ -174,7 +174,7 @@ class JanusFamily(PublishedFamily):
                 }
         return result
 
-    def decoder(
-        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    def new_decoder(
+        self, row: Entry, files: Files | None, device: str, dtype: torch.dtype
     ) -> Janus:
-        return super().decoder(row, folder, device, dtype).folded()
+        return super().new_decoder(row, files, device, dtype).folded()

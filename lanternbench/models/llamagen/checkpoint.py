@@ -37,6 +37,7 @@ from lanternbench.models.loading import (
     read_state,
     split,
 )
+from lanternbench.models.places import Files
 from lanternbench.models.target import Prefix
 from lanternbench.models.token_decoder import words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
@@ -378,25 +379,25 @@ class LlamaGenFamily(PublishedFamily):
     # LANTERN trained its drafters on hidden states whose pads see the caption
     eagle_pads = "uniform"
 
-    def text(self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype) -> Any:
+    def text(self, row: Entry, files: Files | None, device: str, dtype: torch.dtype) -> Any:
         """Flan-T5-XL, or class labels as they are."""
         config = self.config(row)
         if config.model_type == "c2i":
             return partial(class_labels, device=device)
         sizes = (config.cls_token_num, device, dtype, config.caption_dim)
         return (
-            T5Features(folder / "text", *sizes)
-            if folder
+            T5Features(files.get("text"), *sizes)
+            if files
             else RandomT5Features(*sizes, config.n_layer)
         )
 
     def fields(
-        self, row: Entry, model: LlamaGen, text: Any, folder: Path | None
+        self, row: Entry, model: LlamaGen, text: Any, files: Files | None
     ) -> dict[str, Any]:
         return {"labels": model.config.model_type == "c2i"}
 
-    def published(self, row: Entry, folder: Path) -> tuple[LlamaGenConfig, None]:
-        config, where = self.config(row), folder / "model"
+    def published(self, row: Entry, files: Files) -> tuple[LlamaGenConfig, None]:
+        config, where = self.config(row), self.weights(files)
         check_published_name(row, where)
         table, positions = read_state(where).get("freqs_cis"), config.prefix + size(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:

@@ -1,0 +1,324 @@
+"""Where the published files of a target lie, role by role: what ``fetch``, the hub's own tools,
+clones of repositories and people leave on a disk.  Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from lanternbench.errors import UserError
+
+UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
+WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
+TOKENISERS = ("tokenizer.json", "text_tokenizer.json", "emu3.tiktoken")
+DRAFTERS = ("eagle", "eagle-3", "dflash")
+ROLES = ("model", "vq", "text", "tokenizer", "diffusion", *DRAFTERS)
+# roles that belong together: of a folder of the user's, the published ones are not mixed in
+GIVEN_WHOLE = ("model", *DRAFTERS)
+# a folder of one role alone; one known to hold it; one of other roles, in which only a file of a
+# telling name counts; the target's folder, in which any other weights are the model's
+Kind = Literal["own", "named", "shared", "root"]
+# names that say nothing of what a file is: such a file next to others is the model's
+GENERIC = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
+# what training scripts and their libraries write next to the weights
+TRAINING_STATE = re.compile(
+    r"(optimizer|optim|scheduler|scaler|sampler|random_states|rng_state|training_args)[._-].*"
+    r"|.*optim_states\.pt"
+)
+SHARD = re.compile(r"(.*?)[-.](\d+)-of-(\d+)\.\w+")
+
+
+class Source(BaseModel):
+    """Files of one repository on the Hugging Face hub; names may be patterns.
+
+    ``folders``: other places of the same files, relative to the folder of a target, in clones and
+    in the trees that the published code asks for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repo: str
+    files: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a target: a file or a folder per role; roles without any are left out."""
+
+    place: Path
+    paths: Mapping[str, Path]
+    # what was found of a role that cannot be used, such as "2 of 3 shards"
+    faults: Mapping[str, str]
+
+    def get(self, role: str) -> Path:
+        """Return the path of a role, or where ``fetch`` would put it."""
+        return self.paths.get(role, self.place / role)
+
+
+def locate(sources: Mapping[str, Source], place: Path, home: Path | None = None) -> Files:
+    """Return where the files of a target lie that are asked for at ``place``.
+
+    ``place``: a folder or a weights file of the user's, or ``home``, where ``fetch`` puts them.
+    What ``place`` lacks is looked for at ``home`` and in the cache of the Hugging Face hub, except
+    for drafters and the model itself of a ``place`` of the user's.
+    """
+    root, file = _root(place)
+    paths: dict[str, Path] = {}
+    faults: dict[str, str] = {}
+    for role in dict.fromkeys([*sources, *ROLES]):
+        found = None
+        if file is not None and role == "model":
+            found = file
+        for folder, kind in () if found else _folders(root, role, sources):
+            found, fault = _found_in(folder, role, sources, kind)
+            if fault:
+                faults[role] = fault
+            if found:
+                break
+        if found is None and role in sources and (place == home or role not in GIVEN_WHOLE):
+            found = _elsewhere(role, sources, None if place == home else home)
+        if found is not None:
+            paths[role] = found
+            faults.pop(role, None)
+    return Files(root, paths, faults)
+
+
+def _root(place: Path) -> tuple[Path, Path | None]:
+    """Return the folder to search, and the weights file that the user named."""
+    if place.is_dir():
+        return snapshot(place) or place, None
+    if SHARD.fullmatch(place.name):
+        return place.parent, None
+    return place.parent, place if place.is_file() else None
+
+
+def _folders(root: Path, role: str, sources: Mapping[str, Source]) -> Iterator[tuple[Path, Kind]]:
+    """Yield the folders in which a role may lie, the surest first."""
+    yield root / role, "own"
+    if role == "tokenizer":
+        yield root / "model", "shared"
+    if role in sources:
+        own = sources[role]
+        repositories = dict.fromkeys([own.repo, *(source.repo for source in sources.values())])
+        clones = [root / PurePosixPath(repo).name for repo in repositories]
+        yield clones[0], "own"
+        for place in (root, *clones):
+            for folder in own.folders:
+                kind: Kind = "shared" if folder == ".." else "named"
+                yield place / folder, kind
+        for place in clones[1:]:
+            yield place, "shared"
+    yield root, "root"
+
+
+def _elsewhere(role: str, sources: Mapping[str, Source], home: Path | None) -> Path | None:
+    """Return a role's files at ``home`` or in the cache of the hub."""
+    own = sources[role]
+    places: list[tuple[Path, Kind]] = [(home / role, "own")] if home else []
+    for repo in dict.fromkeys([own.repo, *(source.repo for source in sources.values())]):
+        if root := cached(repo):
+            places.append((root, "own" if repo == own.repo else "shared"))
+            places += [(root / folder, "named") for folder in own.folders if folder != ".."]
+    for place, kind in places:
+        found, _ = _found_in(place, role, sources, kind)
+        if found:
+            return found
+    return None
+
+
+def _found_in(
+    folder: Path, role: str, sources: Mapping[str, Source], kind: Kind
+) -> tuple[Path | None, str]:
+    """Return the path of a role's files in a folder, and what is wrong with those there."""
+    if not folder.is_dir():
+        return None, ""
+    if (folder / UNFINISHED).exists():
+        return None, "its download is unfinished"
+    if role == "tokenizer":
+        return _tokeniser_in(folder, kind), ""
+    if role == "diffusion":
+        whole = (folder / "model_index.json").is_file() and (folder / "transformer").is_dir()
+        return (folder, "") if whole else (None, "")
+    published = _weights_of(folder, role, sources, kind)
+    if not published:
+        return None, ""
+    present = [path for path in published if path.is_file()]
+    if not present:
+        return None, f"{published[0].name} is a link to a file that does not exist"
+    if absent := absent_shards(present[0].parent):
+        return None, f"{absent[0]} is absent"
+    return _one_path(present), ""
+
+
+def _tokeniser_in(folder: Path, kind: Kind) -> Path | None:
+    for name in TOKENISERS:
+        known = [folder / name]
+        if kind == "own":
+            known += sorted(folder.rglob(name))
+        for path in known:
+            if path.is_file():
+                return path
+    return None
+
+
+def _weights_of(folder: Path, role: str, sources: Mapping[str, Source], kind: Kind) -> list[Path]:
+    """Return a role's weights in a folder: those that the catalogue names, or else any."""
+    patterns = sources[role].files if role in sources else ()
+    published = [path for path in _matches(folder, patterns) if path.suffix in WEIGHTS]
+    if kind == "shared" or (kind == "root" and role != "model"):
+        return [path for path in published if not path.name.startswith(GENERIC)]
+    if published:
+        return published
+    direct = _other_weights(folder, role, sources)
+    if direct or kind != "own":
+        return direct
+    below = [path for path in sorted(folder.rglob("*/")) if not _is_hidden(path, folder)]
+    deep = [_other_weights(path, role, sources) for path in below if path.is_dir()]
+    return next(filter(None, deep), [])
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """Return the files that patterns of a repository name, also without the repository's folders."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        for wanted in dict.fromkeys((pattern, PurePosixPath(pattern).name)):
+            if wanted != "*":
+                found.update(dict.fromkeys(sorted(folder.glob(wanted))))
+    return list(found)
+
+
+def _other_weights(folder: Path, role: str, sources: Mapping[str, Source]) -> list[Path]:
+    """Return weights of unpublished names in a folder, without those that belong to other roles."""
+    others = [
+        PurePosixPath(pattern).name
+        for other, source in sources.items()
+        for pattern in source.files
+        if other != role and not PurePosixPath(pattern).name.startswith((*GENERIC, "*"))
+    ]
+    return [
+        path
+        for path in weights_files(folder)
+        if not any(fnmatch(path.name, pattern) for pattern in others)
+    ]
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """Return the weights in a folder, also links that lead nowhere, without optimisers' states."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in WEIGHTS
+        and not path.is_dir()
+        and not path.name.startswith(".")
+        and not TRAINING_STATE.fullmatch(path.name)
+    ]
+
+
+def _one_path(published: list[Path]) -> Path:
+    """Return the folder of a role's weights, or the file where others lie next to it."""
+    first = published[0]
+    alone = len(published) == 1 and not SHARD.fullmatch(first.name)
+    return first if alone and len(weights_files(first.parent)) > 1 else first.parent
+
+
+def shard_index(folder: Path) -> Path | None:
+    """Return the index of a folder's shards, of several one whose shards are all there."""
+    indices = sorted(folder.glob("*.index.json"))
+    for index in indices:
+        if all((folder / name).is_file() for name in indexed_shards(index)):
+            return index
+    return indices[0] if indices else None
+
+
+def absent_shards(folder: Path) -> list[str]:
+    """Return the names of shards that an index, or the names of the others, say are missing."""
+    if index := shard_index(folder):
+        return [name for name in indexed_shards(index) if not (folder / name).is_file()]
+    names = [path.name for path in weights_files(folder) if path.is_file()]
+    shards = [match for match in map(SHARD.fullmatch, names) if match]
+    if not shards:
+        return []
+    first = shards[0]
+    present = {int(match[2]) for match in shards if match[1] == first[1]}
+    start = 0 if 0 in present else 1
+    numbers = range(start, start + int(first[3]))
+    absent = [number for number in numbers if number not in present]
+    width, suffix = len(first[2]), Path(first[0]).suffix
+    return [f"{first[1]}-{number:0{width}}-of-{first[3]}{suffix}" for number in absent]
+
+
+def indexed_shards(index: Path) -> list[str]:
+    """Return the file names of an index, never outside its folder.  Raises UserError."""
+    try:
+        files = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise UserError(f"{index} is no index of shards: fetch it again") from None
+    return sorted({Path(str(name)).name for name in files})
+
+
+# ---- the cache of the Hugging Face hub ----
+
+
+def hub_cache() -> Path:
+    """Return the folder in which the hub's own tools keep files."""
+    home = os.environ.get("HF_HOME")
+    if not home:
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = f"{cache}/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def cached(repo: str) -> Path | None:
+    """Return the snapshot of a repository in the hub's cache."""
+    return snapshot(hub_cache() / f"models--{repo.replace('/', '--')}")
+
+
+def snapshot(folder: Path) -> Path | None:
+    """Return the snapshot of a repository's folder in the hub's cache: that of the main branch, or
+    the latest.
+    """
+    main, snapshots = folder / "refs" / "main", folder / "snapshots"
+    if not snapshots.is_dir():
+        return None
+    if main.is_file():
+        revision = snapshots / main.read_text(encoding="utf-8").strip()
+        if revision.is_dir():
+            return revision
+    revisions = [path for path in snapshots.iterdir() if path.is_dir()]
+    return max(revisions, key=lambda path: path.stat().st_mtime, default=None)
+
+
+# ---- what is said of a folder without a target's files ----
+
+
+def expected_tree(sources: Mapping[str, Source], place: Path) -> str:
+    """Return the files of a target as ``fetch`` lays them out, a line each."""
+    lines = [
+        f"  {place / role}/{{{', '.join(source.files)}}}"
+        if len(source.files) > 1
+        else f"  {place / role / source.files[0]}"
+        for role, source in sources.items()
+    ]
+    return "\n".join(lines)
+
+
+def contents(place: Path, count: int = 4) -> str:
+    """Return the names of the first files and folders at ``place``."""
+    if not place.is_dir():
+        return place.name
+    names = sorted(path.name for path in place.iterdir() if not path.name.startswith("."))
+    return (", ".join(names[:count]) + (", …" if len(names) > count else "")) or "nothing"
