@@ -13,7 +13,6 @@ import argparse
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.catalogue import load_unpacked
 from lanternbench.models.family import drafter_at
+from lanternbench.models.places import WEIGHTS
 from lanternbench.models.state_files import read_state
 from tools.small_targets import WORLDS, World, small_rows
 
@@ -257,9 +257,7 @@ def truncated(world: World, hub: Path, place: Path) -> Path:
 def dangling(world: World, hub: Path, place: Path) -> Path:
     named = fetched(world, hub, place)
     folder = place / (world.role or "model")
-    for file in [
-        path for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt", ".bin")
-    ]:
+    for file in [path for path in folder.rglob("*") if path.suffix in WEIGHTS]:
         file.unlink()
         file.symlink_to("../blobs/gone")
     return named
@@ -310,7 +308,7 @@ def first_weights(world: World, folder: Path) -> Path:
     names += ["model*.safetensors", "pytorch_model.bin", "*.pth"]
     for name in names:
         for file in sorted(folder.rglob(name)):
-            if file.suffix in (".safetensors", ".bin", ".pt", ".pth"):
+            if file.suffix in WEIGHTS:
                 return file
     raise FileNotFoundError(folder)
 
@@ -411,4 +409,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -36,7 +36,7 @@ from lanternbench.models.vq import VQConfig, VQModel
 State = dict[str, Tensor]
 CODES = 16
 VQ = VQConfig(32, (1, 2), 1, z_channels=16, codebook_size=CODES, codebook_dim=8, attention=False)
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -44,10 +44,10 @@ LLAMA = {
     "intermediate_size": 48,
     "max_position_embeddings": 128,
 }
-DECODER = {"dim": 32, "n_layer": 2, "n_head": 2, "hidden": 48, "grid": 4}
+DECODER: dict[str, Any] = {"dim": 32, "n_layer": 2, "n_head": 2, "hidden": 48, "grid": 4}
 WORDS = ["<unk>", "a", "red", "circle", "4", "*", ":"]
 LETTERS = str.maketrans("0123456789", "ABCDEFGHIJ")
-LLAMAGEN = {
+LLAMAGEN: dict[str, Any] = {
     "dim": 32,
     "n_layer": 2,
     "n_head": 2,
@@ -58,7 +58,7 @@ LLAMAGEN = {
     "cls_token_num": 8,
     "vq": asdict(VQ),
 }
-EMU3_VQ = {
+EMU3_VQ: dict[str, Any] = {
     "base_channels": 32,
     "channel_multiplier": [1],
     "num_res_blocks": 1,
@@ -347,7 +347,7 @@ def glm_release(hub: Path, row: Entry) -> GlmImage:
 META = Source(repo="GAIR/Anole-7b-v0.1", files=("models/7b/*",))
 META_WORDS = Source(repo="GAIR/Anole-7b-v0.1", files=("tokenizer/text_tokenizer.json",))
 META_VQ = Source(repo="GAIR/Anole-7b-v0.1", files=("tokenizer/vqgan.ckpt",))
-IMAGES = {"grid": 4, "vq": asdict(VQ)}
+IMAGES: dict[str, Any] = {"grid": 4, "vq": asdict(VQ)}
 WORLDS = (
     World("LlamaGen t2i", "llamagen-xl-stage1", LLAMAGEN, llamagen),
     World("LlamaGen c2i", "llamagen-b-c2i", LLAMAGEN | {"model_type": "c2i"}, llamagen),

@@ -19,6 +19,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.entries import content_digest
 from lanternbench.utils.download import digest
 from lanternbench.utils.files import WEIGHTS, cache_dir
+from lanternbench.utils.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -174,25 +175,17 @@ def pretrained(
     """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises
     UserError for another.
     """
-    from transformers.utils import logging
-
     if path is None:
         with seeded():
             return filled(kind(config), None, title, device)
     state = tensors(path, title)
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # else it prints a table of names
-    logging.disable_progress_bar()
     try:  # names of older versions of transformers are translated
-        model, about = kind.from_pretrained(
-            None, config=config, state_dict=state, output_loading_info=True
-        )
+        with quiet_transformers():
+            model, about = kind.from_pretrained(
+                None, config=config, state_dict=state, output_loading_info=True
+            )
     except (RuntimeError, ValueError) as error:
         raise wrong_file(path, title, error) from None
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()
     absent = [str(key) for reason in ("missing_keys", "mismatched_keys") for key in about[reason]]
     if absent := [key for key in absent if not any(part in key for part in unused)]:
         raise wrong_file(path, title, ValueError(f"{absent[0]} is missing or has another shape"))

@@ -22,7 +22,7 @@ from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.grids import grid_of, written
 from lanternbench.models.loading import dtype_named
 from lanternbench.models.packing import packed
-from lanternbench.models.places import contents, expected_tree
+from lanternbench.models.places import WEIGHTS, contents, expected_tree
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.utils.device import fit_threads
@@ -79,6 +79,10 @@ def existing(path: str, what: str) -> Path:
     if not place.exists():
         reason = "is a link that leads nowhere" if place.is_symlink() else "does not exist"
         raise UserError(f"{place}, given for {what}, {reason}: correct the path")
+    if place.is_file() and place.suffix not in WEIGHTS:
+        raise UserError(
+            f"{place}, given for {what}, is no file of weights: give a folder, or a {', '.join(WEIGHTS)} file"
+        )
     return place
 
 

@@ -157,6 +157,9 @@ def _found_in(
         return None, f"{published[0].name} is a link to a file that does not exist"
     if absent := absent_shards(present[0].parent):
         return None, f"{absent[0]} is absent"
+    is_among_others = kind in ("shared", "root") and role != "model"
+    if is_among_others and len(present) == 1:
+        return present[0], ""
     return _one_path(present), ""
 
 

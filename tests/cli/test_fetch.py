@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from huggingface_hub.errors import OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
@@ -33,6 +33,7 @@ CONTENT = b"weights" * 100
 @pytest.fixture
 def entry(tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "no-hub"))
     return Entry(
         name="toy",
         family="llamagen",
@@ -205,6 +206,35 @@ def test_what_goes_wrong_is_one_sentence(entry, monkeypatch, error, says):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fails)
     with pytest.raises(UserError, match=says):
         fetch.fetch(entry, fetch.plan(entry), log=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (401, r"does not accept your token for someone/toy: `hf auth login`"),
+        (500, r"the hub refused someone/toy"),
+    ],
+)
+def test_a_token_that_the_hub_refuses_is_answered_with_the_login(entry, monkeypatch, status, says):
+    def refused(repo, files_metadata):
+        answer = SimpleNamespace(status_code=status, headers={}, request=None)
+        raise HfHubHTTPError("Invalid credentials in Authorization header", response=answer)
+
+    Hub(monkeypatch).model_info = refused
+    with pytest.raises(UserError, match=says):
+        fetch.plan(entry)
+
+
+def test_files_in_the_cache_of_the_hub_are_not_fetched_again(entry, monkeypatch, tmp_path):
+    hub = Hub(monkeypatch)
+    snapshot = tmp_path / "hub" / "models--someone--toy" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "toy.pt").write_bytes(CONTENT)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    said: list[str] = []
+    fetch.fetch(entry, fetch.plan(entry), log=said.append)
+    assert said == [f"model: in the hub's cache, {snapshot}"]
+    assert hub.calls == []
 
 
 def test_a_disk_without_room_is_found_before_the_download(entry, monkeypatch):

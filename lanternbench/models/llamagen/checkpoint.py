@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder, causal_mask
-from lanternbench.models.entries import Entry, catalogue, fingerprint
+from lanternbench.models.entries import DIGESTED, Entry, catalogue, fingerprint
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
 from lanternbench.models.loading import (
@@ -42,7 +42,9 @@ from lanternbench.models.target import Prefix
 from lanternbench.models.token_decoder import words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
+from lanternbench.utils.damage import damage
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
+from lanternbench.utils.quiet import quiet_transformers
 
 FLAN_T5_XL: dict[str, Any] = {
     "vocab_size": 32_128,
@@ -303,11 +305,15 @@ class T5Features:
         """
         from transformers import AutoTokenizer, T5EncoderModel
 
+        for file in self.folder.iterdir() if self.folder.is_dir() else ():
+            if file.suffix in DIGESTED and (wrong := damage(file)):
+                raise UserError(f"the text encoder's {file} {wrong}")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-            encoder = T5EncoderModel.from_pretrained(
-                self.folder, local_files_only=True, dtype=self.dtype
-            )
+            with quiet_transformers():
+                tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+                encoder = T5EncoderModel.from_pretrained(
+                    self.folder, local_files_only=True, dtype=self.dtype
+                )
         except Exception as error:  # the library has no exception type for an invalid file
             raise UserError(
                 f"cannot read the text encoder in {self.folder} ({cause(error)}); fetch the target again"
