@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +13,17 @@ from lanternbench.models.emu3.checkpoint import Emu3Text
 from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, MERGED, read_ranks
 
 
-@pytest.fixture(scope="module")
+@cache
+def tokeniser(path: Path) -> Emu3Text:
+    return Emu3Text(path, ["<|extra_203|>"])
+
+
+@pytest.fixture
 def text(shared) -> Emu3Text:
-    return Emu3Text(shared / "data" / "emu3.tiktoken", ["<|extra_203|>"])
+    return tokeniser(shared / "data" / "emu3.tiktoken")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def rules(shared) -> dict:
     return json.loads((shared / "golden" / "emu35_rules.json").read_text(encoding="utf-8"))
 
