@@ -1,7 +1,41 @@
-"""The one exception for a user's mistake."""
+"""The one exception for a user's mistake, and the words for it."""
+
+from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+_WHOLE_NUMBER = "must be a whole number"
+_REASONS = {  # by pydantic's type of an error
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "int_type": _WHOLE_NUMBER,
+    "int_parsing": _WHOLE_NUMBER,
+    "int_parsing_size": _WHOLE_NUMBER,
+    "int_from_float": _WHOLE_NUMBER,
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "missing": "is missing",
+    "extra_forbidden": "is unknown",
+    "too_short": "has too few entries",
+    "too_long": "has too many entries",
+    "string_pattern_mismatch": "has characters that it must not have",
+}
 
 
 class UserError(Exception):
@@ -17,3 +51,13 @@ def unknown(what: str, name: str, known: Collection[str]) -> UserError:
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}"
     return UserError(f"{what}: {hint}")
+
+
+def first_mistake(error: ValidationError) -> tuple[str, str]:
+    """Return the field that pydantic complains about first, and why, in plain English."""
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if template := _REASONS.get(first["type"]):
+        return field, template.format(**first.get("ctx", {}))
+    message = first["msg"].removeprefix("Value error, ")
+    return field, message[:1].lower() + message[1:]

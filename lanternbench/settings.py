@@ -6,6 +6,7 @@ reports derive from these classes.  A setting is added by adding a field.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple, Self, TypeVar, get_args
 
@@ -19,28 +20,36 @@ from pydantic import (
     model_validator,
 )
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, first_mistake
 
 MIN_TEMPERATURE = 1e-3  # or 0, which is greedy
 MAX_TEMPERATURE = 10.0
+MAX_SEED = 2**63 - 1
+MAX_NAME = 80  # characters
+
+Dtype = Literal["float32", "bfloat16"]
+CompileMode = Literal["eager", "graphs"]
+Caption = Literal["first", "longest", "random"]
+Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
+MethodSpec = dict[str, object]  # "method", and options; a list of values stands for a grid
+Part = TypeVar("Part", bound="Settings")
 
 
 class Recorded(NamedTuple):
-    """Says when run.json has a setting; by default always, with the value that was used."""
+    """Says when run.json has a setting; without this mark it always has the value that was used."""
 
-    when: Literal["as given", "unless default"]
+    when: Literal["never", "unless default", "as given"]
 
 
-AS_GIVEN = Recorded("as given")  # None if it was not set
+NEVER = Recorded("never")
 UNLESS_DEFAULT = Recorded("unless default")
-Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
-Part = TypeVar("Part", bound="Settings")
+AS_GIVEN = Recorded("as given")  # None if it was not set
 
 
 class Settings(BaseModel):
     """Base class of settings: a value that cannot be changed and knows which fields were set."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -48,6 +57,17 @@ class Settings(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             raise ValueError("must not be true or false")
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _printable_and_short(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        if any(len(part.encode("utf-8", "replace")) > 255 for part in value.split("/")):
+            raise ValueError("is too long for a name")
+        if not value.isprintable():
+            raise ValueError("must not have control characters")
         return value
 
     def part(self, kind: type[Part]) -> Part:
@@ -60,25 +80,24 @@ class Settings(BaseModel):
         return self.model_copy(update=changes.model_dump(exclude_unset=True))
 
 
-def checked(
-    kind: type[Part], values: Mapping[str, object], where: str = "the command line"
-) -> Part:
+def checked(kind: type[Part], values: object, where: str = "the command line") -> Part:
     """Return validated settings.  Raises UserError that names the field and what is wrong."""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        example = "such as `methods: [ar, eagle-1]`"
+        raise UserError(f"{where} must be a mapping of settings {example}")
+    if unknown := [name for name in values if name not in kind.model_fields]:
+        known = ", ".join(name for name in kind.model_fields if name != "suite")
+        raise UserError(f"{where} has no setting '{unknown[0]}': the settings are {known}")
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-    field = ".".join(map(str, first["loc"])) or "the file"
-    if first["type"] == "extra_forbidden":
-        names = ", ".join(kind.model_fields)
-        raise UserError(f"{where} has no setting '{field}': the settings are {names}")
-    raise UserError(f"{where}: '{field}' is wrong ({first['msg']}); correct it")
+        field, reason = first_mistake(error)
+    raise UserError(f"{where}: '{field}' is wrong ({reason}); correct it")
 
 
 class Sampling(Settings):
     """How tokens are drawn from logits.  Fields that are not set are the target's."""
 
-    guidance: Guidance = Field(1.0, description="CFG scale (default: the target's).")
     temperature: float = Field(
         1.0, ge=0, le=MAX_TEMPERATURE, description="0 is greedy (default: the target's)."
     )
@@ -86,6 +105,7 @@ class Sampling(Settings):
         0, ge=0, le=2**31, description="0 for all tokens (default: the target's)."
     )
     top_p: float = Field(1.0, gt=0, le=1, description="Default: the target's.")
+    guidance: Guidance = Field(1.0, description="CFG scale (default: the target's).")
 
     @model_validator(mode="before")
     @classmethod
@@ -103,18 +123,156 @@ class Sampling(Settings):
             raise ValueError(f"must be 0, which is greedy, or at least {MIN_TEMPERATURE:g}")
         return value
 
-    def record(self, of_target: Sampling) -> dict[str, float | None]:
-        """Return what run.json keeps of these settings and the target's."""
-        used = of_target.updated(self)
-        values: dict[str, float | None] = {}
-        for name, field in Sampling.model_fields.items():
-            values[name] = getattr(used, name)
+
+TARGETS_OWN = Sampling()
+GREEDY = Sampling(temperature=0.0)
+
+
+class ModelSpec(Settings):
+    """A target and the drafter that is given for it, and how they run."""
+
+    target: str = Field("tiny", description="A target of `lanternbench targets`, or a folder.")
+    drafter: Annotated[str | None, UNLESS_DEFAULT] = Field(
+        None, description="A smaller target that drafts, or a file or folder with a drafter."
+    )
+    dtype: Annotated[Dtype | None, UNLESS_DEFAULT] = Field(
+        None, description="Of the weights (default: by target and device)."
+    )
+    compile: Annotated[CompileMode | None, UNLESS_DEFAULT] = Field(
+        None, description="graphs: CUDA graphs (default on a GPU)."
+    )
+    random_weights: Annotated[bool, UNLESS_DEFAULT] = Field(
+        False, description="Full size without files, to measure speed alone."
+    )
+    simulate_acceptance: Annotated[float | list[float] | None, UNLESS_DEFAULT] = Field(
+        None,
+        description="Simulate the acceptance: a mean of tokens per step, or a rate for each"
+        " position, such as 0.8,0.7,0.6.",
+    )
+
+    @property
+    def draws_noise(self) -> bool:
+        """Whether images are noise, so that no metric is computed."""
+        return self.random_weights or self.simulate_acceptance is not None
+
+    @field_validator("simulate_acceptance", mode="before")
+    @classmethod
+    def _mean_or_rates(cls, value: object) -> object:
+        if isinstance(value, str):
+            rates = [float(part) for part in value.split(",")]
+            value = rates if len(rates) > 1 else rates[0]
+        if value is None:
+            return None
+        if isinstance(value, list) and value:
+            in_range = all(type(x) in (int, float) and 0 <= x <= 1 for x in value)
+        else:
+            in_range = isinstance(value, int | float) and 1 <= value <= 64
+        if not in_range:
+            raise ValueError(
+                "must be a mean from 1 to 64 tokens a step, or rates from 0 to 1 such as"
+                " 0.8,0.7,0.6"
+            )
+        return value
+
+
+class PromptSpec(Settings):
+    """Which prompts, drawn with which seed."""
+
+    prompts: str = Field(
+        "demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file."
+    )
+    num_prompts: int | None = Field(
+        8,
+        ge=1,
+        le=10**9,
+        description="How many; 0 for all (default: enough to distinguish every method's speed"
+        " from ar's).",
+    )
+    caption: Caption = Field("first", description="Which caption of a COCO image.")
+    seed: int = Field(0, ge=0, le=MAX_SEED, description="Of all random draws.")
+
+    @field_validator("num_prompts", mode="before")
+    @classmethod
+    def _zero_is_all(cls, value: object) -> object:
+        return None if value == 0 else value
+
+
+class Sweep(Sampling, PromptSpec, ModelSpec):
+    """One sweep: methods that share target, prompts and clock."""
+
+    name: Annotated[str, NEVER] = Field(
+        "run", description="Of the run folder (default: after its methods)."
+    )
+    suite: Annotated[str | None, UNLESS_DEFAULT] = None  # name and hash of its protocol
+    until_told_apart: Annotated[bool, UNLESS_DEFAULT] = Field(
+        False,
+        description="Add prompts until every method's speed is statistically distinguishable"
+        " from ar's.",
+    )
+    repeats: Annotated[int, UNLESS_DEFAULT] = Field(
+        1, ge=1, le=1000, description="Decode every prompt with this many seeds, from --seed on."
+    )
+    batch: int = Field(
+        1, ge=1, le=1024, description="Prompts decoded together; latency is measured at 1 only."
+    )
+    metrics: list[str] = Field(["clip", "fid"], description="Comma-separated.")
+    baseline: bool = Field(True, description="Measure ar alongside, interleaved.")
+    methods: list[MethodSpec] = Field(min_length=1)
+
+    @field_validator("name")
+    @classmethod
+    def _name_of_a_folder(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", value) or len(value) > MAX_NAME:
+            raise ValueError(
+                "must begin with a letter or digit, and have only letters, digits and . _ + -,"
+                f" at most {MAX_NAME}"
+            )
+        return value
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _names_are_specs(cls, value: object) -> object:
+        if not isinstance(value, list):
+            raise ValueError("must be a list of method names or of mappings with a key 'method'")
+        return [{"method": spec} if isinstance(spec, str) else spec for spec in value]
+
+    @classmethod
+    def axes(cls) -> list[str]:
+        """Return the settings for which a sweep file may list several values."""
+        return [
+            name
+            for name, field in cls.model_fields.items()
+            if "list" not in str(field.annotation) and NEVER not in field.metadata
+        ]
+
+    @property
+    def seeds(self) -> list[int]:
+        """One per repeat: every prompt is decoded with each."""
+        return [(self.seed + i) % (MAX_SEED + 1) for i in range(self.repeats)]
+
+    def record(self, of_target: Sampling = TARGETS_OWN) -> dict[str, object]:
+        """Return the settings that determine the results, as run.json keeps them.
+
+        ``of_target``: the target's sampling, which replaces what is not set.
+        """
+        values = self.model_dump(mode="json")
+        values |= of_target.updated(self.part(Sampling)).model_dump()
+        for name, field in type(self).model_fields.items():
             if AS_GIVEN in field.metadata and name not in self.model_fields_set:
                 values[name] = None
-            elif UNLESS_DEFAULT in field.metadata and values[name] == field.default:
+            unused = UNLESS_DEFAULT in field.metadata and values[name] == field.default
+            if unused or NEVER in field.metadata:
                 del values[name]
         return values
 
 
-TARGETS_OWN = Sampling()
-GREEDY = Sampling(temperature=0.0)
+class Tune(Sampling, PromptSpec, ModelSpec):
+    """Everything but the machine that the result of a search for tree sizes depends on."""
+
+    method: str
+    options: dict[str, object] = Field(default_factory=dict)
+    num_prompts: int = Field(12, ge=1, le=10**9, description="Prompts that are measured.")
+    recorded: int = Field(
+        4, ge=1, le=10**9, description="Prompts whose drafts are recorded for the acceptance."
+    )
+    few: int = Field(3, ge=1, le=6, description="How many of the best sizes are measured.")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from lanternbench.component import Choices, Component
-from lanternbench.errors import UserError, unknown
+from lanternbench.errors import UserError, first_mistake, unknown
 from lanternbench.methods.presets import Preset
 from lanternbench.registry import component, components
 from lanternbench.utils.json_values import config_hash
@@ -281,6 +281,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
             )
         except ValidationError as error:
             first = error.errors()[0]
+            _, reason = first_mistake(error)
             value = one_line(repr(first["input"]), 60)
             where = (
                 f"option '{flag(str(first['loc'][0]))}' = {value} is wrong"
@@ -288,7 +289,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
                 else "its options clash"
             )
             raise UserError(
-                f"method '{name}': {where}: {first['msg'].removeprefix('Value error, ')}"
+                f"method '{name}': {where}: {reason}"
             ) from None
     whole = Method(name, choices, **parts)
     for part in parts.values():

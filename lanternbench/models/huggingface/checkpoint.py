@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, first_mistake
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
@@ -255,10 +255,9 @@ def settings(folder: Path) -> Settings:
     try:
         return Settings.model_validate(read_yaml(path, "a file of settings"))
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        field, reason = first_mistake(error)
         raise UserError(
-            f"{path} is wrong ({reason}): write settings such as {{{_EXAMPLE}}}"
+            f"{path} is wrong ({field} {reason}): write settings such as {{{_EXAMPLE}}}"
         ) from None
 
 
