@@ -23,6 +23,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.profile.step_profile import read_bytes
+from lanternbench.settings import ModelSpec
 
 TOKENS = 96
 
@@ -37,7 +38,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
 
-    target = load_with_drafter(chosen.target, None, "cpu", True)
+    target = load_with_drafter(ModelSpec(target=chosen.target, random_weights=True))
     decoder, shape, caption = build(target, method("ar")), target.model.config.decoder, "7"
     prompt = target.prefix([caption], target.guidance).valid.shape[1]
     generate(decoder, [caption], max_steps=8)

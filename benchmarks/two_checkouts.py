@@ -42,17 +42,18 @@ def serve(target_name: str, steps: int) -> None:
     import torch
     import yaml
 
+    import lanternbench
+
     torch.set_num_threads(1)
     from lanternbench.engine.decode import generate
     from lanternbench.methods.build import build
     from lanternbench.methods.method import method
-    from lanternbench.models.catalogue import load_with_drafter
 
     def decode(decoder: Any, caption: str, seed: int, most: int) -> Any:
         return generate(decoder, [caption], seed=seed, max_steps=most)[0]
 
     random = target_name != "tiny"
-    target = load_with_drafter(target_name, None, "cpu", random)
+    target = lanternbench.load(target_name, "cpu", random_weights=random).target
     captions = CAPTIONS if not random else ["7", "207", "388"]
     decoders = {}
     for line in sys.stdin:
@@ -62,9 +63,7 @@ def serve(target_name: str, steps: int) -> None:
             preset, _, arguments = name.partition(":")
             parts = (part.partition("=") for part in arguments.split(",") if part)
             chosen = {key: yaml.safe_load(value) for key, _, value in parts}
-            decoders[name] = build(
-                target, method(preset, **chosen), 1.0, None, 1.0, None, simulated
-            )
+            decoders[name] = build(target, method(preset, **chosen), simulate_acceptance=simulated)
             decode(decoders[name], captions[0], 0, 8)
         if seed is None:
             few, many = (

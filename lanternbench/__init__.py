@@ -44,14 +44,18 @@ def load(
     """
     from lanternbench.api import Model
     from lanternbench.models.catalogue import load_with_drafter
+    from lanternbench.settings import ModelSpec, checked
     from lanternbench.utils.device import choose
 
-    chosen = choose(device, threads)
-    return Model(
-        load_with_drafter(
-            target, drafter, chosen, random_weights, dtype=dtype, compile_mode=compile_mode
-        )
-    )
+    settings = {
+        "target": target,
+        "drafter": drafter,
+        "dtype": dtype,
+        "compile": compile_mode,
+        "random_weights": random_weights,
+    }
+    spec = checked(ModelSpec, settings, "load")
+    return Model(load_with_drafter(spec, choose(device, threads)))
 
 
 def load_run(path: "str | Path") -> "RunFrames":

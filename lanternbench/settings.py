@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -31,7 +31,7 @@ Dtype = Literal["float32", "bfloat16"]
 CompileMode = Literal["eager", "graphs"]
 Caption = Literal["first", "longest", "random"]
 Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
-MethodSpec = dict[str, object]  # "method", and options; a list of values stands for a grid
+MethodSpec = dict[str, Any]  # "method", and options; a list of values stands for a grid
 Part = TypeVar("Part", bound="Settings")
 
 
@@ -99,13 +99,28 @@ class Sampling(Settings):
     """How tokens are drawn from logits.  Fields that are not set are the target's."""
 
     temperature: float = Field(
-        1.0, ge=0, le=MAX_TEMPERATURE, description="0 is greedy (default: the target's)."
+        default=1.0,
+        ge=0,
+        le=MAX_TEMPERATURE,
+        description="Of the softmax; 0 is greedy (default: the target's).",
     )
     top_k: Annotated[int, AS_GIVEN] = Field(
-        0, ge=0, le=2**31, description="0 for all tokens (default: the target's)."
+        default=0,
+        ge=0,
+        le=2**31,
+        description="Draw from this many of the likeliest tokens; 0 for all (default: the target's).",
     )
-    top_p: float = Field(1.0, gt=0, le=1, description="Default: the target's.")
-    guidance: Guidance = Field(1.0, description="CFG scale (default: the target's).")
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Draw from the likeliest tokens that have this probability together"
+        " (default: the target's).",
+    )
+    guidance: Guidance = Field(
+        default=1.0,
+        description="Scale of classifier-free guidance; 1 is none (default: the target's).",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -131,21 +146,24 @@ GREEDY = Sampling(temperature=0.0)
 class ModelSpec(Settings):
     """A target and the drafter that is given for it, and how they run."""
 
-    target: str = Field("tiny", description="A target of `lanternbench targets`, or a folder.")
+    target: str = Field(
+        default="tiny", description="A target of `lanternbench targets`, or a folder."
+    )
     drafter: Annotated[str | None, UNLESS_DEFAULT] = Field(
-        None, description="A smaller target that drafts, or a file or folder with a drafter."
+        default=None,
+        description="A smaller target that drafts, or a file or folder with a drafter.",
     )
     dtype: Annotated[Dtype | None, UNLESS_DEFAULT] = Field(
-        None, description="Of the weights (default: by target and device)."
+        default=None, description="Of the weights (default: by target and device)."
     )
     compile: Annotated[CompileMode | None, UNLESS_DEFAULT] = Field(
-        None, description="graphs: CUDA graphs (default on a GPU)."
+        default=None, description="graphs: CUDA graphs (default on a GPU)."
     )
     random_weights: Annotated[bool, UNLESS_DEFAULT] = Field(
-        False, description="Full size without files, to measure speed alone."
+        default=False, description="Full size without files, to measure speed alone."
     )
     simulate_acceptance: Annotated[float | list[float] | None, UNLESS_DEFAULT] = Field(
-        None,
+        default=None,
         description="Simulate the acceptance: a mean of tokens per step, or a rate for each"
         " position, such as 0.8,0.7,0.6.",
     )
@@ -179,17 +197,17 @@ class PromptSpec(Settings):
     """Which prompts, drawn with which seed."""
 
     prompts: str = Field(
-        "demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file."
+        default="demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file."
     )
     num_prompts: int | None = Field(
-        8,
+        default=8,
         ge=1,
         le=10**9,
         description="How many; 0 for all (default: enough to distinguish every method's speed"
         " from ar's).",
     )
-    caption: Caption = Field("first", description="Which caption of a COCO image.")
-    seed: int = Field(0, ge=0, le=MAX_SEED, description="Of all random draws.")
+    caption: Caption = Field(default="first", description="Which caption of a COCO image.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of all random draws.")
 
     @field_validator("num_prompts", mode="before")
     @classmethod
@@ -197,27 +215,34 @@ class PromptSpec(Settings):
         return None if value == 0 else value
 
 
-class Sweep(Sampling, PromptSpec, ModelSpec):
-    """One sweep: methods that share target, prompts and clock."""
+class RunSpec(Settings):
+    """What a run is called, repeats and scores."""
 
     name: Annotated[str, NEVER] = Field(
-        "run", description="Of the run folder (default: after its methods)."
+        default="run", description="Of the run folder (default: after its methods)."
     )
     suite: Annotated[str | None, UNLESS_DEFAULT] = None  # name and hash of its protocol
     until_told_apart: Annotated[bool, UNLESS_DEFAULT] = Field(
-        False,
+        default=False,
         description="Add prompts until every method's speed is statistically distinguishable"
         " from ar's.",
     )
     repeats: Annotated[int, UNLESS_DEFAULT] = Field(
-        1, ge=1, le=1000, description="Decode every prompt with this many seeds, from --seed on."
+        default=1,
+        ge=1,
+        le=1000,
+        description="Decode every prompt with this many seeds, from --seed on.",
     )
     batch: int = Field(
-        1, ge=1, le=1024, description="Prompts decoded together; latency is measured at 1 only."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Prompts decoded together; latency is measured at 1 only.",
     )
-    metrics: list[str] = Field(["clip", "fid"], description="Comma-separated.")
-    baseline: bool = Field(True, description="Measure ar alongside, interleaved.")
-    methods: list[MethodSpec] = Field(min_length=1)
+    metrics: list[str] = Field(
+        default=["clip", "fid"], description="Comma-separated; see `lanternbench metrics`."
+    )
+    baseline: bool = Field(default=True, description="Measure ar alongside, interleaved.")
 
     @field_validator("name")
     @classmethod
@@ -228,6 +253,12 @@ class Sweep(Sampling, PromptSpec, ModelSpec):
                 f" at most {MAX_NAME}"
             )
         return value
+
+
+class Sweep(RunSpec, Sampling, PromptSpec, ModelSpec):
+    """One sweep: methods that share target, prompts and clock."""
+
+    methods: list[MethodSpec] = Field(min_length=1)
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -270,9 +301,12 @@ class Tune(Sampling, PromptSpec, ModelSpec):
     """Everything but the machine that the result of a search for tree sizes depends on."""
 
     method: str
-    options: dict[str, object] = Field(default_factory=dict)
-    num_prompts: int = Field(12, ge=1, le=10**9, description="Prompts that are measured.")
+    options: dict[str, Any] = Field(default_factory=dict)
+    num_prompts: int = Field(default=12, ge=1, le=10**9, description="Prompts that are measured.")
     recorded: int = Field(
-        4, ge=1, le=10**9, description="Prompts whose drafts are recorded for the acceptance."
+        default=4,
+        ge=1,
+        le=10**9,
+        description="Prompts whose drafts are recorded for the acceptance.",
     )
-    few: int = Field(3, ge=1, le=6, description="How many of the best sizes are measured.")
+    few: int = Field(default=3, ge=1, le=6, description="How many of the best sizes are measured.")

@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from lanternbench import prompts
 from lanternbench.experiment import RunFolder
+from lanternbench.experiment.config import expand
 from lanternbench.experiment.run_folder import read_run
 from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.summary import summarise
@@ -65,7 +66,7 @@ def suite_run(
         root, "suite-v1-tiny-0", config.record() | {"device": "cpu"}, environment=environment, prompts=chosen.record(),
         target={"name": "tiny", "grid": [2, 2], "evaluators": "tiny", "weights": weights},
         methods=[{"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": True}
-                 for m in config.methods()],
+                 for m in expand(config)],
     ) as folder:  # fmt: skip
         for i, prompt in enumerate(chosen):
             for name in ("eagle-1", "ar"):

@@ -50,9 +50,9 @@ def test_the_wheel_finds_its_sweeps_prompts_and_weights_outside_the_repository(
 ):
     environment = os.environ | {"PYTHONPATH": str(installed / "site")}
     code = (
-        "from pathlib import Path; import lanternbench; from lanternbench.experiment.config import read_sweeps\n"
+        "from pathlib import Path; import lanternbench; from lanternbench.experiment.config import expand, read_sweeps\n"
         "from lanternbench.suite import leaderboard, protocol\n"
-        "methods = read_sweeps(Path('configs/demo.yaml'))[0].methods()\n"
+        "methods = expand(read_sweeps(Path('configs/demo.yaml'))[0])\n"
         "print(lanternbench.__file__, len(methods), len(protocol.names()), len(leaderboard.html_page([])) > 1000)"
     )
     options = {

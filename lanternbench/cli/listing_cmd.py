@@ -13,6 +13,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
+from lanternbench.cli.options import From
 from lanternbench.cli.output import PAGE, print_json, print_notes, print_page, print_rows, table_of
 from lanternbench.errors import UserError
 from lanternbench.methods import defaults
@@ -22,6 +23,7 @@ from lanternbench.models.entries import Entry, catalogue, entry, family, lacking
 from lanternbench.models.grids import size, written
 from lanternbench.models.places import Files
 from lanternbench.registry import components
+from lanternbench.settings import PromptSpec
 
 if TYPE_CHECKING:
     from lanternbench.metrics.metric import Metric
@@ -339,7 +341,7 @@ def _methods(drafters: list[str]) -> list[str]:
 
 
 def prompts(
-    config: Annotated[Any, options.Takes("seed")],
+    seed: Annotated[int, From(PromptSpec)],
     spec: Annotated[
         str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")
     ] = "demo",
@@ -353,7 +355,7 @@ def prompts(
     """
     from lanternbench import prompts as sets
 
-    selected = sets.load(spec, num_prompts or None, config.seed, cast(Any, caption))
+    selected = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in selected]
     if as_json:
         print_json(selected.record() | {"prompts": rows})

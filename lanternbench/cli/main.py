@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from lanternbench import __version__
 from lanternbench.cli import interrupts
-from lanternbench.cli.options import TakesMethodOptions, check_names, complete, marked
+from lanternbench.cli.options import check_names, complete, takes_method_options
 from lanternbench.errors import UserError
 
 NAMES = (  # FILE.function
@@ -35,7 +35,7 @@ class Commands(TyperGroup):
         command = getattr(getattr(listed, "callback", None), "command", None)
         if command is None:
             return name, listed, arguments
-        if marked(command, TakesMethodOptions):
+        if takes_method_options(command):
             check_names(arguments, positional=name == "verify")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
         single.command(name)(complete(command))

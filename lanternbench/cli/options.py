@@ -1,14 +1,21 @@
-"""Command-line options: those of several commands; those derived from fields, of a configuration
-and of components.
-"""
+"""Options of commands: those of several commands, and those derived from settings and components."""
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from pkgutil import resolve_name
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import yaml
 from pydantic.fields import FieldInfo
@@ -16,19 +23,22 @@ from typer import Option
 
 from lanternbench.errors import UserError
 from lanternbench.methods import presets
-from lanternbench.methods.method import all_options, method, preset
+from lanternbench.methods.method import PARTS, method, preset
 from lanternbench.models.entries import check_target
 from lanternbench.registry import components
+from lanternbench.settings import MethodSpec, Settings, checked
 from lanternbench.utils.files import load_yaml
 
 Results = Annotated[Path, Option(help="Folder of the run folders.")]
 Fresh = Annotated[
     bool,
-    Option("--fresh/--resume", help="Start a new run beside an existing one, or continue it."),
+    Option("--fresh/--resume", help="Start a new run next to an existing one, or continue it."),
 ]
 AsRows = Annotated[bool, Option("--json", help="Print JSON.")]
 AsJson = Annotated[bool, Option("--json", help="Print the summary as JSON.")]
-DryRun = Annotated[bool, Option("--dry-run", help="Print the plan, and how long it takes here.")]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Print the plan and an estimate of the time it takes.")
+]
 Device = Annotated[str, Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Threads = Annotated[
     int | None,
@@ -36,193 +46,279 @@ Threads = Annotated[
 ]
 
 PANEL = "Options of methods"
-_PREFIX = "method_option_"
-_CHOICES = {
+PREFIX = "method_option_"
+COMPONENTS = {
     "proposal": "Where drafts come from",
     "tree": "Tree policy",
     "acceptance": "Acceptance rule",
     "residual": "What is sampled after a rejection",
     "order": "Order of the tokens",
 }
-# options, and what makes one argument of them
-Group = tuple[list[inspect.Parameter], Callable[[dict[str, Any]], Any]]
+
+Given = dict[str, Any]  # settings that were given, by name
+Parameters = list[inspect.Parameter]
 
 
-def listed(text: str | None) -> list[str]:
-    """The names in a comma-separated option."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+class Group(NamedTuple):
+    """The options that an argument of a command stands for, and how its value is made of them."""
+
+    parameters: Parameters
+    collect: Callable[[Given], object]
 
 
-class Takes(NamedTuple):
-    """Marks an argument that stands for options: the named fields of ``model``, or of the
-    NamedTuple that it is.
+@dataclass(frozen=True)
+class Place:
+    """Where a command runs, and where run folders lie."""
 
-    Its value is a dict of the model's fields that are set, with the defaults if ``defaults``; or a
-    checked ``Decoding`` where its type is Any.
+    device: Device = "auto"
+    threads: Threads = None
+    out: Results = Path("results")
+    fresh: Fresh = False
+
+
+class Mark(Protocol):
+    """Marks an argument of a command that stands for options."""
+
+    def group(self, name: str, kind: type) -> Group: ...
+
+
+class Takes:
+    """Marks an argument whose value has one option for each of its fields.
+
+    ``settings``: the class of a ``Given``.  ``defaults``: whether help shows the default values.
     """
 
-    names: str
-    model: str = "lanternbench.experiment.config:Sweep"
-    defaults: bool = True
+    def __init__(self, settings: type[Settings] | None = None, defaults: bool = True):
+        self.settings = settings
+        self.defaults = defaults
 
-    def group(self, kind: Any) -> Group:
-        from lanternbench.experiment.config import Decoding
-        from lanternbench.settings import checked
-
-        names = self.names.split()
-        if kind not in (dict, Any):
+    def group(self, name: str, kind: type) -> Group:
+        if is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
-            return [
-                _keyword(n, hints[n], kind._field_defaults[n]) for n in names
-            ], lambda values: kind(**values)
-        fields = {name: resolve_name(self.model).model_fields[name] for name in names}
+            parameters = [keyword(f.name, hints[f.name], f.default) for f in fields(kind)]
+            return Group(parameters, lambda values: kind(**values))
+        settings: type[Settings] = self.settings or kind
+        shown = {n: f for n, f in settings.model_fields.items() if f.description}
+        parameters = [setting(n, field, self.defaults) for n, field in shown.items()]
 
-        def collect(values: dict[str, Any]) -> dict[str, Any]:
-            chosen = {
-                n: v
-                for n, v in values.items()
-                if v is not None and (v or fields[n].default is not False)
-            }
-            return {
-                n: listed(v) if fields[n].annotation == list[str] else v for n, v in chosen.items()
-            }
+        def collect(values: Given) -> Given:
+            return {n: value for n, value in values.items() if is_given(shown[n], value)}
 
-        parameters = [_setting(name, field, self.defaults) for name, field in fields.items()]
-        return parameters, collect if kind is dict else lambda values: checked(
-            Decoding, collect(values)
-        )
+        if self.settings:
+            return Group(parameters, lambda values: readable(shown, collect(values)))
+        return Group(parameters, lambda values: checked(kind, collect(values)))
+
+
+class From:
+    """Marks an argument that is the option of one setting, which has the same name."""
+
+    def __init__(self, settings: type[Settings]):
+        self.settings = settings
+
+    def group(self, name: str, kind: type) -> Group:
+        field = self.settings.model_fields[name]
+
+        def collect(values: Given) -> object:
+            given = {n: value for n, value in values.items() if value is not None}
+            chosen = checked(self.settings, readable({name: field}, given))
+            return getattr(chosen, name) if given else None
+
+        return Group([setting(name, field, True)], collect)
 
 
 class TakesMethodOptions:
-    """Marks an argument that stands for ``--set`` and an option for every field of every
-    component.
-    """
+    """Marks an argument that stands for ``--set`` and the options of every component."""
 
-    def group(self, _kind: Any) -> Group:
-        fields = all_options()
+    def group(self, name: str, kind: type) -> Group:
         further = Option(
             "--set", help="Any other option of the method, NAME=VALUE.", rich_help_panel=PANEL
         )
-        parameters = [_keyword("option", Annotated[list[str] | None, further])]
-        for kind, what in _CHOICES.items():
-            names = ", ".join(name for name in components(kind) if not name.endswith("-reference"))
-            parameters.append(
-                _parameter(_PREFIX + kind, [f"--{kind}"], [], f"{what}: {names}.", panel=PANEL)
-            )
-        for name, same in fields.items():
-            text, flags = (
-                "; ".join(dict.fromkeys(f.description or name for f in same)),
-                [f"--{same[0].alias or name}"],
-            )
-            parameters.append(
-                _parameter(
-                    _PREFIX + name, flags, same, f"{text[0].upper()}{text[1:]}.", panel=PANEL
-                )
-            )
-
-        def collect(values: dict[str, Any]) -> dict[str, Any]:
-            options = pairs(values.pop("option") or [])
-            for name, value in (
-                (n.removeprefix(_PREFIX), v) for n, v in values.items() if v is not None
-            ):
-                is_text = name in fields and _plain(fields[name]) == (str, [])
-                options[name] = _parsed(f"--{name.replace('_', '-')}", value) if is_text else value
-            return options
-
-        return parameters, collect
+        parameters = [keyword("option", Annotated[list[str] | None, further])]
+        for part, what in COMPONENTS.items():
+            names = [name for name in components(part) if not name.endswith("-reference")]
+            text = f"{what}: {', '.join(names)}."
+            parameters.append(parameter(PREFIX + part, [f"--{part}"], [], text, panel=PANEL))
+        owners = owners_of_options()
+        for name, owned in owners.items():
+            same = list(owned.values())
+            flags = [f"--{same[0].alias or name}"]
+            text = help_text(name, owned)
+            parameters.append(parameter(PREFIX + name, flags, same, text, panel=PANEL))
+        texts = {name for name, owned in owners.items() if plain(list(owned.values())).is_text}
+        return Group(parameters, lambda values: method_options(values, texts))
 
 
-MethodOptions = Annotated[dict[str, Any], TakesMethodOptions()]
+MethodOptions = Annotated[Given, TakesMethodOptions()]
+MARKS = (Takes, From, TakesMethodOptions)
 
 
-def marked(
-    command: Callable[..., None], mark: Any = (Takes, TakesMethodOptions)
-) -> dict[str, Any]:
-    """The types of the arguments of a command that have such a mark, by name."""
-    hints = get_type_hints(command, include_extras=True).items()
-    return {
-        n: hint for n, hint in hints if isinstance(getattr(hint, "__metadata__", (None,))[0], mark)
-    }
+def listed(text: str | None) -> list[str]:
+    """Return the names in a comma-separated option."""
+    parts = (name.strip() for name in (text or "").split(","))
+    return [name for name in parts if name]
+
+
+def marks_of(command: Callable[..., None]) -> dict[str, tuple[type, Mark]]:
+    """Return the type and the mark of each argument of a command that has one of ``MARKS``."""
+    found: dict[str, tuple[type, Mark]] = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        metadata = getattr(hint, "__metadata__", (None,))
+        if isinstance(metadata[0], MARKS):
+            found[name] = (get_origin(hint.__origin__) or hint.__origin__, metadata[0])
+    return found
+
+
+def takes_method_options(command: Callable[..., None]) -> bool:
+    return any(isinstance(mark, TakesMethodOptions) for _, mark in marks_of(command).values())
 
 
 def complete(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with the options of its marked arguments; called late, as it imports what has
-    their fields.
+    """Return ``command`` with the options of its marked arguments.
+
+    It is called late, because it imports the components that have these options.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Group] = {}
-    for name, hint in marked(command).items():
-        groups[name] = hint.__metadata__[0].group(get_origin(hint.__origin__) or hint.__origin__)
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        parameters += (
-            groups[name][0] if name in groups else [parameter.replace(kind=parameter.KEYWORD_ONLY)]
-        )
+    groups = {name: mark.group(name, kind) for name, (kind, mark) in marks_of(command).items()}
+    parameters: Parameters = []
+    for name, one in signature.parameters.items():
+        if name in groups:
+            parameters += groups[name].parameters
+        else:
+            parameters.append(one.replace(kind=one.KEYWORD_ONLY))
 
-    def run(**values: Any) -> None:
-        for name, (options, collect) in groups.items():
-            values[name] = collect({option.name: values.pop(option.name) for option in options})
+    def run(**values: object) -> None:
+        for name, group in groups.items():
+            own = {option.name: values.pop(option.name) for option in group.parameters}
+            values[name] = group.collect(own)
         command(**values)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
     run.__doc__ = command.__doc__
     return run
 
 
-def _setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
-    """The option of a model's field; one whose description says what the default is shows none
-    beside it.
-    """
-    text, default = field.description or "", field.default
-    flags = [f"--{name}/--no-{name}" if default is True else f"--{name}"] + ["-n"] * (
-        name == "num_prompts"
-    )
-    usual = ",".join(default) if isinstance(default, list) else default
-    has_default = field.annotation is bool or (defaults and "default" not in text.lower())
-    return _parameter(name, flags, [field], text, usual if has_default else None)
+def is_given(field: FieldInfo, value: object) -> bool:
+    """Return whether the user gave an option; a switch is given when it is not at its default."""
+    if field.annotation is bool and field.default is False:
+        return bool(value)
+    return value is not None
 
 
-def _parameter(
+def readable(known: Mapping[str, FieldInfo], values: Given) -> Given:
+    """Return the values, comma-separated texts as lists."""
+    lists = {name for name, field in known.items() if field.annotation == list[str]}
+    return {n: listed(str(value)) if n in lists else value for n, value in values.items()}
+
+
+def setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
+    """Return the option of a setting.  Help that names the default shows no value next to it."""
+    text = field.description or ""
+    flags = [f"--{name}"]
+    if field.default is True:
+        flags = [f"--{name}/--no-{name}"]
+    if name == "num_prompts":
+        flags.append("-n")
+    default = ",".join(field.default) if isinstance(field.default, list) else field.default
+    shows_default = defaults and "default" not in text.lower()
+    if field.annotation is not bool and not shows_default:
+        default = None
+    return parameter(name, flags, [field], text, default)
+
+
+def parameter(
     name: str,
     flags: list[str],
-    fields: list[FieldInfo],
+    same: list[FieldInfo],
     text: str,
-    default: Any = None,
+    default: object = None,
     panel: str | None = None,
 ) -> inspect.Parameter:
-    """The option of fields of one name over all components, or of text where there are none."""
-    kind, choices = _plain(fields) if fields else (str, [])
-    kind = bool if isinstance(default, bool) else kind
+    """Return the option for fields of one name, or for a text if there are none."""
+    found = plain(same)
+    kind = bool if isinstance(default, bool) else found.kind
     names = [flag.replace("_", "-") for flag in flags]
-    option = Option(*names, help=text, metavar="|".join(choices) or None, rich_help_panel=panel)
-    return _keyword(name, Annotated[kind | None, option], default)
+    metavar = "|".join(found.choices) or None
+    option = Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
+    return keyword(name, Annotated[kind | None, option], default)
 
 
-def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+def keyword(name: str, annotation: object, default: object = None) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
-def _plain(fields: list[FieldInfo]) -> tuple[type, list[str]]:
-    """What the command line reads, a number or text; and the values of an option that takes one of
-    a few.
-    """
-    each: list[list[Any]] = []  # the types of each field's values but None
-    for field in fields:
-        union = get_origin(field.annotation) in (Union, UnionType)
-        parts = get_args(field.annotation) if union else (field.annotation,)
-        each.append([part for part in parts if part is not NoneType])
-    first = each[0]
+class Plain(NamedTuple):
+    """The type that the command line reads, and the texts that an option may have, if few."""
+
+    kind: type
+    choices: list[str]
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind is str and not self.choices
+
+
+def plain(same: list[FieldInfo]) -> Plain:
+    """Return how the command line reads fields of one name."""
+    choices: dict[str, None] = {}
+    for field in same:
+        types = types_of(field)
+        if len(types) == 1 and get_origin(types[0]) is Literal:
+            choices |= dict.fromkeys(str(value) for value in get_args(types[0]))
+    first = types_of(same[0]) if same else []
     number = next((kind for kind in (int, float) if kind in first), str)
-    few = [parts[0] for parts in each if len(parts) == 1 and get_origin(parts[0]) is Literal]
-    choices = dict.fromkeys(str(value) for literal in few for value in get_args(literal))
-    return str if list[float] in first else number, list(choices)
+    return Plain(str if list[float] in first else number, list(choices))
 
 
-def _parsed(what: str, text: str) -> Any:
-    """A value as YAML reads it: a number, a word or a [list].  Raises UserError."""
+def types_of(field: FieldInfo) -> list[object]:
+    """Return the types of a field's values, without None."""
+    is_one = get_origin(field.annotation) in (None, Literal, list, tuple, dict)
+    parts = (field.annotation,) if is_one else get_args(field.annotation)
+    return [part for part in parts if part is not NoneType]
+
+
+def owners_of_options() -> dict[str, dict[str, FieldInfo]]:
+    """Return every option of every component: its name, and its field in each component."""
+    owners: dict[str, dict[str, FieldInfo]] = {}
+    for kind in PARTS:
+        for owner, component in components(kind).items():
+            for name, field in component.model_fields.items():
+                owners.setdefault(name, {})[owner] = field
+    return owners
+
+
+def help_text(name: str, owned: Mapping[str, FieldInfo]) -> str:
+    """Return one sentence; if components mean different things, it says which component."""
+    owners: dict[str, list[str]] = {}
+    for owner, field in owned.items():
+        owners.setdefault(field.description or name, []).append(owner)
+    texts = list(owners)
+    if len(texts) > 1:
+        texts = [f"with {enumerated(names)}, {text}" for text, names in owners.items()]
+    sentence = "; ".join(texts)
+    return f"{sentence[:1].upper()}{sentence[1:]}."
+
+
+def enumerated(names: list[str]) -> str:
+    """Return "a", "a or b", "a, b or c"."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def method_options(values: Given, texts: set[str]) -> Given:
+    """Return the options of a method, those in ``texts`` read as YAML."""
+    options = pairs(values.pop("option") or [])
+    for key, value in values.items():
+        name = key.removeprefix(PREFIX)
+        if value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            options[name] = parsed(flag, str(value)) if name in texts else value
+    return options
+
+
+def parsed(what: str, text: str) -> object:
+    """Return a value as YAML reads it: a number, a word or a [list].  Raises UserError."""
     try:
         return load_yaml(text)
     except yaml.YAMLError:
@@ -231,9 +327,9 @@ def _parsed(what: str, text: str) -> Any:
         ) from None
 
 
-def pairs(options: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs, values read as YAML scalars or lists.  Raises UserError."""
-    values: dict[str, Any] = {}
+def pairs(options: list[str]) -> Given:
+    """Return NAME=VALUE pairs, values read as YAML scalars or lists.  Raises UserError."""
+    values: Given = {}
     for text in options:
         name, sign, value = text.partition("=")
         if not sign or not name:
@@ -244,52 +340,56 @@ def pairs(options: list[str]) -> dict[str, Any]:
             raise UserError(f"--set {text}: a method is chosen by --method {value}")
         if name in values:
             raise UserError(f"--set {name} is given twice: give it once")
-        values[name] = _parsed(f"--set {name} =", value)
+        values[name] = parsed(f"--set {name} =", value)
     return values
 
 
-def specs(names: list[str], options: dict[str, Any]) -> list[dict[str, Any]]:
-    """An entry per method, each with the options that it reads; those that no method takes are
-    left for the error.
+def specs(names: list[str], options: Given) -> list[MethodSpec]:
+    """Return an entry for each method, with the options that it reads.
+
+    Options that no method reads stay in all entries, so that the error names them.
     """
-    choices = {key: options[key] for key in _CHOICES if key in options}
-
-    def takes(spec: dict[str, Any], key: str) -> bool:
-        try:
-            method(spec["method"], **choices | {key: options[key]})
-        except UserError:
-            return False
-        return True
-
     entries = presets.expanded([{"method": name} for name in names])
-    for spec in entries:
-        method(spec["method"])  # an unknown name is reported as such
+    for entry in entries:
+        method(entry["method"])  # an unknown name is reported as such
     if len(entries) == 1:
         return [entries[0] | options]
-    takers = {
-        key: [spec for spec in entries if takes(spec, key)]
-        for key in options
-        if key not in choices
-    }
-    return [
-        spec | {key: v for key, v in options.items() if spec in (takers.get(key) or entries)}
-        for spec in entries
-    ]
+    choices = {key: options[key] for key in COMPONENTS if key in options}
+    for key, value in options.items():
+        takers = [
+            entry for entry in entries if key in choices or takes(entry, choices, key, value)
+        ]
+        for entry in takers or entries:
+            entry[key] = value
+    return entries
+
+
+def takes(entry: MethodSpec, choices: Given, key: str, value: object) -> bool:
+    """Return whether the method of an entry reads an option, once it has these components."""
+    try:
+        method(str(entry["method"]), **choices | {key: value})
+    except UserError:
+        return False
+    return True
 
 
 def check_names(args: Sequence[str], positional: bool = False) -> None:
-    """Raises UserError for unknown targets and methods, ``positional`` ones too, before torch is
-    imported.
+    """Raise UserError for unknown targets and methods before torch is imported.
+
+    ``positional``: the first arguments are methods too.
     """
-    named = [
-        ("-m", name)
-        for name in itertools.takewhile(lambda text: positional and not text.startswith("-"), args)
-    ]
-    named += [
-        pair for pair in itertools.pairwise(args) if pair[0] in ("-m", "--method", "--target")
-    ]
-    joined = (text.partition("=") for text in args if text.startswith(("--method=", "--target=")))
-    for flag, value in [*named, *((flag, value) for flag, _, value in joined)]:
+    named: list[tuple[str, str]] = []
+    if positional:
+        leading = itertools.takewhile(lambda text: not text.startswith("-"), args)
+        named += [("--method", name) for name in leading]
+    for flag, value in itertools.pairwise(args):
+        if flag in ("-m", "--method", "--target"):
+            named.append((flag, value))
+    for text in args:
+        flag, _, value = text.partition("=")
+        if value and flag in ("--method", "--target"):
+            named.append((flag, value))
+    for flag, value in named:
         if flag == "--target":
             check_target(value)
         elif not presets.is_file(value):

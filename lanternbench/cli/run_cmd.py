@@ -4,13 +4,15 @@ to be cited.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from lanternbench.cli import options, output
+from lanternbench.cli.options import From, Given, Takes
 from lanternbench.cli.output import (
     display,
     print_cells,
@@ -21,53 +23,56 @@ from lanternbench.cli.output import (
 )
 from lanternbench.errors import UserError
 from lanternbench.notes import by_importance, preliminary
+from lanternbench.settings import (
+    Caption,
+    CompileMode,
+    Dtype,
+    ModelSpec,
+    PromptSpec,
+    RunSpec,
+    Sampling,
+    Sweep,
+)
 from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
-    from lanternbench.experiment.config import Sweep
     from lanternbench.measure.summary import Summary
 
 NOTES = 3  # lines of them after a run
-MODEL = "target drafter dtype compile random_weights simulate_acceptance"
-RUN = f"{MODEL} prompts num_prompts caption seed repeats temperature top_k top_p guidance batch metrics baseline name"
 WORKERS = (
     "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
 )
 BUDGET = "Leave out the last methods that do not fit in it, and begin no further prompt after it."
 PRESETS = (
-    "A preset: see `lanternbench methods`; or a file that `tune` wrote; may be given repeatedly."
+    "A preset, see `lanternbench methods`, or a file that `tune` wrote; give several by repeating"
+    " the option."
 )
-IMPORT = "target caption top_k guidance dtype seed baseline metrics name"
-SWEEP = f"prompts num_prompts seed repeats temperature batch {MODEL} until_told_apart name"
+RAY = "local, or ray: prompts are shared out to the GPUs of a Ray cluster, or this machine's CPUs."
+ADDRESS = "Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."
+
+Methods = Annotated[list[str], Option("--method", "-m", help=PRESETS)]
 
 
-class Execution(NamedTuple):
-    """Where a sweep runs, for how long, and where its run folders lie."""
+@dataclass(frozen=True)
+class Execution(options.Place):
+    """Where a sweep runs, on how many workers."""
 
-    device: options.Device = "auto"
-    threads: options.Threads = None
-    executor: Annotated[
-        str,
-        Option(
-            help="local, or ray: prompts shared out to the GPUs of a Ray cluster, or to this machine's CPUs."
-        ),
-    ] = "local"
+    executor: Annotated[str, Option(help=RAY)] = "local"
     workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
-    ray_address: Annotated[
-        str | None,
-        Option(
-            help="Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."
-        ),
-    ] = None
+    ray_address: Annotated[str | None, Option(help=ADDRESS)] = None
+
+
+@dataclass(frozen=True)
+class TimedExecution(Execution):
+    """And for how long."""
+
     time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
-    out: options.Results = Path("results")
-    fresh: options.Fresh = False
 
 
 def run(
-    methods: Annotated[list[str], Option("--method", "-m", help=PRESETS)],
-    settings: Annotated[dict[str, Any], options.Takes(RUN)],
-    where: Annotated[Execution, options.Takes("device threads out fresh")],
+    methods: Methods,
+    given: Annotated[Given, Takes(Sweep)],
+    place: Annotated[options.Place, Takes()],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -77,23 +82,24 @@ def run(
     """
     from lanternbench.experiment.config import sweep
 
-    settings = {"name": _name(methods, settings["target"], settings["prompts"])} | settings
-    config = sweep(
-        settings | {"methods": options.specs(methods, method_options)}, "the command line"
-    )
-    finish(*execute(config, where), as_json)
+    given["methods"] = options.specs(methods, method_options)
+    given.setdefault("name", default_name(methods, given))
+    config = sweep(given, "the command line")
+    finish(*execute(config, TimedExecution(**vars(place))), as_json)
 
 
-def _name(methods: list[str], target: str, prompts: str) -> str:
-    """Of the run: its methods, and the target and prompts where they are not the default."""
+def default_name(methods: list[str], given: Given) -> str:
+    """Return a run's name: its methods, and target and prompts unless they are the default."""
     from lanternbench.experiment.config import name_part, prompts_name
 
-    parts = [
-        "run",
-        "+".join(Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods),
-    ]
-    parts += [] if target == "tiny" else [Path(target.partition("=")[0]).name]
-    parts += [] if prompts == "demo" else [prompts_name(prompts)]
+    stems = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
+    parts = ["run", "+".join(stems)]
+    target = str(given.get("target", "tiny"))
+    prompts = str(given.get("prompts", "demo"))
+    if target != "tiny":
+        parts.append(Path(target.partition("=")[0]).name)
+    if prompts != "demo":
+        parts.append(prompts_name(prompts))
     return name_part("-".join(parts))
 
 
@@ -101,40 +107,38 @@ def sweep(
     file: Annotated[
         Path, Argument(metavar="CONFIG.yaml", help="A sweep file such as configs/demo.yaml.")
     ],
-    # the defaults are the file's
-    settings: Annotated[dict[str, Any], options.Takes(SWEEP, defaults=False)],
-    where: Annotated[
-        Execution,
-        options.Takes("device threads executor workers ray_address time_budget out fresh"),
-    ],
+    given: Annotated[Given, Takes(Sweep, defaults=False)],  # the defaults are the file's
+    execution: Annotated[TimedExecution, Takes()],
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure every method of a sweep file, interleaved prompt by prompt; continues where it
-    stopped.
+    """Measure every method of a sweep file, interleaved prompt by prompt.  An interrupted sweep
+    continues where it stopped.
 
-    What is given here is in place of the file's.
+    Options replace the settings of the file.
 
-    --until-told-apart tests each method against ar after 11 to 16 prompts and three times after
-    twice as many, with p corrected for four looks; it ends within --time-budget.
+    --until-told-apart compares each method's speed with ar's after 11 to 16 prompts, and again
+    each time the number of prompts has doubled, up to three times; p-values are corrected for four
+    looks. It ends within --time-budget.
 
-    A list as target, seed, temperature, top_k, guidance or batch makes a run of every combination.
+    If settings such as target, seed, temperature, top_k, guidance or batch are lists in the file,
+    every combination is a run.
 
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment.config import read_sweeps
 
-    if "until_told_apart" in settings:
-        settings.setdefault("num_prompts", 0)  # the file's number is no bound
-    runs = read_sweeps(file, settings)
+    if "until_told_apart" in given:
+        given.setdefault("num_prompts", 0)  # the file's number is no bound
+    runs = read_sweeps(file, given)
     if dry_run:
-        show_plan(runs, where, as_json)
-        return
-    if as_json and len(runs) > 1:
-        print_json({"runs": [output.record(*execute(config, where)) for config in runs]})
-        return
-    for config in runs:
-        finish(*execute(config, where), as_json, title=config.name if len(runs) > 1 else None)
+        show_plan(runs, execution, as_json)
+    elif as_json and len(runs) > 1:
+        print_json({"runs": [output.record(*execute(config, execution)) for config in runs]})
+    else:
+        for config in runs:
+            title = config.name if len(runs) > 1 else None
+            finish(*execute(config, execution), as_json, title)
 
 
 def import_(
@@ -142,99 +146,115 @@ def import_(
         Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")
     ],
     label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
-    settings: Annotated[dict[str, Any], options.Takes(IMPORT)],
-    where: Annotated[Execution, options.Takes("device threads out fresh")],
+    target: Annotated[str, From(ModelSpec)],
+    dtype: Annotated[Dtype | None, From(ModelSpec)],
+    caption: Annotated[Caption, From(PromptSpec)],
+    seed: Annotated[int, From(PromptSpec)],
+    sampling: Annotated[Given, Takes(Sampling)],
+    metrics: Annotated[list[str], From(RunSpec)],
+    baseline: Annotated[bool, From(RunSpec)],
+    name: Annotated[str | None, From(RunSpec)],
+    place: Annotated[options.Place, Takes()],
     steps: Annotated[
-        int | None, Option(min=1, help="Target forwards an image, if unsaid.")
+        int | None, Option(min=1, help="Target forward passes per image, if the file has none.")
     ] = None,
-    seconds: Annotated[float | None, Option(min=0, help="Seconds an image, if unsaid.")] = None,
+    seconds: Annotated[
+        float | None, Option(min=0, help="Seconds per image, if the file has none.")
+    ] = None,
     prompts: Annotated[
-        str | None, Option(help="What it was made with (default: its captions).")
+        str | None, Option(help="The prompts it was made with (default: its captions).")
     ] = None,
-    temperature: Annotated[
-        float, Option(help="Of the sampling that it was made with, as top-k and top-p.")
-    ] = 1.0,
-    top_p: float = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Score tokens or images of other code beside ar; the tables mark them as imported.
+    """Score tokens or images that other code made, next to ar; the tables mark them as imported.
+
+    Give the sampling that they were made with.
 
     Example: lanternbench import tokens.npz --target tiny --label ZipAR --seconds 3.2
     """
     from lanternbench import prompts as sources
-    from lanternbench.experiment import scoring
-    from lanternbench.experiment.config import name_part, sweep
+    from lanternbench.experiment.config import name_part
+    from lanternbench.experiment.config import sweep as configure
+    from lanternbench.experiment.scoring import score_run
     from lanternbench.imported import run
     from lanternbench.metrics import Setup
 
-    entries = [
-        entry._replace(
-            seconds=seconds if entry.seconds is None else entry.seconds, steps=entry.steps or steps
-        )
-        for entry in run.read(source)
-    ]
-    selected = (
-        None
-        if prompts is None
-        else sources.load(prompts, None, settings["seed"], settings["caption"])
+    entries = [entry.with_defaults(steps, seconds) for entry in run.read(source)]
+    selected = sources.load(prompts, None, seed, caption) if prompts is not None else None
+    config = configure(
+        {
+            "name": name or f"import-{name_part(Path(target.partition('=')[0]).name)}",
+            "target": target,
+            "dtype": dtype,
+            "prompts": prompts or "captions",
+            "num_prompts": 1,
+            "caption": caption,
+            "seed": seed,
+            "metrics": [],
+            "baseline": baseline,
+            "methods": ["ar"],
+            **sampling,
+        },
+        "the command line",
     )
-    settings = {
-        "name": f"import-{name_part(Path(settings['target'].partition('=')[0]).name)}"
-    } | settings
-    settings |= {"prompts": prompts or "captions", "temperature": temperature, "top_p": top_p}
-    config = sweep(
-        settings | {"metrics": [], "methods": ["ar"], "num_prompts": 1}, "the command line"
-    )
-    device = choose(where.device, where.threads)
+    device = choose(place.device, place.threads)
     with display("import") as bars:
         folder = run.import_run(
-            entries, label, config, selected, where.out, device, where.fresh, bars.show
+            entries, label, config, selected, place.out, device, place.fresh, bars.show
         )
-        summary = scoring.score_run(
-            folder, settings["metrics"], Setup(device=device), progress=bars.show
-        )
+        summary = score_run(folder, metrics, Setup(device=device), progress=bars.show)
     finish(folder, summary, as_json)
 
 
 def suite(
-    settings: Annotated[dict[str, Any], options.Takes("drafter dtype compile")],
-    where: Annotated[
-        Execution, options.Takes("device threads executor workers ray_address out fresh")
-    ],
+    drafter: Annotated[str | None, From(ModelSpec)],
+    dtype: Annotated[Dtype | None, From(ModelSpec)],
+    compile: Annotated[CompileMode | None, From(ModelSpec)],
+    execution: Annotated[Execution, Takes()],
     name: Annotated[
         str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")
     ] = None,
     methods: Annotated[
-        list[str] | None, Option("--method", "-m", help="In place of the suite's; repeatable.")
+        list[str] | None,
+        Option("--method", "-m", help="Instead of the suite's; give several by repeating it."),
     ] = None,
     prompts: Annotated[
-        str | None, Option(help="Where the suite's prompts lie: coco2017:FILE.")
+        str | None, Option(help="Where the suite's prompts are: coco2017:FILE.")
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run the frozen protocol of a target; continues where it stopped.
+    """Run the frozen protocol of a target.  An interrupted run continues where it stopped.
 
     Example: lanternbench suite tiny
     """
     from lanternbench.suite import protocol
 
     if name is None:
-        protocols = map(protocol.protocol, protocol.names())
-        rows = [
-            {"suite": p.name, "settings": p.recipe, "hash": p.stamp.partition(" ")[2]}
-            for p in protocols
-        ]
-        print_rows(rows, as_json, "suite settings hash")
+        print_suites(as_json)
         return
-    target = name.partition("=")[0]
-    settings |= {"target": name} | ({"prompts": prompts} if prompts is not None else {})
-    settings |= {"methods": options.specs(methods, {})} if methods else {}
-    config = protocol.protocol(target).sweep(settings)
+    changes: Given = {"target": name, "drafter": drafter, "dtype": dtype, "compile": compile}
+    if prompts is not None:
+        changes["prompts"] = prompts
+    if methods:
+        changes["methods"] = options.specs(methods, {})
+    config = protocol.protocol(name.partition("=")[0]).sweep(changes)
     if dry_run:
-        show_plan([config], where, as_json)
+        show_plan([config], execution, as_json)
     else:
-        finish(*execute(config, where), as_json)
+        finish(*execute(config, TimedExecution(**vars(execution))), as_json)
+
+
+def print_suites(as_json: bool) -> None:
+    """Print the targets that have a protocol, and what it freezes."""
+    from lanternbench.suite import protocol
+
+    rows = []
+    for name in protocol.names():
+        frozen = protocol.protocol(name)
+        digest = frozen.stamp.partition(" ")[2]
+        rows.append({"suite": frozen.name, "settings": frozen.recipe, "hash": digest})
+    print_rows(rows, as_json, "suite settings hash")
 
 
 def submit(
@@ -265,10 +285,11 @@ def submit(
 def leaderboard(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder of submissions.")],
     check: Annotated[
-        bool, Option("--check", help="Write nothing: is LEADERBOARD.md what they give?")
+        bool,
+        Option("--check", help="Write nothing; fail if LEADERBOARD.md is not up to date."),
     ] = False,
 ) -> None:
-    """Check submissions and write LEADERBOARD.md; a page, leaderboard.html, too.
+    """Check submissions and write LEADERBOARD.md, and the same as a page, leaderboard.html.
 
     Example: lanternbench leaderboard results/leaderboard
     """
@@ -279,102 +300,114 @@ def leaderboard(
         raise UserError(f"there is no folder {folder}: give the one that holds the submissions.")
     entries, refused = board.read_folder(folder)
     boards = board.boards(entries)
+    pages = dict(zip(board.NAMES, (board.markdown_page(boards), board.html_page(boards))))
     if check:
-        path = folder / board.NAMES[0]
-        if not path.is_file() or path.read_text(encoding="utf-8") != board.markdown_page(boards):
-            raise UserError(
-                f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`."
-            )
-    for name, page in zip(
-        board.NAMES, () if check else (board.markdown_page(boards), board.html_page(boards))
-    ):
-        with replacing(folder / name, "choose a folder that can be written") as file:
-            file.write(page.encode("utf-8", "replace"))
-        print(folder / name)
+        check_page(folder, *next(iter(pages.items())))
+    else:
+        for name, page in pages.items():
+            with replacing(folder / name, "choose a folder that can be written") as file:
+                file.write(page.encode("utf-8", "replace"))
+            print(folder / name)
     if refused:
-        each = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
-        of = len(refused) + len(entries)
-        raise UserError(f"{len(refused)} of {of} submissions are refused ({each}): remove them.")
+        reasons = "; ".join(f"{name}: {', '.join(why)}" for name, why in refused.items())
+        count = f"{len(refused)} of {len(refused) + len(entries)} submissions"
+        raise UserError(f"{count} are refused ({reasons}): remove them.")
 
 
-def execute(config: Sweep, where: Execution) -> tuple[Path, Summary]:
-    """Run a sweep with progress on stderr; returns its folder and summary."""
-    from lanternbench.experiment import runner as sweeps
+def check_page(folder: Path, name: str, page: str) -> None:
+    """Raise UserError if a file is not the page that the submissions give."""
+    path = folder / name
+    if not path.is_file() or path.read_text(encoding="utf-8") != page:
+        raise UserError(
+            f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`."
+        )
+
+
+def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
+    """Run a sweep with progress on stderr; return its folder and summary."""
+    from lanternbench.experiment import runner
     from lanternbench.experiment.worker import executor
 
-    workers = executor(where.executor, where.workers, where.threads, where.ray_address)
-    local, minutes = where.executor == "local", where.time_budget
-    # of a cluster its workers know
-    device = choose(where.device, where.threads) if local else where.device
+    workers = executor(
+        execution.executor, execution.workers, execution.threads, execution.ray_address
+    )
+    device = execution.device
+    if execution.executor == "local":  # a cluster's workers choose for themselves
+        device = choose(device, execution.threads)
+    minutes = execution.time_budget
+    budget_s = inf if minutes is None else 60 * minutes
     with display(config.name) as bars:
-        watch = sweeps.Callbacks(bars.show, bars.step, inf if minutes is None else 60 * minutes)
-        finished = sweeps.run(
-            config, where.out, fresh=where.fresh, device=device, executor=workers, watch=watch
+        finished = runner.run(
+            config,
+            execution.out,
+            fresh=execution.fresh,
+            device=device,
+            executor=workers,
+            watch=runner.Callbacks(bars.show, bars.step, budget_s),
         )
     if bars.done < bars.of:
-        print_notes(
-            [
-                f"--time-budget {minutes:g}: {bars.done} of {bars.of} images are made; the same command goes on"
-            ]
-        )
+        made = f"{bars.done} of {bars.of} images are made"
+        print_notes([f"--time-budget {minutes:g}: {made}; the same command continues"])
     return finished
 
 
 def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None) -> None:
-    """A run's summary as JSON, or its table below what makes it unfit to be quoted, and on stderr
-    its main notes.
+    """Print a run's summary as JSON; or its table, after what makes it unfit to be quoted, and its
+    main notes on stderr.
     """
     if as_json:
         print_json(output.record(path, summary))
         return
     notes = by_importance(summary.all_notes())
-    for line in filter(None, (preliminary(notes), title)):
-        print(line)
+    for line in (preliminary(notes), title):
+        if line:
+            print(line)
     print_table(summary.rows)
     missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
     lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
-    more = f" (and {len(lines) - NOTES} more notes)" if len(lines) > NOTES else ""
+    more = f" (and {len(lines) - NOTES} more notes there)" if len(lines) > NOTES else ""
     print_notes([*lines[:NOTES], f"{path}  ·  next: {output.program()} report{more}"])
 
 
-def show_plan(runs: list[Sweep], where: Execution, as_json: bool) -> None:
-    """What a sweep would make, and how long that takes on this machine, from a few steps of each
-    method.
-    """
-    from lanternbench import prompts as sources
-    from lanternbench.experiment.worker import Worker
-
+def show_plan(runs: list[Sweep], place: options.Place, as_json: bool) -> None:
+    """Print what sweeps would make and how long that takes, from a few steps of each method."""
+    device = choose(place.device, place.threads)
     rows: list[dict[str, Any]] = []
-    device = choose(where.device, where.threads)
     for config in runs:
-        prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
-        count = len(prompts) * config.repeats
-        captions = [p.text for p in prompts.prompts[: config.batch]]
-        with display(config.name) as bars:
-            worker = Worker(config, device)
-            for done, label in enumerate(worker.decoders):
-                bars.show(done, len(worker.decoders), f"a few steps of {label}")
-                seconds = worker.seconds_per_image(label, captions)
-                row = {
-                    "run": config.name,
-                    "target": config.target,
-                    "method": label,
-                    "images": count,
-                }
-                rows.append(row | {"image_s": seconds, "minutes": seconds * count / 60})
-    images, minutes = sum(r["images"] for r in rows), sum(r["minutes"] for r in rows)
+        rows += plan_of(config, device)
+    images = sum(row["images"] for row in rows)
+    minutes = sum(row["minutes"] for row in rows)
     if as_json:
         print_json({"plan": rows, "images": images, "minutes": minutes})
         return
-    cells = (
-        (*map(str, list(r.values())[:4]), f"{r['image_s']:.2f}", f"{r['minutes']:.1f}")
-        for r in rows
-    )
-    print_cells(
-        ("run", "target", "method", "images", "s an image", "minutes"),
-        cells,
-        ("run", "target", "method"),
-    )
+    cells = []
+    for row in rows:
+        times = (f"{row['image_s']:.2f}", f"{row['minutes']:.1f}")
+        cells.append((row["run"], row["target"], row["method"], str(row["images"]), *times))
+    names = ("run", "target", "method")
+    print_cells((*names, "images", "s an image", "minutes"), cells, names)
     print(
-        f"{images} images, about {minutes:.1f} minutes on this machine's {device}, one after the other, scores apart"
+        f"{images} images: about {minutes:.1f} minutes one after another on this machine's"
+        f" {device}, without scoring"
     )
+
+
+def plan_of(config: Sweep, device: str) -> list[dict[str, Any]]:
+    """Return a row for each method of a sweep, with the seconds that an image takes."""
+    from lanternbench import prompts as sources
+    from lanternbench.experiment.worker import Worker
+
+    prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
+    captions = [prompt.text for prompt in prompts.prompts[: config.batch]]
+    images = len(prompts) * config.repeats
+    rows = []
+    with display(config.name) as bars:
+        worker = Worker(config, device)
+        for done, label in enumerate(worker.decoders):
+            bars.show(done, len(worker.decoders), f"a few steps of {label}")
+            seconds = worker.seconds_per_image(label, captions)
+            row = {"run": config.name, "target": config.target, "method": label}
+            rows.append(
+                row | {"images": images, "image_s": seconds, "minutes": seconds * images / 60}
+            )
+    return rows

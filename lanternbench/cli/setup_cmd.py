@@ -11,9 +11,11 @@ from typer import Argument, Option
 
 from lanternbench import __version__
 from lanternbench.cli import options
+from lanternbench.cli.options import From
 from lanternbench.cli.output import display, program
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry, catalogue, entry
+from lanternbench.settings import Dtype, ModelSpec, PromptSpec
 from lanternbench.utils.device import choose
 
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -95,7 +97,10 @@ def _target(row: Entry, dry_run: bool, verify: bool) -> None:
 
 
 def drafter(
-    c: Annotated[Any, options.Takes("target prompts seed dtype")],
+    target: Annotated[str, From(ModelSpec)],
+    prompts: Annotated[str, From(PromptSpec)],
+    seed: Annotated[int, From(PromptSpec)],
+    dtype: Annotated[Dtype | None, From(ModelSpec)],
     recipe: Annotated[
         Literal["eagle-1", "eagle-3", "dflash"],
         Option(help="The drafter's kind, and how it is trained."),
@@ -144,9 +149,9 @@ def drafter(
 
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    selected = sets.load(c.prompts, num_prompts or None, c.seed)
+    selected = sets.load(prompts, num_prompts or None, seed)
     network: Any = {"block": block, "layers": layers, "causal": causal}
-    plan = Plan(c.target, selected, steps, batch, lr, c.seed, start, c.dtype, recipe, **network)
+    plan = Plan(target, selected, steps, batch, lr, seed, start, dtype, recipe, **network)
     try:
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
@@ -157,9 +162,9 @@ def drafter(
     print(
         f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training"
     )
-    prompts = "" if c.prompts == "demo" else f" --prompts {shlex.quote(c.prompts)}"
-    drafter = f"--target {shlex.quote(c.target)} --drafter {shlex.quote(str(out))}"
-    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafter}{prompts}")
+    with_prompts = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
+    drafter = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
+    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafter}{with_prompts}")
 
 
 def tiny(

@@ -3,7 +3,7 @@ time depends on.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from lanternbench.cli import options
+from lanternbench.cli.options import From, Given, Takes
 from lanternbench.cli.output import (
     display,
     print_cells,
@@ -20,17 +21,16 @@ from lanternbench.cli.output import (
     stdout,
     table_of,
 )
-from lanternbench.cli.run_cmd import MODEL, Execution
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method
 from lanternbench.registry import components
+from lanternbench.settings import Dtype, ModelSpec, PromptSpec, Sampling, Tune, checked
 from lanternbench.utils.device import choose
 from lanternbench.utils.files import OUT, TRACE, check_writable, replacing
 
 if TYPE_CHECKING:
     from lanternbench.lossless import Row
 
-SETTINGS = f"{MODEL} prompts num_prompts recorded few seed temperature guidance"  # of `tune`
 DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
 MAX_SIZE = 10**6
 TITLES = ("method", "check", "", "measured", "limit", "detail")
@@ -38,7 +38,7 @@ MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
 
 
 def verify(
-    config: Annotated[Any, options.Takes("seed")],
+    seed: Annotated[int, From(PromptSpec)],
     method_options: options.MethodOptions,
     names: Annotated[
         list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")
@@ -62,7 +62,7 @@ def verify(
         ]
     with display("verifying") as bars:
         rows = verify_all(
-            chosen, load_target("tiny"), config.seed,
+            chosen, load_target("tiny"), seed,
             on_row=lambda row: bars.show(0, 0, f"verified {row.method}: {row.check}"),
             on_world=lambda what, done, of: bars.show(done, of, what),
         )  # fmt: skip
@@ -84,12 +84,8 @@ def checks_table(rows: "list[Row]") -> Table:
 
 
 def profile(
-    c: Annotated[
-        Any,
-        options.Takes(
-            "target drafter dtype compile random_weights simulate_acceptance temperature"
-        ),
-    ],
+    spec: Annotated[ModelSpec, Takes()],
+    sampling: Annotated[Sampling, Takes()],
     methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
     num_prompts: Annotated[
         int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")
@@ -118,10 +114,8 @@ def profile(
         for name in ("ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar"))
     ]
     used = {m.choices.proposal for m in chosen}
-    model = load_with_drafter(
-        c.target, c.drafter, choose(device, threads), c.random_weights, c.dtype, used, c.compile
-    )
-    decoders = [build(model, m, c.sampling, c.simulate_acceptance) for m in chosen]
+    model = load_with_drafter(spec, choose(device, threads), used)
+    decoders = [build(model, m, sampling, spec.simulate_acceptance) for m in chosen]
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("profiling"):
         limit = bandwidth(model.device)
@@ -174,10 +168,8 @@ def tune(
     method: Annotated[
         str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")
     ],
-    settings: Annotated[
-        dict[str, Any], options.Takes(SETTINGS, "lanternbench.tune.tree_search:Tune")
-    ],
-    where: Annotated[Execution, options.Takes("device threads out fresh")],
+    given: Annotated[Given, Takes(Tune)],
+    where: Annotated[options.Place, Takes()],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -186,12 +178,11 @@ def tune(
 
     Example: lanternbench tune --method eagle-1
     """
-    from lanternbench.settings import checked
     from lanternbench.tune import tuning as search
-    from lanternbench.tune.result import Tune, with_interval, write_plot
+    from lanternbench.tune.result import with_interval, write_plot
 
     config, device = (
-        checked(Tune, settings | {"method": method, "options": method_options}),
+        checked(Tune, given | {"method": method, "options": method_options}),
         where.device,
     )
     with display(f"tuning {method}") as bars:
@@ -341,7 +332,8 @@ def predict(
 
 
 def codebook(
-    config: Annotated[Any, options.Takes("seed dtype")],
+    seed: Annotated[int, From(PromptSpec)],
+    dtype: Annotated[Dtype | None, From(ModelSpec)],
     target: Annotated[
         str, Argument(help="A target of `lanternbench targets`, or a folder.")
     ] = "tiny",
@@ -376,10 +368,10 @@ def codebook(
         )
     if out is not None:
         check_writable(out, OUT)
-    model = load_target(target, choose(device, threads), dtype=config.dtype)
+    model = load_target(target, choose(device, threads), dtype=dtype)
     captions = prompts.captions_for(model.labels, num_prompts)
     with display("drawing and swapping"):
-        study = codebooks.study_codebook(model, captions, sizes, proximity, config.seed)
+        study = codebooks.study_codebook(model, captions, sizes, proximity, seed)
     if out is not None:
         from lanternbench.report.images import images_figure
 

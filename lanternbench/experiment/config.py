@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from lanternbench.component import Choices
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
 from lanternbench.methods import presets
 from lanternbench.methods.method import Method, method, preset, takes_lists
 from lanternbench.models.entries import catalogue, check_target
-from lanternbench.settings import MAX_NAME, MethodSpec, Settings, Sweep, checked
+from lanternbench.settings import MAX_NAME, MethodSpec, Sweep, checked
 from lanternbench.utils.files import read_yaml, shipped
 
 FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
@@ -61,7 +62,9 @@ def check_specs(specs: list[MethodSpec], where: str) -> None:
         preset(name)
         for option, value in spec.items():
             if not is_readable(option, value):
-                raise UserError(f"{where}: {option!r} of method '{name}' has a value that is no name")
+                raise UserError(
+                    f"{where}: {option!r} of method '{name}' has a value that is no name"
+                )
         lists = [value for value in spec.values() if isinstance(value, list)]
         if [] in lists:
             empty = next(option for option, value in spec.items() if value == [])
@@ -76,7 +79,7 @@ def check_specs(specs: list[MethodSpec], where: str) -> None:
 def is_readable(option: str, value: object) -> bool:
     """Return whether an option and its texts are printable, and names are texts."""
     values = value if isinstance(value, list) else [value]
-    if option in presets.COMPONENTS and not all(isinstance(item, str) for item in values):
+    if option in Choices._fields and not all(isinstance(item, str) for item in values):
         return False
     texts = [item for item in (option, *values) if isinstance(item, str)]
     return all(text.isprintable() for text in texts)

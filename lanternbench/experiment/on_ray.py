@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import (
     Executor,
     Facts,
@@ -34,6 +33,7 @@ from lanternbench.experiment.worker import (
     peak_mb,
 )
 from lanternbench.measure.summary import Costs
+from lanternbench.settings import Sweep
 from lanternbench.utils.device import request_threads
 
 ATTEMPTS = 3  # workers that may be lost over one thing

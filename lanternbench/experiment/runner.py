@@ -18,7 +18,7 @@ import torch
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.config import expand
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
 from lanternbench.experiment.worker import Executor, Facts, Job, OnStep, Unit
@@ -31,6 +31,7 @@ from lanternbench.metrics import ImageMetric, SetMetric, Setup, scorers_for, wei
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet
+from lanternbench.settings import Sweep
 from lanternbench.utils.json_values import config_hash
 
 # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two
@@ -67,10 +68,11 @@ def run(
     with closing(executor or Executor()) as workers:
         prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
         facts = workers.start(config, device, -(-len(prompts) // config.batch) * config.repeats)
-        noise = config.random_weights or config.simulate_acceptance is not None
         setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
-        scorers = [] if noise else scorers_for(config.metrics, facts.target["evaluators"], setup)
-        with open_run(out, config, facts, prompts, config.methods(), fresh) as folder:
+        scorers = []
+        if not config.draws_noise:
+            scorers = scorers_for(config.metrics, facts.target["evaluators"], setup)
+        with open_run(out, config, facts, prompts, expand(config), fresh) as folder:
             folder.score_with(weights_of(scorers))
             costs = _measure(folder, config, workers, prompts, watch)
             remarks = workers.notes() + (
@@ -137,11 +139,11 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
     expects of it.
     """
     row = catalogue().get(config.target.partition("=")[0])
-    if row is None or config.random_weights or config.simulate_acceptance is not None:
+    if row is None or config.draws_noise:
         return []
     top, bottom = folder.figures.column("first_token_acceptance")
     notes = []
-    for m in (m for m in config.methods() if not m.drafter):
+    for m in (m for m in expand(config) if not m.drafter):
         rows = folder.figures.of(m.label)
         accepted, steps = round(top[rows].sum()), round(bottom[rows].sum())
         note = shortfall(
@@ -158,7 +160,7 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
     Raises UserError where it would be drawn by other methods, or with other seeds, than what is
     stored.
     """
-    done, keys = folder.done, {m.label: m.key for m in config.methods()}
+    done, keys = folder.done, {m.label: m.key for m in expand(config)}
     recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
     if other := [label for label, key in keys.items() if recorded.get(label) != key]:
         text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
@@ -204,7 +206,7 @@ def _measure(
     folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks
 ) -> Costs:
     """Make and store the samples that are missing; returns the cost of the scores."""
-    names = [m.label for m in config.methods()]
+    names = [m.label for m in expand(config)]
     units, images = missing_units(folder, config, prompts), len(prompts) * config.repeats
 
     def say(what: str) -> None:

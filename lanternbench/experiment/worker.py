@@ -15,7 +15,7 @@ import torch
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.config import expand
 from lanternbench.experiment.environment import environment
 from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
 from lanternbench.measure.samples import Sample, sample_key
@@ -28,7 +28,7 @@ from lanternbench.models.catalogue import load_with_drafter, with_drafter
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
-from lanternbench.settings import Sampling
+from lanternbench.settings import ModelSpec, Sampling, Sweep
 from lanternbench.utils.device import cpu_threads, load_average, process_count, side_by_side
 
 WARMUP_STEPS = 12
@@ -74,22 +74,23 @@ class Worker:
     """
 
     def __init__(self, config: Sweep, device: str):
-        self.config, self.device = config, device
+        self.config = config
+        self.device = device
         self.costs: Costs = {}  # what the scores took
-        methods, c = config.methods(), config
-        proposals = {m.choices.proposal for m in methods}
+        methods = expand(config)
         drafters = {m.drafter: m for m in methods if m.drafter}
-        unused = None if drafters else c.drafter  # by any method, as loading it says
-        self.target = load_with_drafter(
-            c.target, unused, device, c.random_weights, c.dtype, proposals, c.compile
-        )
-        self.targets = {None: self.target} | {
-            spec: self._drafted(m) for spec, m in drafters.items()
-        }
-        self.decoders = {
-            m.label: build(self.targets[m.drafter], m, c.sampling, c.simulate_acceptance)
-            for m in methods
-        }
+        spec = config.part(ModelSpec)
+        if drafters:  # methods load it; if none does, loading it here says so
+            spec = spec.model_copy(update={"drafter": None})
+        self.target = load_with_drafter(spec, device, {m.choices.proposal for m in methods})
+        self.targets: dict[str | None, Target] = {None: self.target}
+        for drafter, one in drafters.items():
+            self.targets[drafter] = self._drafted(one)
+        self.decoders: dict[str, SpeculativeDecoder] = {}
+        for one in methods:
+            self.decoders[one.label] = build(
+                self.targets[one.drafter], one, config.part(Sampling), config.simulate_acceptance
+            )
 
     def _drafted(self, method: Method) -> Target:
         """The target with the method's drafter.  Raises UserError for a drafter of another kind."""
@@ -106,7 +107,7 @@ class Worker:
     @cached_property
     def scorers(self) -> list[ImageMetric]:
         """The metrics of single images; none where images are noise."""
-        if self.config.random_weights or self.config.simulate_acceptance is not None:
+        if self.config.draws_noise:
             return []
         scorers = scorers_for(
             self.config.metrics, self.target.evaluators, Setup(device=self.device)
@@ -138,7 +139,7 @@ class Worker:
         target |= {"labels": True} if t.labels else {}
         return Facts(
             self.device,
-            t.sampling.updated(self.config.sampling),
+            t.sampling.updated(self.config.part(Sampling)),
             lossless,
             target,
             environment() | mode(t),

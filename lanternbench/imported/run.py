@@ -17,7 +17,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from lanternbench.engine.opening import pieces
 from lanternbench.engine.verify import at
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
-from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.config import expand
 from lanternbench.experiment.run_folder import reason
 from lanternbench.experiment.runner import open_run
 from lanternbench.experiment.scoring import Progress, silent
@@ -47,6 +47,7 @@ from lanternbench.models.target import Target
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.prompts.formats import clean
+from lanternbench.settings import Sweep
 from lanternbench.utils.files import open_file
 from lanternbench.utils.json_values import config_hash
 
@@ -68,6 +69,12 @@ class Entry(NamedTuple):
     id: str | None = None
     number: int | None = None  # of its prompt from 0, without a caption
     per_step: float | None = None  # tokens a step, in place of ``steps``
+
+    def with_defaults(self, steps: int | None, seconds: float | None) -> Self:
+        """Return the entry with what its file does not say."""
+        if self.seconds is not None:
+            seconds = self.seconds
+        return self._replace(steps=self.steps or steps, seconds=seconds)
 
 
 class _Part(BaseModel):
@@ -365,12 +372,12 @@ def import_run(
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
     with open_run(
-        out, config, worker.facts(), chosen, config.methods()[: int(config.baseline)], fresh
+        out, config, worker.facts(), chosen, expand(config)[: int(config.baseline)], fresh
     ) as folder:
         method = _declare(
             folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]})
         )
-        base, done, outside = config.methods()[0].key, folder.done, 0
+        base, done, outside = expand(config)[0].key, folder.done, 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
         missing = [item for item in items if item.key(method["key"]) not in done]
         worker.prepare([item.prompt.text for item in alone + missing])

@@ -126,13 +126,14 @@ class Tables:
 
         target, target_uncond = map(after, self.target_logits)
         drafter, drafter_uncond = map(after, self.drafter_logits)
-        unconditional = (target_uncond, drafter_uncond) if self.halves == 2 else (None, None)
+        guided = self.halves == 2
         return World(
             self.vocab,
             self.length,
             target,
             drafter,
-            *unconditional,
+            target_uncond=target_uncond if guided else None,
+            drafter_uncond=drafter_uncond if guided else None,
             sampling=self.sampling,
             grid_width=self.grid[1],
             codebook=self.codebook.double().tolist(),

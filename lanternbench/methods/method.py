@@ -288,9 +288,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
                 if first["loc"]
                 else "its options clash"
             )
-            raise UserError(
-                f"method '{name}': {where}: {reason}"
-            ) from None
+            raise UserError(f"method '{name}': {where}: {reason}") from None
     whole = Method(name, choices, **parts)
     for part in parts.values():
         if reason := part.refuses(choices):

@@ -25,6 +25,7 @@ from lanternbench.models.packing import packed
 from lanternbench.models.places import WEIGHTS, contents, expected_tree
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
+from lanternbench.settings import ModelSpec
 from lanternbench.utils.device import fit_threads
 from lanternbench.utils.graph_capture import of_mode
 
@@ -185,27 +186,22 @@ def with_net(target: Target, net: Drafter) -> Target:
 
 
 def load_with_drafter(
-    name: str,
-    drafter: str | None,
-    device: str = "cpu",
-    random_weights: bool = False,
-    dtype: str | None = None,
-    used: Collection[str] | None = None,
-    compile_mode: str | None = None,
+    spec: ModelSpec, device: str = "cpu", used: Collection[str] | None = None
 ) -> Target:
     """``load_target``, and ``with_drafter`` where one is named.
 
     ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is
-    of none of them. ``compile_mode``: see ``graph_capture.of_mode``.
+    of none of them.
     """
-    graphs = of_mode(compile_mode, device)
-    target = replace(load_target(name, device, random_weights, dtype), graphs=graphs)
-    if not drafter:
+    graphs = of_mode(spec.compile, device)
+    target = load_target(spec.target, device, spec.random_weights, spec.dtype)
+    target = replace(target, graphs=graphs)
+    if not spec.drafter:
         return target
-    target, kind = with_drafter(target, drafter, device, random_weights)
+    target, kind = with_drafter(target, spec.drafter, device, spec.random_weights)
     if used is not None and kind not in used:
         raise UserError(
-            f"'{drafter}' is a drafter of kind '{kind}', which no method of this run uses: choose one that does, see "
-            f"`lanternbench methods`, or give --proposal {kind}"
+            f"'{spec.drafter}' is a drafter of kind '{kind}', which no method of this run uses:"
+            f" choose one that does, see `lanternbench methods`, or give --proposal {kind}"
         )
     return target

@@ -27,6 +27,7 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.models.network import Network
 from lanternbench.predict.replay import BASE, Case, Cases, Steps, shape_of, sketch
+from lanternbench.settings import ModelSpec, Sampling
 from lanternbench.utils.device import choose, cores, load_average
 
 REPEATS, STEPS = 15, 16  # products of matrices, and steps at each length, that are timed
@@ -140,15 +141,13 @@ def probe(
     cannot be loaded.
     """
     c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
-    target = load_with_drafter(
-        c.target, c.drafter, choose("auto", threads), c.random_weights, c.dtype, None, c.compile
-    )
+    target = load_with_drafter(c.part(ModelSpec), choose("auto", threads))
     methods, costs = {BASE: method(BASE), **cases.methods}, {}
     proposals = {case.label: case.measured for case in cases.traces}
     for done, (label, case_method) in enumerate(methods.items()):
         show(done, len(methods), f"a few steps of {label}")
         costs[label] = method_cost(
-            build(target, case_method, c.sampling, c.simulate_acceptance),
+            build(target, case_method, c.part(Sampling), c.simulate_acceptance),
             proposals.get(label),
             caption,
         )

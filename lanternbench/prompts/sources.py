@@ -11,16 +11,16 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from lanternbench.errors import UserError
 from lanternbench.prompts import formats
 from lanternbench.prompts.formats import Rows, clean, json_lines, read_text
 from lanternbench.registry import components, plugin_errors, register
+from lanternbench.settings import Caption
 from lanternbench.utils.files import cache_dir, shipped
 from lanternbench.utils.text import one_line
 
-Caption = Literal["first", "longest", "random"]
 _GITHUB = "https://raw.githubusercontent.com"
 _COCO = "http://images.cocodataset.org/annotations"
 _GENEVAL = f"{_GITHUB}/djghosh13/geneval/af4902f24d3ca90ebbb446dd9891a59e0f82725f"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lanternbench import __version__, prompts
 from lanternbench.errors import UserError, unknown
-from lanternbench.experiment.config import Sweep, sweep
+from lanternbench.experiment.config import sweep
 from lanternbench.experiment.environment import commit
 from lanternbench.experiment.run_folder import RunFile, iter_samples, read_run, reason
 from lanternbench.measure.figures import BASELINE, Figures
@@ -26,6 +26,7 @@ from lanternbench.measure.summary import LARGEST, NOTHING, Row, Summary, read_su
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt
 from lanternbench.prompts.sources import prompts_hash
+from lanternbench.settings import Sweep
 from lanternbench.utils.files import read_yaml, replacing
 from lanternbench.utils.json_values import SCHEMA_VERSION, config_hash, plain, read_object
 

@@ -16,7 +16,8 @@ from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.presets import EVIDENCE
 from lanternbench.report.scene import save
-from lanternbench.tune.tree_search import Candidate, Options, Tune
+from lanternbench.settings import Tune
+from lanternbench.tune.tree_search import Candidate, Options
 from lanternbench.utils.json_values import plain
 
 # maximum fidelity loss of a lossy method's new sizes, relative to that of the default sizes

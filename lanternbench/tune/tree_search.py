@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.engine.decode import SpeculativeDecoder, generate
@@ -24,11 +23,11 @@ from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.simulation import level_rates, reach
 from lanternbench.engine.tree import StaticTree, chain, from_paths
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Decoding
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
 from lanternbench.methods.trees.adaptive import adapt
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling, Tune
 from lanternbench.tune import accepted_lengths as drafts
 from lanternbench.tune.accepted_lengths import (
     Floats,
@@ -51,20 +50,6 @@ RANGES = ((0, 3), (0, 4), (0, 5), (0, 6), (1, 7), (0, 10))  # open intervals of 
 WIDTH_RANGES = ((0, 2), (0, 3), (0, 4), (0, 5), (1, 9), (3, 14), (3, 40))
 TOTALS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 59)
 BETAS = (1.0, 0.6)
-
-
-class Tune(Decoding):
-    """Everything but the machine that the result of a search depends on."""
-
-    method: str
-    options: Options = Field({})
-    num_prompts: int = Field(12, ge=1, le=10**9, description="Prompts that are measured.")
-    recorded: int = Field(
-        4, ge=1, le=10**9, description="Prompts whose drafts are recorded for the acceptance."
-    )
-    few: int = Field(
-        3, ge=1, le=6, description="How many of the best expected sizes are measured."
-    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +145,7 @@ class TreeSearch:
     ) -> SpeculativeDecoder:
         """The decoder of ``method``, by default the one with these sizes."""
         c, chosen = self.config, method or self.method(options)
-        return build(self.target, chosen, c.sampling, self.rates)
+        return build(self.target, chosen, c.part(Sampling), self.rates)
 
     @cached_property
     def rates(self) -> list[float] | None:
@@ -170,7 +155,7 @@ class TreeSearch:
         wanted = self.config.simulate_acceptance
         if wanted is None or isinstance(wanted, list):
             return wanted
-        depth = build(self.target, self.method(), self.config.sampling).proposer.max_depth
+        depth = build(self.target, self.method(), self.config.part(Sampling)).proposer.max_depth
         return [float(level_rates(wanted, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float]:

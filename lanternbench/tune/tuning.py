@@ -32,10 +32,11 @@ from lanternbench.measure.statistics import bootstrap_ratio
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
+from lanternbench.settings import ModelSpec, Tune
 from lanternbench.tune import tree_search as searches
 from lanternbench.tune.accepted_lengths import Record
 from lanternbench.tune.result import DEFAULT, Result, Tuning, best
-from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch, Tune
+from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
 from lanternbench.utils.json_values import config_hash, differences, plain
@@ -204,11 +205,8 @@ def tune(
     default = method(config.method, **config.options)
     kind = search_kind(default)
     selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
-    c, used = config, {default.choices.proposal}
-    target = load_with_drafter(
-        c.target, c.drafter, device, c.random_weights, c.dtype, used, c.compile
-    )
-    search = kind(target, c)
+    target = load_with_drafter(config.part(ModelSpec), device, {default.choices.proposal})
+    search = kind(target, config)
     machine = environment() | mode(target)
     hardware = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
     hardware["gpus"] = [gpu["name"] for gpu in machine["gpus"]]

@@ -12,13 +12,14 @@ from lanternbench.engine.simulation import level_rates, reach, simulate
 from lanternbench.engine.tree import Draft, chain
 from lanternbench.engine.verify import VerifyResult
 from lanternbench.errors import UserError
-from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
+from lanternbench.experiment.config import sweep
 from lanternbench.measure.figures import conditional_rates, joint_rates
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.load import ReportRow
 from lanternbench.report.papers import differences, published_rows
+from lanternbench.settings import ModelSpec, checked
 
 
 @pytest.mark.parametrize(("tau", "depth"), [(1.0, 3), (2.7, 5), (4.0, 3), (3.5, 7)])
@@ -70,14 +71,14 @@ def test_the_product_of_conditional_rates_is_the_joint_rate():
 
 @pytest.mark.parametrize("given", ["0.8,0.7,0.6", [0.8, 0.7, 0.6]])
 def test_rates_are_given_as_text_or_as_a_list(given):
-    assert config.Decoding(simulate_acceptance=given).simulate_acceptance == [0.8, 0.7, 0.6]
-    assert config.Decoding(simulate_acceptance="2.7").simulate_acceptance == 2.7
+    assert ModelSpec(simulate_acceptance=given).simulate_acceptance == [0.8, 0.7, 0.6]
+    assert ModelSpec(simulate_acceptance="2.7").simulate_acceptance == 2.7
 
 
 @pytest.mark.parametrize("given", ["0.8,1.2", "0.5", "a,b", "0.8,nan", "65", [], [True], "0.8,"])
 def test_rates_that_are_none_are_refused(given):
     with pytest.raises(UserError, match="'simulate_acceptance' is wrong"):
-        config.checked(config.Decoding, {"simulate_acceptance": given})
+        checked(ModelSpec, {"simulate_acceptance": given})
 
 
 @pytest.mark.parametrize("name", ["eagle-1", "eagle-2", "adt-tree", "sjd", "cool-sd"])
@@ -95,15 +96,13 @@ def test_what_means_nothing_is_not_measured(small_images, tmp_path):
         "simulate_acceptance": 2.0,
         "metrics": ["clip", "fid"],
     }
-    _, summary = sweeps.run(config.sweep(given, "test"), tmp_path)
+    _, summary = sweeps.run(sweep(given, "test"), tmp_path)
     ar, eagle = summary.rows
     assert (ar.lossless, eagle.lossless, eagle.simulated) == (True, None, True)
     assert not any("clip" in key or "fid-" in key for key in eagle.figures)
     assert eagle.value("fidelity_loss") is None
     assert any("no metric is computed" in note.text for note in summary.notes)
-    by_position = config.sweep(
-        given | {"simulate_acceptance": "0.9,0.5", "baseline": False}, "test"
-    )
+    by_position = sweep(given | {"simulate_acceptance": "0.9,0.5", "baseline": False}, "test")
     _, summary = sweeps.run(by_position, tmp_path)
     assert any(
         "simulated to rates of [0.9, 0.5] by position" in note.text for note in summary.notes

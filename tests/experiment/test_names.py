@@ -7,21 +7,23 @@ import shutil
 
 import pytest
 
-from lanternbench.cli.run_cmd import _name
+from lanternbench.cli.run_cmd import default_name
 from lanternbench.errors import UserError
 from lanternbench.experiment import iter_samples
-from lanternbench.experiment.config import Sweep, read_sweeps
+from lanternbench.experiment.config import expand, read_sweeps
 from lanternbench.experiment.runner import run
 from lanternbench.measure.samples import Sample, image_name, sample_key
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
+from lanternbench.settings import Sweep
 from lanternbench.utils.files import WEIGHTS
 
 
 def test_the_name_of_a_run_tells_coco_from_parti_and_one_target_from_another(tmp_path):
-    assert _name(["lantern++", "sjd"], "tiny", "demo") == "run-lantern+++sjd"
-    assert _name(["sjd"], "tiny", "coco2017") == "run-sjd-coco2017"
-    assert _name(["sjd"], "anole-7b=/a/b", "parti:/c/PartiPrompts.tsv") == "run-sjd-anole-7b-parti"
+    assert default_name(["lantern++", "sjd"], {}) == "run-lantern+++sjd"
+    assert default_name(["sjd"], {"prompts": "coco2017"}) == "run-sjd-coco2017"
+    given = {"target": "anole-7b=/a/b", "prompts": "parti:/c/PartiPrompts.tsv"}
+    assert default_name(["sjd"], given) == "run-sjd-anole-7b-parti"
     path = tmp_path / "plan.yaml"
     path.write_text("methods: [sjd]\nprompts: demo\n")
     names = [
@@ -56,11 +58,11 @@ def test_a_drafter_is_in_the_label_and_in_the_key():
 
 def test_a_sweep_s_drafter_is_that_of_the_methods_that_can_use_it():
     given = {"drafter": "some/file", "methods": ["eagle-1", "sjd", "sd"], "baseline": False}
-    assert [m.drafter for m in Sweep(**given).methods()] == ["some/file", None, None]
+    assert [m.drafter for m in expand(Sweep(**given))] == ["some/file", None, None]
     given["drafter"] = "llamagen-b-c2i"
-    assert [m.drafter for m in Sweep(**given).methods()] == [None, None, "llamagen-b-c2i"]
+    assert [m.drafter for m in expand(Sweep(**given))] == [None, None, "llamagen-b-c2i"]
     with pytest.raises(UserError, match="eagle and eagle-3 at once"):
-        Sweep(drafter="some/file", methods=["eagle-1", "eagle-3"]).methods()
+        expand(Sweep(drafter="some/file", methods=["eagle-1", "eagle-3"]))
 
 
 def test_two_drafters_meet_in_one_interleaved_sweep(small_images, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from lanternbench.errors import UserError
 from lanternbench.experiment import config as settings
 from lanternbench.experiment import read_samples, runner
-from lanternbench.experiment.config import MAX_SEED, Sweep
+from lanternbench.settings import MAX_SEED, Sweep
 
 
 def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(small_images, tmp_path):

@@ -26,7 +26,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, worker
 from lanternbench.experiment import runner as sweeps
-from lanternbench.experiment.config import read_sweeps
+from lanternbench.experiment.config import expand, read_sweeps
 from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -199,7 +199,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capf
 )
 def test_methods_that_say_nothing_sensible_are_refused(methods, says):
     with pytest.raises(UserError, match=says):
-        config.sweep({"methods": methods}, "test").methods()
+        expand(config.sweep({"methods": methods}, "test"))
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_a_grid_of_options_is_expanded_and_each_method_kept_once():
         {"methods": ["eagle-1", {"method": "lantern", "delta": [0.1, 0.2], "k": [5, 9]}, "ar"]},
         "t",
     )
-    labels = [m.label for m in made.methods()]
+    labels = [m.label for m in expand(made)]
     assert len(labels) == len(set(labels)) == 2 + 4
     assert labels[0] == "ar"
 
@@ -322,7 +322,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(shallow_8x
 def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (ROOT / "configs").glob("*.yaml"):
-        assert read_sweeps(path)[0].methods()
+        assert expand(read_sweeps(path)[0])
         assert read_sweeps(Path("configs") / path.name) == read_sweeps(path)
     # another file of that name is not taken
     with pytest.raises(UserError, match=r"no sweep file mine/demo\.yaml"):

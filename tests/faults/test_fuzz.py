@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import worker
-from lanternbench.experiment.config import Sweep, read_sweeps
+from lanternbench.experiment.config import expand, read_sweeps
+from lanternbench.settings import Sweep
 
 FUZZ = settings(
     max_examples=40, deadline=300_000, derandomize=True, database=None,
@@ -75,9 +76,7 @@ ENTRIES = st.one_of(
     ),
 )
 FIELDS = [
-    name
-    for name in Sweep.model_fields
-    if name not in ("method_specs", "prompts", "target", "drafter")
+    name for name in Sweep.model_fields if name not in ("methods", "prompts", "target", "drafter")
 ]
 CONFIGS = st.builds(
     lambda methods, fields: {"methods": methods, **fields},
@@ -97,7 +96,7 @@ def test_any_text_as_a_sweep_file_is_one_sentence_or_runs(text, tmp_path):
     path = tmp_path / "any.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
     try:
-        assert all(run.methods() for run in read_sweeps(path))
+        assert all(expand(run) for run in read_sweeps(path))
     except UserError as error:
         one_sentence(error)
 
@@ -112,7 +111,7 @@ def test_any_settings_are_one_sentence_or_decode(config, small_images, tmp_path)
     try:
         runs = read_sweeps(path)
         for run in runs[:2]:
-            methods = run.methods()
+            methods = expand(run)
             labels = [m.label for m in methods]
             assert len(set(labels)) == len(labels)
             json.dumps(run.record(), allow_nan=False)
@@ -126,4 +125,4 @@ def test_any_settings_are_one_sentence_or_decode(config, small_images, tmp_path)
 @pytest.mark.parametrize("seed", [0, 2**63 - 1])
 def test_extreme_seeds_decode(seed, small_images):
     run = Sweep(methods=["cool-sd"], seed=seed)
-    worker.Worker(run, "cpu").warm_up(run.methods()[-1].label, "a red circle")
+    worker.Worker(run, "cpu").warm_up(expand(run)[-1].label, "a red circle")

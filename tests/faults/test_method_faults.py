@@ -10,10 +10,10 @@ import pytest
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
+from lanternbench.settings import Sweep
 
 pytestmark = pytest.mark.usefixtures("in_time")
 

@@ -16,7 +16,6 @@ from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, read_run
-from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import Worker
 from lanternbench.measure.summary import Row
 from lanternbench.models import entries
@@ -24,6 +23,7 @@ from lanternbench.models.catalogue import load_target, with_drafter
 from lanternbench.models.entries import fingerprints
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.load import Run, differing, joined_rows
+from lanternbench.settings import Sweep
 from lanternbench.training import drafter
 from lanternbench.tune import tuning
 from lanternbench.tune.result import Tune

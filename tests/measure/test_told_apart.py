@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, read_run, read_samples, runner
-from lanternbench.experiment.config import read_sweeps
+from lanternbench.experiment.config import expand, read_sweeps
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import (
@@ -82,7 +82,7 @@ def test_the_prompts_needed_tell_a_difference_that_one_prompt_contradicts(method
 def test_every_shipped_sweep_and_run_has_the_prompts_that_its_first_family_needs():
     for file in sorted((ROOT / "configs").glob("*.yaml")):
         for sweep in read_sweeps(file):
-            needed = prompts_needed(len(sweep.methods()) - 1)
+            needed = prompts_needed(len(expand(sweep)) - 1)
             assert sweep.num_prompts is None or sweep.num_prompts >= needed, file.name
     assert config.sweep({"methods": ["eagle-1"]}).num_prompts == prompts_needed(1)
 

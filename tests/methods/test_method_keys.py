@@ -11,16 +11,17 @@ from lanternbench import registry
 from lanternbench.component import option
 from lanternbench.errors import UserError
 from lanternbench.experiment import iter_samples, worker
-from lanternbench.experiment.config import Sweep
+from lanternbench.experiment.config import expand
 from lanternbench.experiment.runner import run
 from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.method import method
+from lanternbench.settings import Sweep
 
 
 def test_options_that_differ_in_the_eighth_digit_are_two_methods_with_two_labels():
-    made = Sweep(
-        methods=[{"method": "cool-sd", "lambda": [2.0000001, 2.0000002]}], baseline=False
-    ).methods()
+    made = expand(
+        Sweep(methods=[{"method": "cool-sd", "lambda": [2.0000001, 2.0000002]}], baseline=False)
+    )
     assert [m.label for m in made] == ["cool-sd λ=2.0000001", "cool-sd λ=2.0000002"]
     assert len({m.key for m in made}) == 2
 
@@ -49,10 +50,12 @@ def test_labels_that_are_equal_are_told_apart_by_the_key():
 
     spec = {"method": "eagle-1", "acceptance": "spaced"}
     with registry.temporary({"acceptance": {"spaced": Spaced}}):
-        made = Sweep(methods=[spec | {"spelling": "a b"}], baseline=False).methods()
-        both = Sweep(
-            methods=[spec | {"spelling": ["a b", "ab"]}, {"method": "eagle-1"}], baseline=False
-        ).methods()
+        made = expand(Sweep(methods=[spec | {"spelling": "a b"}], baseline=False))
+        both = expand(
+            Sweep(
+                methods=[spec | {"spelling": ["a b", "ab"]}, {"method": "eagle-1"}], baseline=False
+            )
+        )
     labels = [m.label for m in both]
     assert len(set(labels)) == 3
     assert made[0].key == both[0].key
@@ -75,7 +78,7 @@ def stored(tmp_path_factory):
 
 def test_samples_are_keyed_by_the_methods_key(stored):
     config, folder = stored
-    (key,) = {m.key for m in config.methods()}
+    (key,) = {m.key for m in expand(config)}
     assert [s.key for s in iter_samples(folder)] == [
         f"{s.prompt_id}|{key}|0" for s in iter_samples(folder)
     ]

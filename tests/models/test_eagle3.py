@@ -34,7 +34,7 @@ from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.loading import from_published, to_published
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.settings import GREEDY, Sampling
+from lanternbench.settings import GREEDY, ModelSpec, Sampling
 from lanternbench.training import drafter, losses
 from lanternbench.utils.graph_capture import Graphs
 
@@ -285,11 +285,10 @@ def test_every_tensor_of_a_file_is_used_and_every_mistake_is_named(tmp_path):
 def test_a_run_whose_methods_do_not_use_it_says_how_they_would(tmp_path):
     net = tiny.load().drafters["eagle"].fused()
     save_file(to_published(net.state_dict()), tmp_path / "three.safetensors")
+    spec = ModelSpec(drafter=str(tmp_path / "three.safetensors"))
     with pytest.raises(UserError, match=r"choose one that does, .* or give --proposal eagle-3"):
-        load_with_drafter("tiny", str(tmp_path / "three.safetensors"), used={"eagle"})
-    assert load_with_drafter(
-        "tiny", str(tmp_path / "three.safetensors"), used={"eagle-3"}
-    ).drafters["eagle-3"]
+        load_with_drafter(spec, used={"eagle"})
+    assert load_with_drafter(spec, used={"eagle-3"}).drafters["eagle-3"]
 
 
 def test_a_folder_made_before_has_no_such_drafter(tmp_path: Path):

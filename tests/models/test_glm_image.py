@@ -25,7 +25,6 @@ from lanternbench.engine.decode import generate
 from lanternbench.engine.opening import row_seed, row_uniforms
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.errors import UserError
-from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import figures
 from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
@@ -38,7 +37,7 @@ from lanternbench.models.glm_image.checkpoint import GlmImageFamily, positions
 from lanternbench.models.grids import coarse, grid_of, neighbours, place
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
-from lanternbench.settings import Sampling, checked
+from lanternbench.settings import Sampling, Sweep, checked
 from lanternbench.utils.graph_capture import Graphs
 
 CODES, HEAD = 40, 48  # image tokens, and outputs of transformers' head

@@ -36,7 +36,6 @@ from lanternbench.costs.roofline import (
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
-from lanternbench.experiment.config import Sweep
 from lanternbench.experiment.worker import make_samples
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build, prepared_proposal
@@ -56,6 +55,7 @@ from lanternbench.predict.replay import (
     stretched,
 )
 from lanternbench.prompts import Prompt
+from lanternbench.settings import Sweep
 
 A100 = device_model("a100-40g")
 ON_A100 = Execution(A100, "bfloat16")

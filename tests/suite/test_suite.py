@@ -11,7 +11,7 @@ from conftest import mistake
 from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.experiment import config, worker
-from lanternbench.experiment.config import read_sweeps
+from lanternbench.experiment.config import expand, read_sweeps
 from lanternbench.experiment.runner import run
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import catalogue
@@ -46,7 +46,7 @@ def test_a_protocol_names_what_there_is(name):
     frozen = {k: v for k, v in found.settings.items() if k not in ("prompts_hash", "weights")}
     made = config.sweep(frozen | {"methods": found.methods})
     assert made.target in catalogue()
-    assert next(m.label for m in made.methods()) == "ar"
+    assert next(m.label for m in expand(made)) == "ar"
 
 
 def test_the_frozen_prompts_are_the_official_ones(shared):

@@ -26,7 +26,7 @@ from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft, chain, parents
 from lanternbench.errors import UserError
 from lanternbench.experiment import worker
-from lanternbench.experiment.config import read_sweeps
+from lanternbench.experiment.config import expand, read_sweeps
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
@@ -429,7 +429,7 @@ def test_a_preset_file_stands_for_a_method_in_a_sweep_file_beside_it(tmp_path):
     config = tmp_path / "sweep.yaml"
     config.write_text("methods: [ar, mine.yaml, {method: mine.yaml, lambda: 3}]\n")
     (run,) = read_sweeps(config)
-    assert [m.label for m in run.methods()] == [
+    assert [m.label for m in expand(run)] == [
         "ar",
         "cool-sd shape=[0,1,0.0] λ=1.5",
         "cool-sd shape=[0,1,0.0] λ=3",

@@ -17,6 +17,7 @@ from lanternbench.engine.decode import generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.registry import components
+from lanternbench.settings import Sampling
 
 QUICK = ("ar", "eagle-2", "sjd", "adt-tree", "cool-sd")  # a proposal and a tree of every kind
 # what a target with an EAGLE drafter can do
@@ -33,7 +34,7 @@ def graphs(machine: Machine, result: Result) -> None:
     for name in presets(machine):
         found = {
             f"T = {t:g}": recorded_differs(
-                target, machine.graphs(), name, CAPTIONS[:1], t, steps=steps
+                target, machine.graphs(), name, CAPTIONS[:1], Sampling(temperature=t), steps=steps
             )
             for t in (1, 0)
         }
