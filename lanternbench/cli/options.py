@@ -221,7 +221,7 @@ def setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
         flags.append("-n")
     default = ",".join(field.default) if isinstance(field.default, list) else field.default
     shows_default = defaults and "default" not in text.lower()
-    if field.annotation is not bool and not shows_default:
+    if default is not False and not shows_default:
         default = None
     return parameter(name, flags, [field], text, default)
 
@@ -236,11 +236,10 @@ def parameter(
 ) -> inspect.Parameter:
     """Return the option for fields of one name, or for a text if there are none."""
     found = plain(same)
-    kind = bool if isinstance(default, bool) else found.kind
     names = [flag.replace("_", "-") for flag in flags]
     metavar = "|".join(found.choices) or None
     option = Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
-    return keyword(name, Annotated[kind | None, option], default)
+    return keyword(name, Annotated[found.kind | None, option], default)
 
 
 def keyword(name: str, annotation: object, default: object = None) -> inspect.Parameter:
@@ -267,7 +266,7 @@ def plain(same: list[FieldInfo]) -> Plain:
         if len(types) == 1 and get_origin(types[0]) is Literal:
             choices |= dict.fromkeys(str(value) for value in get_args(types[0]))
     first = types_of(same[0]) if same else []
-    number = next((kind for kind in (int, float) if kind in first), str)
+    number = next((kind for kind in (bool, int, float) if kind in first), str)
     return Plain(str if list[float] in first else number, list(choices))
 
 

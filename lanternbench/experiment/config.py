@@ -197,9 +197,9 @@ def _read_settings(path: Path, changed: dict[str, object]) -> dict[str, object]:
 def _read_mapping(path: Path) -> dict[str, object]:
     """Return the content of a sweep file, one of ours if there is none of that name."""
     places = [path]
-    if path.parent in (Path("."), Path("configs")):
-        places.append(shipped("configs", path.name))
     try:
+        if path.parent in (Path("."), Path("configs")):
+            places.append(shipped("configs", path.name))
         place = next((place for place in places if place.is_file()), None)
         is_something_else = place is None and path.exists()
     except OSError as error:  # a name that is too long, say

@@ -120,7 +120,7 @@ def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):
         (f"seed: {list(range(40))}\ntop_k: {list(range(40))}", "1600 runs"),
         ("seed: [1, x]", "'seed' is wrong"),
         ("batch: [1, 0]", "'batch' is wrong"),
-        ("top_p: [1, 0.9]", "'top_p' is wrong"),
+        ("top_p: [1, 2]", "'top_p' is wrong"),
     ):
         path.write_text(f"methods: [ar]\n{wrong}\n")
         with pytest.raises(UserError, match=says):
@@ -172,7 +172,7 @@ def test_a_plan_makes_nothing_and_its_estimate_is_near(here, tmp_path, monkeypat
     spent = sum(s["decode_s"] + s["encode_s"] + s["render_s"] for s in map(json.loads, samples))
     assert spent / 1.5 < plan["minutes"] * 60 < spent * 1.5, (spent, plan)
     shown = CliRunner().invoke(app, ["sweep", "small.yaml", "--dry-run"]).stdout
-    assert "4 images, about" in shown
+    assert "4 images: about" in shown
 
 
 def test_verify_takes_the_options_of_methods(monkeypatch):

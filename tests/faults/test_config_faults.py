@@ -60,9 +60,18 @@ GRID = (
         ("methods: [{method: cool-sd, lambda: .nan}]\n", "finite"),
         ("methods: [{method: cool-sd, lambda: {a: 1}}]\n", "lambda"),
         ("methods: [3]\n", "methods"),
-        ("methods: [{method: ar, tree: 0}]\n", "'tree' has a value that is no name"),
-        ("methods: [{method: ar, tree: {}}]\n", "'tree' has a value that is no name"),
-        ('methods: [{method: ar, tree: "\\x1e"}]\n', "'tree' has a value that is no name"),
+        (
+            "methods: [{method: ar, tree: 0}]\n",
+            "'tree' of method 'ar' has a value that is no name",
+        ),
+        (
+            "methods: [{method: ar, tree: {}}]\n",
+            "'tree' of method 'ar' has a value that is no name",
+        ),
+        (
+            'methods: [{method: ar, tree: "\\x1e"}]\n',
+            "'tree' of method 'ar' has a value that is no name",
+        ),
         ("methods: {ar: 1}\n", "methods"),
         ("methods:\n", "methods"),
         ("- ar\n", "must be a mapping"),
