@@ -36,7 +36,7 @@ from lanternbench.models.target import Target
 from lanternbench.profile import step_profile as profile
 from lanternbench.prompts import load
 from lanternbench.registry import components
-from lanternbench.utils.device import process_count, side_by_side
+from lanternbench.utils.processes import process_count, side_by_side
 
 SHAPES: dict[str, dict[str, Any]] = {  # vocabulary 16,384, random weights
     "35 M, 256 × 24": {"dim": 256, "n_layer": 24, "n_head": 4},

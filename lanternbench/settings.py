@@ -27,7 +27,7 @@ MAX_TEMPERATURE = 10.0
 MAX_SEED = 2**63 - 1
 MAX_NAME = 80  # characters
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 CompileMode = Literal["eager", "graphs"]
 Caption = Literal["first", "longest", "random"]
 Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]

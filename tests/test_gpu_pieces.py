@@ -290,7 +290,7 @@ def test_doctor_compares_recorded_steps_and_batches_with_launched_ones(
         first = work(*inputs)
         return again(work, inputs) if works else lambda: first
 
-    monkeypatch.setattr(gpu, "set_device", lambda device: None)
+    monkeypatch.setattr(gpu, "prepare_gpu", lambda device: None)
     monkeypatch.setattr(gpu, "bandwidth", lambda device: Bandwidth(3000.0, 2900.0, 10, 1))
     monkeypatch.setattr(gpu.tiny, "load", lambda **_: shallow)
     monkeypatch.setattr(gpu, "Graphs", lambda: Graphs(record))

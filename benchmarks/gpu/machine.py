@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.experiment.environment import environment
-from lanternbench.models.catalogue import set_device
+from lanternbench.utils.device import prepare_gpu
 from lanternbench.utils.graph_capture import Graphs, Recorder, cuda_graph
 
 WAITED = "called a synchronizing CUDA operation"  # of torch's sync debug mode
@@ -32,7 +32,7 @@ class Machine:
     record: Recorder = cuda_graph
 
     def start(self) -> None:
-        set_device(self.device)
+        prepare_gpu(self.device)
 
     def graphs(self) -> Graphs:
         return Graphs(self.record)

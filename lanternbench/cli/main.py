@@ -100,7 +100,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without τ and × shows question marks
     warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(metrics|vision)?\b")
+    # torch.cuda warns of drivers that are too old and of GPUs that it cannot use
+    of_torch = r"torch(?!\.cuda)|torch(metrics|vision)\b"
+    warnings.filterwarnings("ignore", category=UserWarning, module=of_torch)
     try:
         with interrupts.running():
             app(standalone_mode=True)

@@ -31,7 +31,7 @@ from lanternbench.models.network import Network
 THIS = "this"  # stands for this machine, among the names of devices
 Values = NDArray[np.float64]
 Numbers = Values | float
-BYTES = {"bfloat16": 2, "float32": 4}
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # how often a step's distributions are read or written: temperature, top-k, softmax, acceptance,
 # draws
 PASSES = 10

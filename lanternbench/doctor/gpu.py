@@ -15,10 +15,10 @@ from lanternbench.engine.decode import Generation, generate
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import set_device
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.settings import TARGETS_OWN, Sampling
+from lanternbench.utils.device import prepare_gpu
 from lanternbench.utils.graph_capture import Graphs
 
 PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree of every kind
@@ -72,7 +72,7 @@ def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[Check]:
     if not device.startswith("cuda"):
         why = "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked"
         raise UserError(f"{why}: run `lanternbench doctor --gpu` on a machine with one")
-    set_device(device)
+    prepare_gpu(device)
     mine = facts[torch.device(device).index or 0] if facts else {}
     rows = [Check(key.replace("_", " "), value) for key, value in mine.items()]
     rows.append(Check("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from lanternbench import __version__
+from lanternbench.utils.memory import total_memory
 
 _NVIDIA_SMI = {  # our name -> nvidia-smi's
     "driver": "driver_version",
@@ -25,6 +26,7 @@ def environment() -> dict[str, Any]:
     """Versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.
     Never raises.
     """
+    memory = total_memory()
     return {
         "lanternbench": __version__,
         "commit": commit(),
@@ -35,12 +37,23 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1),
+        "memory_gb": None if memory is None else round(memory / 1e9, 1),
         "cuda": torch.version.cuda,
+        "tf32": _tf32(),
         "gpus": [_gpu(index) for index in range(torch.cuda.device_count())]
         if torch.cuda.is_available()
         else [],
     }
+
+
+def _tf32() -> str:
+    """Return which float32 products of a GPU are rounded to TF32's 10 bits of mantissa."""
+    rounded = []
+    if torch.get_float32_matmul_precision() != "highest":
+        rounded.append("matmul")
+    if torch.backends.cudnn.allow_tf32:
+        rounded.append("convolutions")
+    return " and ".join(rounded) or "off"
 
 
 def _output(*command: str) -> str | None:

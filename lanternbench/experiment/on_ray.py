@@ -30,14 +30,15 @@ from lanternbench.experiment.worker import (
     Unit,
     Worker,
     add_costs,
-    peak_mb,
 )
 from lanternbench.measure.summary import Costs
 from lanternbench.settings import Sweep
 from lanternbench.utils.device import request_threads
+from lanternbench.utils.memory import peak_memory
 
 ATTEMPTS = 3  # workers that may be lost over one thing
-Answer = tuple[list[Finished], Costs, float]  # samples, what their scores took, peak memory in MB
+# samples, what their scores took, and the peak of memory in bytes
+Answer = tuple[list[Finished], Costs, int | None]
 # Ray's reference -> worker, and the unit it is at; an empty one warms up
 Calls = dict[Any, tuple[Any, Unit]]
 PULSE = 2.0  # seconds between two looks at the cluster's processes
@@ -232,7 +233,7 @@ class RayWorker:
         self.worker.prepare(texts)
         for label in names:
             self.worker.warm_up(label, caption)
-        return [], {}, peak_mb()
+        return [], {}, peak_memory()
 
     def work(self, job: Job) -> Answer:
         node = ray().get_runtime_context().get_node_id()[:8]
@@ -240,7 +241,7 @@ class RayWorker:
         where = {"node": node, "process": os.getpid(), "device": name}
         samples = [Finished(sample, image, where) for sample, image in self.worker.work(job)]
         costs, self.worker.costs = self.worker.costs, {}
-        return samples, costs, peak_mb()
+        return samples, costs, peak_memory()
 
 
 class RayExecutor(Executor):
@@ -255,7 +256,8 @@ class RayExecutor(Executor):
         super().__init__()
         self.pool: list[Any] = []
         self._losses: Counter[str] = Counter()
-        self._ours, self._peak = False, 0.0
+        self._ours = False
+        self._peak = 0
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         self._ours = connect(self.address, (self.workers or 1) * (self.threads or 1))
@@ -343,7 +345,7 @@ class RayExecutor(Executor):
         """The samples of an answer, its costs and memory counted."""
         samples, costs, peak = answer
         add_costs(self.costs, costs)
-        self._peak = max(self._peak, peak)
+        self._peak = max(self._peak, peak or 0)
         return samples
 
     def _first(self, calls: list[Any]) -> Any:
@@ -392,7 +394,7 @@ class RayExecutor(Executor):
     def notes(self) -> list[str]:
         measured = self.device == "cpu" and self._peak
         return (
-            [f"The largest of the workers held {self._peak:,.0f} MB at its peak."]
+            [f"The largest of the workers held {self._peak / 1e6:,.0f} MB at its peak."]
             if measured
             else []
         )

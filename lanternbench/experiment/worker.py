@@ -5,7 +5,6 @@ A worker is a target, its decoders and the scorers of single images, loaded once
 decode, render, and the figures that need no clock; it is the same whichever executor makes it.
 """
 
-import resource
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -29,7 +28,9 @@ from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
 from lanternbench.settings import ModelSpec, Sampling, Sweep
-from lanternbench.utils.device import cpu_threads, load_average, process_count, side_by_side
+from lanternbench.utils.device import cpu_threads, load_average
+from lanternbench.utils.memory import peak_memory
+from lanternbench.utils.processes import process_count, side_by_side
 
 WARMUP_STEPS = 12
 OnStep = Callable[[int, int], None]  # tokens done, of
@@ -250,12 +251,10 @@ class Executor:
         """Notes for the reader of the results; on a CPU memory is the process's, whichever method
         runs.
         """
-        on_cpu = self.worker.device == "cpu"
-        return (
-            [f"The process held {peak_mb():,.0f} MB at its peak, evaluators included."]
-            if on_cpu
-            else []
-        )
+        peak = peak_memory()
+        if self.worker.device != "cpu" or peak is None:
+            return []
+        return [f"The process held {peak / 1e6:,.0f} MB at its peak, evaluators included."]
 
     def close(self) -> None:
         """End what was started; calling it twice is harmless."""
@@ -282,11 +281,6 @@ def executor(
             f"{'--workers' if workers else '--ray-address'} goes with --executor ray: give that too"
         )
     return Executor()
-
-
-def peak_mb() -> float:
-    """The most memory that this process held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def add_costs(total: Costs, more: Costs) -> None:

@@ -31,6 +31,7 @@ from lanternbench.metrics.feature_metric import Statistics
 from lanternbench.metrics.images import ImageFiles, sha256
 from lanternbench.metrics.metric import Setup
 from lanternbench.models.tiny import evaluators
+from lanternbench.utils.device import hardware
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
 BLOCK = 64  # the largest batch, and the number of images in one cache file
@@ -69,7 +70,7 @@ def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
     """
     digest = sha256(
         [
-            f"features {net.settings}",
+            f"features {net.settings} {hardware(net.device)}",
             *(f"{path.parent.resolve()} {files.stamp(path)}" for path in block),
         ]
     )

@@ -26,7 +26,7 @@ from lanternbench.models.places import WEIGHTS, contents, expected_tree
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.settings import ModelSpec
-from lanternbench.utils.device import fit_threads
+from lanternbench.utils.device import fit_threads, prepare_gpu
 from lanternbench.utils.graph_capture import of_mode
 
 _SIZE = r"(?:layers=[1-9]\d?|grid=[1-9]\d{0,2}(?:x[1-9]\d{0,2})?)"
@@ -41,9 +41,10 @@ def load_target(
 
     A folder of a catalogue name is ./NAME.  ``random_weights``: the architecture at full size,
     without any file; NAME:layers=N,grid=RxC has N layers and draws R rows of C tokens;
-    NAME:grid=RxC reads weights too (``Entry.grids``). ``dtype``: of the weights, float32 or
-    bfloat16 (default: float32 on a CPU and in the embedded format, else bfloat16).  Raises
-    UserError for an unknown name or dtype and for weights that are missing or damaged.
+    NAME:grid=RxC reads weights too (``Entry.grids``). ``dtype``: of the weights, float32,
+    bfloat16 or float16 (default: float32 on a CPU and in the embedded format, else bfloat16, and
+    float16 on a GPU without it).  Raises UserError for an unknown name or dtype and for weights
+    that are missing or damaged.
     """
     target = load_unpacked(name, device, random_weights, dtype)
     fit_threads(target.model)
@@ -54,9 +55,9 @@ def load_unpacked(
     name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None
 ) -> Target:
     """As ``load_target``, in layers that gradients pass through."""
-    weights = None if dtype is None else dtype_named(dtype)
+    weights = None if dtype is None else dtype_named(dtype, device)
     if device.startswith("cuda"):
-        set_device(device)
+        prepare_gpu(device)
     # no folder shadows a name
     for kind in components("target") if name not in catalogue() else ():
         if itself := family(kind).reads(Path(name).expanduser()):
@@ -124,16 +125,6 @@ def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | No
     with plugin_errors(loader):
         loaded = loader.load(row, folder, device, weights)
         return replace(loaded, weights=loader.fingerprints(row, folder))
-
-
-def set_device(device: str) -> None:
-    """Select the GPU; without cuDNN's attention, torch's choice on Hopper, which plans anew for
-    any number of keys.
-    """
-    # set_device refuses "cuda" without an index
-    if (index := torch.device(device).index) is not None:
-        torch.cuda.set_device(index)
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def with_drafter(

@@ -21,6 +21,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.state_files import State, mappable, read_state, state_files
 from lanternbench.models.transformer import DecoderConfig
 from lanternbench.utils.damage import damage
+from lanternbench.utils.device import hardware, has_bfloat16
 from lanternbench.utils.files import WEIGHTS
 from lanternbench.utils.json_values import read_object
 
@@ -29,6 +30,11 @@ Convert = Callable[[State], State]  # of key names
 Moved = Callable[[Tensor], Tensor]  # to the device, in the dtype asked for
 MAX_CONFIG = 2**24  # bytes of a config.json
 MAX_MODULES, MAX_BUFFERED = 3000, 2**28  # of a network: twice those of the largest published
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LAYER = re.compile(r"\blayers\.\d+\.")
 # what code raises that trusts the numbers and names in a file
@@ -311,19 +317,22 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def dtype_for(device: str) -> torch.dtype:
-    """bfloat16 on a GPU, as the papers run; float32 on a CPU."""
-    return torch.float32 if device == "cpu" else torch.bfloat16
+    """Return float32 on a CPU, and bfloat16 on a GPU, as the papers run.
+
+    GPUs that cannot compute in bfloat16 get float16.
+    """
+    if device == "cpu":
+        return torch.float32
+    return torch.bfloat16 if has_bfloat16(device) else torch.float16
 
 
-def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a name.  Raises UserError for any but float32 and bfloat16."""
-    if name not in ("float32", "bfloat16"):
-        raise UserError(f"unknown dtype '{name}': use float32 or bfloat16")
-    return getattr(torch, name)
-
-
-class AbsentPartError(Exception):
-    """A tensor of several that are one matrix here is not in a checkpoint."""
+def dtype_named(name: str, device: str = "cpu") -> torch.dtype:
+    """Return the dtype of a name.  Raises UserError for one that the device does not have."""
+    if name not in DTYPES:
+        raise UserError(f"unknown dtype '{name}': use {', '.join(DTYPES)}")
+    if name == "bfloat16" and not has_bfloat16(device):
+        raise UserError(f"{hardware(device)} has no bfloat16: give --dtype float16 or float32")
+    return DTYPES[name]
 
 
 def fused(state: State) -> State:

@@ -2,7 +2,6 @@
 probed.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from lanternbench.models.network import Network
 from lanternbench.predict.replay import BASE, Case, Cases, Steps, shape_of, sketch
 from lanternbench.settings import ModelSpec, Sampling
 from lanternbench.utils.device import choose, cores, load_average
+from lanternbench.utils.memory import total_memory
 
 REPEATS, STEPS = 15, 16  # products of matrices, and steps at each length, that are timed
 SIDE = 1024  # of the matrices
@@ -212,7 +212,7 @@ def host(
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = total_memory() or 0
     return DeviceModel(
         name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=memory / 1e9,
         tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",

@@ -1,43 +1,32 @@
-"""The choice of device, threads and processes, on machines that are shared.
+"""The device that computes, and the CPU threads that it may use.
 
-On a CPU half batches side by side beat one batch whose small products are split over threads.
-Threads would wait for each other's Python; so parts are forked, with shared weights, and compute
-with one thread, as OpenMP's others do not survive a fork.
+Machines may be shared, and a GPU may be one that this torch cannot use.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import signal
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     import torch
     from torch import nn
 
 # parameters up to which a second thread costs more in synchronisation than it computes
 SMALL = 2**24
-LEAST = 4  # minimum prompts for a separate process
-_SYSTEM = Path("/")  # of /proc and /sys
+DEFAULT_CACHE = 2**25  # bytes of a CPU's largest cache if the system does not say
+_SYSTEM = Path("/")  # the root of /sys
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _requested: int | None = None  # threads that the user asked for
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def choose(device: str, threads: int | None = None) -> str:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:N`` -> a device.  Raises UserError for what this
-    machine does not have.
+    """Return the device of ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises UserError for a device that this machine does not have or that torch cannot use.
     """
     import torch
 
@@ -50,101 +39,147 @@ def choose(device: str, threads: int | None = None) -> str:
     if kind != "cuda" or (index and not index.isdigit()):
         raise UserError(f"unknown device '{device}': use auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        raise UserError(
-            f"device '{device}' was asked for but torch sees no GPU here: use --device cpu"
-        )
-    if index and int(index) >= torch.cuda.device_count():
-        raise UserError(
-            f"there is no {device}: torch sees {torch.cuda.device_count()} GPU(s), counted from 0"
-        )
+        raise UserError(f"{_cannot_use(device)} ({_why_no_gpu()}): use --device cpu")
+    count = torch.cuda.device_count()
+    if index and int(index) >= count:
+        raise UserError(f"there is no {device}: torch sees {count} GPU(s), counted from 0")
     return device
 
 
+def prepare_gpu(device: str) -> None:
+    """Check that torch computes on this GPU.  Raises UserError with the reason if it does not.
+
+    The current device of torch stays as it is.  cuDNN's attention, torch's choice on Hopper, is
+    switched off because it makes a new plan for every number of keys.
+    """
+    import torch
+
+    try:
+        torch.ones(1, device=device).add_(1).item()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"{_cannot_use(device)} ({_first_line(error)}): install a torch that is built for this "
+            "GPU, free its memory, or use --device cpu"
+        ) from None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _cannot_use(device: str) -> str:
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    return f"torch {torch.__version__}, which is built for {built}, cannot use '{device}'"
+
+
+def _why_no_gpu() -> str:
+    """Return what torch or the driver says when CUDA is started."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return _first_line(error)
+    return "it sees no GPU"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def has_bfloat16(device: str | torch.device) -> bool:
+    """Return whether the device computes in bfloat16 itself; GPUs before Ampere only emulate it."""
+    import torch
+
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
+        return True
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def hardware(device: str) -> str:
+    """Return the GPU's name, or ``cpu``: values computed on one are not reused on another."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return "cpu"
+    return torch.cuda.get_device_name(device)
+
+
 def request_threads(threads: int | None) -> None:
-    """Use so many CPU threads; None leaves it to ``fit_threads``.  Raises UserError for more than
-    there are CPUs.
+    """Use this many CPU threads; None leaves the choice to ``fit_threads``.
+
+    Raises UserError for more threads than there are CPUs.
     """
     import torch
 
     global _requested
-    limit = os.cpu_count() or 1
     if threads is not None:
+        limit = os.cpu_count() or 1
         if not 1 <= threads <= limit:
             raise UserError(
-                f"{threads} threads are out of range: this machine has {limit} CPU(s), give 1 to {limit}"
+                f"{threads} threads are out of range: this machine has {limit} CPU(s), "
+                f"give 1 to {limit}"
             )
         torch.set_num_threads(threads)
     _requested = threads
 
 
 def fit_threads(model: nn.Module) -> None:
-    """Set torch's threads to what the user asked for, else to what a model gains from: one if
-    small, else all cores.
-    """
+    """Set torch's threads to the number asked for, else to one for a small model or all cores."""
     import torch
 
-    small = sum(p.numel() for p in model.parameters()) <= SMALL
-    torch.set_num_threads(requested() or (1 if small else cores()))
+    threads = requested()
+    if threads is None:
+        threads = 1 if is_small(model) else cores()
+    torch.set_num_threads(threads)
+
+
+def is_small(model: nn.Module) -> bool:
+    """Return whether a second thread would slow this model down."""
+    return sum(p.numel() for p in model.parameters()) <= SMALL
 
 
 def requested() -> int | None:
-    """Threads that the user asked for, if any; the environment variable OMP_NUM_THREADS counts as
-    asking.
-    """
+    """Return the threads that the user asked for, by option or OMP_NUM_THREADS; None for none."""
+    if _requested:
+        return _requested
     variable = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return _requested or (int(variable) if variable.isdigit() else 0) or None
+    if variable.isdigit() and int(variable) > 0:
+        return int(variable)
+    return None
 
 
 def cpu_threads(device: torch.device) -> int | None:
-    """The number of torch's CPU threads; None on another device."""
+    """Return the number of torch's CPU threads; None on another device."""
     import torch
 
     return torch.get_num_threads() if device.type == "cpu" else None
 
 
 def cores() -> int:
-    """Physical cores that this process may use: within its CPU affinity and its control group's
-    quota, at least one.
+    """Return the physical cores that this process may use, at least one.
+
+    CPU affinity counts, and so does the CPU quota of a container.
     """
-    cpus = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    siblings = {
-        _read(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
-        for cpu in cpus
-    }
-    return max(1, min([len(siblings), *(int(quota) for quota in _quotas())]))
+    if hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    else:
+        cpus = set(range(os.cpu_count() or 1))
+    physical = set()
+    for cpu in cpus:
+        siblings = _read(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        physical.add(siblings or str(cpu))
+    quota, _, period = _read("sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        return max(1, min(len(physical), int(quota) // int(period)))
+    return len(physical)
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of one CPU; 32 MiB where the system does not say."""
-    units, said = (
-        {"K": 2**10, "M": 2**20, "G": 2**30},
-        "sys/devices/system/cpu/cpu0/cache/index{}/size",
-    )
-    sizes = [size for index in range(8) if (size := _read(said.format(index)))[:-1].isdigit()]
-    return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=2**25)
-
-
-def _quotas() -> Iterable[float]:
-    """CPUs' worth of time that each control group of this process grants, from the innermost to
-    the root.
-    """
-    for line in _read("proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for folder in (Path(group), *Path(group).parents):
-            at = str(folder).lstrip("/")
-            if controllers:  # version 1
-                quota, period = (
-                    _read(f"sys/fs/cgroup/cpu/{at}/cpu.cfs_{part}_us")
-                    for part in ("quota", "period")
-                )
-            else:
-                quota, _, period = _read(f"sys/fs/cgroup/{at}/cpu.max").partition(" ")
-            if quota.isdigit() and period.isdigit() and int(period):
-                yield int(quota) / int(period)
+    """Return the bytes of the largest cache of one CPU; 32 MiB if the system does not say."""
+    texts = [_read(f"sys/devices/system/cpu/cpu0/cache/index{i}/size") for i in range(8)]
+    sizes = [int(text[:-1]) * _UNITS[text[-1]] for text in texts if text[:-1].isdigit()]
+    return max(sizes, default=DEFAULT_CACHE)
 
 
 def _read(path: str) -> str:
@@ -155,87 +190,11 @@ def _read(path: str) -> str:
 
 
 def load_average() -> float | None:
-    """Processes that ran or wanted to run, on average over the last minute; None where the system
-    does not say.
+    """Return how many processes ran or wanted to run, on average over the last minute.
+
+    None if the system does not say.
     """
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
-
-
-def process_count(model: nn.Module, items: int) -> int:
-    """How many processes should share ``items`` prompts: one on a GPU, for a large model, or on a
-    single core.
-    """
-    weights = list(model.parameters())
-    shared = sys.platform == "linux" and all(p.device.type == "cpu" for p in weights)
-    shared = shared and sum(p.numel() for p in weights) <= SMALL
-    return max(1, min(requested() or cores(), items // LEAST)) if shared else 1
-
-
-def side_by_side(
-    work: Callable[[list[Item]], list[Result]], items: list[Item], count: int
-) -> Iterator[Result]:
-    """What ``work`` makes of ``items``, in order, in ``count`` parts of about one size; results
-    must pickle.
-
-    A part whose process died (killed for memory, say) is repeated in this process.  Errors of
-    ``work`` are raised.
-    """
-    if count == 1:
-        yield from work(items)
-        return
-    shares = [items[a:b] for a, b in pairwise(len(items) * i // count for i in range(count + 1))]
-    with contextlib.ExitStack() as stack:
-        answers = [stack.enter_context(_forked(work, share)) for share in shares]
-        for share, answer in zip(shares, answers, strict=True):
-            try:
-                outcome = pickle.loads(answer.recv_bytes())
-            except EOFError:
-                outcome = work(share)
-            if isinstance(outcome, Exception):
-                raise outcome
-            yield from outcome
-
-
-@contextlib.contextmanager
-def _forked(work: Callable[[list[Item]], list[Result]], share: list[Item]) -> Iterator[Connection]:
-    """A process that sends its results or its error, pickled; it is gone afterwards."""
-    import multiprocessing
-
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(
-        target=_child, args=(work, share, theirs), daemon=True
-    )
-    # until the child ignores it
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        # Python warns of forks beside threads; these threads are idle
-        with warnings.catch_warnings(action="ignore"):
-            process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-    try:
-        theirs.close()
-        yield ours
-    finally:
-        ours.close()
-        process.kill()
-        process.join()
-
-
-def _child(
-    work: Callable[[list[Item]], list[Result]], share: list[Item], answer: Connection
-) -> None:
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends this process
-    torch.set_num_threads(1)
-    try:
-        outcome: list[Result] | Exception = work(share)
-    except Exception as error:
-        outcome = error
-    with contextlib.suppress(OSError):
-        answer.send_bytes(pickle.dumps(outcome))
-    os._exit(0)  # what the parent registered for its exit is not ours to run

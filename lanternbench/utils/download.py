@@ -5,7 +5,6 @@ Its digest is taken after the download, stored beside the file, and compared eve
 """
 
 import errno
-import fcntl
 import hashlib
 import http.client
 import json
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from lanternbench.errors import UserError
-from lanternbench.utils.files import HOME, open_file, replacing
+from lanternbench.utils.files import APPEND, HOME, lock, open_file, replacing
 
 BLOCK = 1 << 20
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
@@ -81,10 +80,8 @@ def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
     ``whole``.
     """
     while True:
-        with open(
-            os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644), "r+b"
-        ) as out:
-            fcntl.flock(out, fcntl.LOCK_EX)
+        with open(os.open(part, APPEND | os.O_CREAT, 0o644), "r+b") as out:
+            lock(out.fileno(), wait=True)
             if not part.exists() or not os.path.samestat(os.fstat(out.fileno()), part.stat()):
                 continue  # the process that had it has renamed or removed it
             try:

@@ -4,7 +4,6 @@ YAML from users: no key twice, nothing that expands beyond reason, nothing execu
 """
 
 import errno
-import fcntl
 import os
 import stat
 import tempfile
@@ -19,13 +18,23 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from lanternbench.errors import UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 OUT = "choose another folder with --out"  # ways to write elsewhere
 TRACE = "choose another file with --trace"
 WORK = "choose another folder with --work"
 HOME = "set LANTERNBENCH_HOME"
 FRESH = "give --fresh"
+# flags that Windows lacks, and one that only Windows has
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
+READ = os.O_RDONLY | _NO_WAIT | _BINARY
 # through no link that someone planted, to no pipe
-APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+APPEND = os.O_RDWR | os.O_APPEND | _NO_LINK | _NO_WAIT | _BINARY
 WEIGHTS = Path(__file__).parents[1] / "weights"  # of the embedded models
 MAX_VALUES = 100_000  # values of a YAML document, its aliases expanded
 MAX_DEPTH = 50
@@ -50,7 +59,7 @@ def open_file(path: Path) -> IO[bytes]:
     """A regular file, opened for reading.  Raises OSError, at once, for a pipe or a device that
     would not end.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fd = os.open(path, READ)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no regular file")
@@ -101,19 +110,31 @@ def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[b
             raise
 
 
-def acquire(folder: Path, elsewhere: str) -> ExitStack:
-    """The locks of a folder: held while files are open, so a killed process leaves none behind.
+def lock(file: int, wait: bool = False) -> None:
+    """Lock an open file until it is closed; on systems without ``flock``, do nothing.
 
-    The folder itself is locked too, as ``.lock`` may be deleted; some network file systems lock
-    files alone.  Raises UserError, with the hint ``elsewhere``, if another process holds them.
+    Raises BlockingIOError if another process has the lock, unless it may ``wait``.
     """
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def acquire(folder: Path, elsewhere: str) -> ExitStack:
+    """Return the locks of a folder, held while its files are open: a killed process leaves none.
+
+    The folder itself is locked too, because ``.lock`` may be deleted; some network file systems
+    lock files alone.  On systems without ``flock`` nothing is locked.  Raises UserError, with the
+    hint ``elsewhere``, if another process holds them.
+    """
+    if fcntl is None:
+        return ExitStack()
     with ExitStack() as held:
         for place, flags in ((folder / ".lock", os.O_CREAT | APPEND), (folder, os.O_RDONLY)):
             with writing(place, elsewhere):
                 fd = os.open(place, flags, 0o644)
             held.callback(os.close, fd)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(fd)
             except BlockingIOError:
                 raise UserError(
                     f"{folder} is in use by another process: wait for it to end, or {elsewhere}."

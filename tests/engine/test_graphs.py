@@ -12,16 +12,12 @@ import torch
 from conftest import slow_but
 from fake_cuda_graph import frozen
 
-# as ``torch.cuda.set_device`` reads its argument
-from torch.cuda._utils import _get_device_index as cuda_index
-
 import lanternbench
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening, recording
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
-from lanternbench.models.catalogue import load_target
 from lanternbench.prompts import load
 from lanternbench.registry import components
 from lanternbench.settings import Sampling
@@ -146,17 +142,6 @@ def test_recording_is_off_the_clock(shallow_8x8, monkeypatch):
     made = engine.generate(decoder, CAPTIONS[:1], max_steps=2)[0]
     assert now > 4 * 1000  # four recordings
     assert sum(made.phases.values()) == made.decode_s < 1000
-
-
-@pytest.mark.parametrize(("device", "index"), [("cuda:3", [3]), ("cuda", [])])
-def test_a_gpu_is_made_the_one_that_graphs_are_made_on(device, index, monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda given: chosen.append(cuda_index(given)))
-    with pytest.raises(UserError, match="comes with trained weights"):
-        load_target("tiny", device, random_weights=True)
-    assert chosen == index
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 @pytest.mark.parametrize("name", slow_but(["ar"], ["ar", "eagle-1"]))

@@ -16,12 +16,12 @@ from lanternbench.experiment import worker
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.prompts import Prompt
-from lanternbench.utils.device import LEAST, process_count, side_by_side
+from lanternbench.utils.processes import MIN_PROMPTS, process_count, side_by_side
 
 
 @pytest.fixture
 def two_threads(monkeypatch):
-    monkeypatch.setattr("lanternbench.utils.device.requested", lambda: 2)
+    monkeypatch.setattr("lanternbench.utils.processes.requested", lambda: 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.ones(1 << 20).sin().sum()  # OpenMP's second thread is there
@@ -48,7 +48,9 @@ def test_one_part_stays_in_this_process():
 
 
 def test_a_small_target_on_a_cpu_is_shared_out_and_no_other(two_threads, shallow_8x8, monkeypatch):
-    assert [process_count(shallow_8x8.model, n) for n in (1, 2 * LEAST - 1, 2 * LEAST, 100)] == [
+    assert [
+        process_count(shallow_8x8.model, n) for n in (1, 2 * MIN_PROMPTS - 1, 2 * MIN_PROMPTS, 100)
+    ] == [
         1,
         1,
         2,
@@ -94,7 +96,7 @@ def test_the_time_of_an_image_is_its_share_of_all_parts_together(
         return [replace(made, decode_s=3.0) for made in engine.generate(*args, **options)]
 
     monkeypatch.setattr(worker, "generate", timed)
-    prompts = [Prompt(str(i), "a red circle") for i in range(2 * LEAST)]
+    prompts = [Prompt(str(i), "a red circle") for i in range(2 * MIN_PROMPTS)]
     made = worker.make_samples(build(shallow_8x8, method("sjd")), prompts, 0, timed=False)
     assert [sample.decode_s for sample, _ in made] == [3.0 / len(prompts)] * len(prompts)
 

@@ -43,6 +43,7 @@ from lanternbench.models.token_decoder import words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
 from lanternbench.utils.damage import damage
+from lanternbench.utils.device import hardware
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 from lanternbench.utils.quiet import quiet_transformers
 
@@ -239,9 +240,14 @@ class T5Features:
 
     @cached_property
     def store(self) -> Path:
-        """The folder of the features that this encoder makes with this dtype and length."""
+        """The folder of the features that this encoder makes here with this dtype and length.
+
+        Another device rounds differently and takes another time.
+        """
         dtype = str(self.dtype).removeprefix("torch.")
-        return cache_dir() / "text-features" / f"{fingerprint(self.folder)}-{dtype}-{self.length}"
+        made_on = re.sub(r"\W+", "-", hardware(self.device))
+        name = f"{fingerprint(self.folder)}-{dtype}-{self.length}-{made_on}"
+        return cache_dir() / "text-features" / name
 
     def prepare(self, captions: list[str]) -> list[Path]:
         """The files of the captions' features; missing ones are computed together."""
