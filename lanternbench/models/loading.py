@@ -335,6 +335,10 @@ def dtype_named(name: str, device: str = "cpu") -> torch.dtype:
     return DTYPES[name]
 
 
+class AbsentPartError(Exception):
+    """A tensor of several that are one matrix here is not in a checkpoint."""
+
+
 def fused(state: State) -> State:
     """Parts of matrices, where there are any, concatenated.  Raises AbsentPartError where some of
     several are absent.
