@@ -23,7 +23,6 @@ from PIL import Image
 
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening
-from lanternbench.engine.state import forward
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -109,7 +108,7 @@ def costs(target) -> dict[str, float]:
     with torch.inference_mode():
         state = opening.start(decoder, [caption], [1], trace=False)
         proposer_state, drafter = decoder.proposer.begin(state), decoder.proposer.drafter
-        u = state.step_uniforms(False).draft
+        u = state.uniforms[:, 0, state.max_nodes :]
         for _ in range(40):
             drafted, alone = (
                 decoder.proposer.draft(state, proposer_state, u),
@@ -117,7 +116,7 @@ def costs(target) -> dict[str, float]:
             )
             for name, draft in (("one token", alone), ("chain of 6", drafted)):
                 clock = perf_counter()
-                forward(state, draft)
+                engine.forward(state, decoder.strategy.feed(state, draft))
                 figures.setdefault(name, []).append(perf_counter() - clock)
             _, expand = drafter.root(state, proposer_state.drafter)
             clock = perf_counter()

@@ -19,6 +19,7 @@ import lanternbench
 from lanternbench.cli.main import app
 from lanternbench.engine import decode as engine
 from lanternbench.experiment import RunFolder, read_samples, worker
+from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from tools import density
@@ -180,12 +181,12 @@ def files_of_a_step(target, name):
             opened.add(str(Path(frame.f_code.co_filename).relative_to(ROOT)))
 
     with torch.inference_mode():
-        state, drafting = engine.begin(decoder, ["a red star"], [1])
+        state, carried = engine.begin(decoder, ["a red star"], [1])
         state.clock.start()
         for _ in range(3):
-            drafting, _ = engine.step(decoder, state, drafting)
+            carried, _ = engine.step(decoder, state, carried)
         sys.setprofile(hook)
-        engine.step(decoder, state, drafting)
+        engine.step(decoder, state, carried)
         sys.setprofile(None)
     return opened
 
@@ -195,10 +196,28 @@ def test_a_reader_of_one_step_opens_the_files_that_the_page_lists(target):
     listed = set(re.findall(r"`([\w/]+\.py)`", page.partition("\n1. ")[2].partition("\n## ")[0]))
     # not every machine packs
     assert files_of_a_step(target, "eagle-1") | {"models/packing.py"} == listed
-    assert len(listed) <= 14
+    assert len(listed) <= 13
     assert (
         sum(len((ROOT / name).read_text(encoding="utf-8").splitlines()) for name in listed) <= 3400
     )
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-1", "zipar"])
+def test_steps_of_every_order_and_with_row_ends_are_the_same_step(name, monkeypatch):
+    """One function each drafts, feeds, decides and writes, whatever the strategy."""
+    target = row_end_target()
+    decoder = build(target, method(name))
+    called = []
+    for function in ("forward", "apply"):
+        honest = getattr(engine, function)
+
+        def counted(*args, function=function, honest=honest):
+            called.append(function)
+            return honest(*args)
+
+        monkeypatch.setattr(engine, function, counted)
+    made = engine.generate(decoder, ["a red star"], max_steps=6)[0]
+    assert called == ["forward", "apply"] * made.steps
 
 
 def test_a_jacobi_step_runs_through_twelve_files(target):

@@ -149,23 +149,20 @@ def step_times(
     """
     state, proposer_state = begin(decoder, [caption], [0])
     for length, i in product(cached, range(WARMUP + steps)):
-        if decoder.step is None:  # the cache holds what was not decoded as zeros, at the same cost
+        if decoder.strategy.in_raster_order:  # the cache holds zeros, at the same cost
             tokens = torch.full_like(state.now.length.device, length)
-            state.now = state.now._replace(
-                length=Lengths.of(tokens, PerPrompt((length,) * state.batch))
-            )
+            same = Lengths(tokens, PerPrompt((length,) * state.batch))
+            state.now = state.now._replace(length=same)
             state.steps = 0  # uniforms are there for one image
         elif not state.active:
             return
-        sizes = decoder.proposer.sizes(proposer_state)
+        begun_with = proposer_state
         state.clock.start()
-        proposer_state, result = (decoder.step or step)(decoder, state, proposer_state)
+        proposer_state, result = step(decoder, state, begun_with)
         whole, phases = state.clock.stop(), state.clock.spent
         draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
         if i >= WARMUP:
-            depth, nodes = (
-                sizes[0] if sizes else (result.draft.tree.max_depth, result.draft.tree.nodes)
-            )
+            depth, nodes = decoder.strategy.sizes(begun_with, result)[0]
             yield Timed(Shape(nodes, depth), length, draft, forward, whole - draft - forward)
 
 

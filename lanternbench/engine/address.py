@@ -1,7 +1,6 @@
-"""Addresses: where the inputs of one forward stand in a cache, and what they attend to.
+"""Addresses: where the inputs of a forward pass stand in a cache, and what they attend to.
 
-A draft tree, the tokens of a commit and the levels of a drafter differ in the function that
-returns theirs. B prompts, b is 1 or B, N nodes.
+B prompts, b is 1 or B, N nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from lanternbench.models.decoder import prefix_mask
 
 
 class Address(NamedTuple):
-    """``slots``, ``positions``: slices where all prompts share them."""
+    """``slots`` and ``positions`` are slices if all prompts share them."""
 
     slots: Tensor | slice  # cache slots written, [b, n]
     positions: Tensor | slice  # rows of the rotary table, [b, n], or one for all inputs [b, 1]
@@ -28,18 +27,34 @@ class Address(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """A count per prompt, on the device and on the host, which does not know it while a CUDA graph
-    is recorded.
-    """
+    """A count per prompt, on the device and on the host."""
 
     device: Tensor  # [B]
-    host: tuple[int, ...] | None
-    shared: int | None = None  # the count of all prompts, where the host knows that it is the same
-    span: int | None = None  # slots attended to, while a CUDA graph is recorded
+    host: tuple[int, ...] | None  # None while a CUDA graph is recorded: the host knows no length
 
-    @classmethod
-    def of(cls, device: Tensor, host: tuple[int, ...]) -> Lengths:
-        return cls(device, host, host[0] if min(host) == max(host) else None)
+    @property
+    def shared(self) -> int | None:
+        """The count of all prompts if the host knows that it is the same."""
+        if self.host is None or min(self.host) != max(self.host):
+            return None
+        return self.host[0]
+
+    @property
+    def longest(self) -> int:
+        """The largest count; 0 while a CUDA graph is recorded."""
+        return 0 if self.host is None else max(self.host)
+
+
+class Span:
+    """The number of slots that a recorded forward pass attends to."""
+
+    def __init__(self, slots: int):
+        self.slots = slots
+        self.asked = False  # whether the recorded work depends on it
+
+    def __call__(self) -> int:
+        self.asked = True
+        return self.slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +66,15 @@ class Layout:
     # of the n-th image token, n = 1, 2, …; slots[0] is the slot before the image
     slots: tuple[int, ...]
     slot_of: Tensor  # the same on the device
-    row_end_after: tuple[bool, ...]  # does a row end follow the n-th image token?
+    row_end_after: tuple[bool, ...]  # whether a row end follows the n-th image token
     row_end_of: Tensor  # the same on the device
     capacity: int  # slots of the cache
     lag: int  # rotary positions minus slots
-    width: int  # image tokens a row where row ends follow, else 0
+    width: int  # image tokens a row if row ends follow, else 0
 
     def any_row_end(self, lengths: Lengths, depth: int = 0) -> bool:
-        """May a row end follow the last committed token of any prompt, or one of the ``depth``
-        tokens after it?
+        """Return whether a row end may follow the last committed token of any prompt, or one of
+        the ``depth`` tokens after it.
         """
         if not self.width:
             return False
@@ -75,11 +90,15 @@ def raster(
     """``length`` image tokens, and drafts past them, after ``before`` slots; ``width``: see
     ``Layout``.
     """
-    count = capacity + MAX_DEPTH + 1
-    slots = tuple(before - 1 + n + ((n - 1) // width if width and n else 0) for n in range(count))
-    ends = tuple(bool(width) and 0 < n < length and n % width == 0 for n in range(count))
-    slot_of, row_end_of = (torch.tensor(x, device=device) for x in (slots, ends))
-    return Layout(slots, slot_of, ends, row_end_of, capacity, lag, width)
+    slots: list[int] = []
+    ends: list[bool] = []
+    for n in range(capacity + MAX_DEPTH + 1):
+        row_ends_before = (n - 1) // width if width and n else 0
+        slots.append(before - 1 + n + row_ends_before)
+        ends.append(bool(width) and 0 < n < length and n % width == 0)
+    slot_of = torch.tensor(slots, device=device)
+    row_end_of = torch.tensor(ends, device=device)
+    return Layout(tuple(slots), slot_of, tuple(ends), row_end_of, capacity, lag, width)
 
 
 @cache
@@ -102,97 +121,99 @@ def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
     return shared_address(start, 0, n, slice(start, start + n), visible)
 
 
-def tree_address(
-    layout: Layout, lengths: Lengths, tree: Tree, visible: Tensor | None, is_chain: bool
-) -> Address:
-    """A draft tree without row ends; visible: additive [b, N, N] of its ancestors, None for a lone
-    root.
-    """
-    n = tree.depth.shape[1]
-    if lengths.shared is None:
-        root = layout.slot_of[lengths.device]
-        return entries_address(layout, lengths, root, 0, n, root[:, None] + tree.depth, visible)
-    base = layout.slots[lengths.shared]
-    return shared_address(
-        base, 0, n, slice(base, base + n) if is_chain else tree.depth + base, visible
-    )
-
-
-def append_address(layout: Layout, lengths: Lengths, new: Lengths, n: int) -> Address:
-    """The last ``new`` ≤ n committed tokens of every prompt, none of them after a row end; the
-    rest of n is void.
-    """
-    visible = None if n == 1 else causal(n, new.device.device)
-    if lengths.shared is None or new.shared is None:
-        after = layout.slot_of[lengths.device - new.device] + 1  # the slot after the tokens before
-        positions = after[:, None] + torch.arange(layout.lag, layout.lag + n, device=after.device)
-        return entries_address(layout, lengths, after, 0, n, positions, visible)
-    base = layout.slots[lengths.shared - new.shared] + 1
-    return shared_address(base, 0, n, slice(base + layout.lag, base + layout.lag + n), visible)
-
-
-def level_address(
-    layout: Layout,
-    lengths: Lengths,
-    filled: int,
-    m: int,
-    depth: int,
-    visible: Tensor | None,
-    past: int = 0,
-) -> Address:
-    """``m`` drafted nodes at ``depth`` in the next slots after ``filled`` ones of this step.
-
-    visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes of
-    that depth.
-    """
-    beyond = layout.lag + past
-    if lengths.shared is None:
-        positions = (layout.slot_of[lengths.device + depth] + beyond)[:, None]
-        return entries_address(
-            layout, lengths, layout.slot_of[lengths.device] + 1, filled, m, positions, visible
-        )
-    at = layout.slots[lengths.shared + depth] + beyond
-    return shared_address(layout.slots[lengths.shared] + 1, filled, m, slice(at, at + 1), visible)
-
-
 def shared_address(
     base: int, first: int, n: int, positions: Tensor | slice, visible: Tensor | None
 ) -> Address:
-    """As ``entries_address``, of prompts that have the same length."""
-    start, stop = base + first, base + first + n
-    return Address(
-        slice(start, stop),
-        positions,
-        None if visible is None else F.pad(visible[:, None], (base, 0)),
-        stop,
-    )
+    """As ``Cursor.entries``, for prompts of the same length."""
+    start = base + first
+    mask = None
+    if visible is not None:
+        mask = F.pad(visible[:, None], (base, 0))
+    return Address(slice(start, start + n), positions, mask, start + n)
 
 
-def entries_address(
-    layout: Layout,
-    lengths: Lengths,
-    base: Tensor,
-    first: int,
-    n: int,
-    positions: Tensor,
-    visible: Tensor | None,
-) -> Address:
-    """Prompts of different lengths: ``n`` entries in slots base [B] + ``first`` …, all before base
-    attended to.
+class Cursor(NamedTuple):
+    """The end of the committed tokens in one cache, from which new inputs are addressed."""
 
-    visible: additive [b, n, first + n] over the slots from base on; None: all.
-    """
-    width = first + n
-    span = lengths.span or layout.slots[max(lengths.host or (0,))] + 1 + width
-    span = min(span, layout.capacity)
-    # [B, span], entry number where ≥ 0
-    column = torch.arange(span, device=base.device) - base[:, None]
-    if visible is None:
-        visible = torch.zeros(1, n, width, device=base.device)
-    index = column.clamp(0, width - 1)[:, None].expand(-1, n, -1)
-    entries = visible.expand(len(base), -1, -1).gather(-1, index)
-    entries = entries.masked_fill(column[:, None] >= width, -torch.inf)
-    mask = torch.where(column[:, None] < 0, 0.0, entries)[:, None]
-    return Address(
-        base[:, None] + torch.arange(first, width, device=base.device), positions, mask, span
-    )
+    layout: Layout
+    lengths: Lengths  # committed image tokens
+    shared: int | None  # see ``Lengths.shared``
+    span: Span | None = None  # while a CUDA graph is recorded
+
+    @classmethod
+    def at(cls, layout: Layout, lengths: Lengths, span: Span | None) -> Cursor:
+        return cls(layout, lengths, lengths.shared, span)
+
+    def tree(self, tree: Tree, visible: Tensor | None, is_chain: bool) -> Address:
+        """A draft tree without row ends; visible: additive [b, N, N] of its ancestors, None for a
+        lone root.
+        """
+        n = tree.depth.shape[1]
+        if self.shared is None:
+            root = self.layout.slot_of[self.lengths.device]
+            return self.entries(root, 0, n, root[:, None] + tree.depth, visible)
+        base = self.layout.slots[self.shared]
+        if is_chain:
+            return shared_address(base, 0, n, slice(base, base + n), visible)
+        return shared_address(base, 0, n, tree.depth + base, visible)
+
+    def append(self, new: Lengths, n: int) -> Address:
+        """The last ``new`` ≤ n committed tokens of every prompt, none of them after a row end; the
+        rest of n is void.
+        """
+        layout = self.layout
+        visible = None if n == 1 else causal(n, new.device.device)
+        fresh = new.shared
+        if self.shared is None or fresh is None:
+            # the slot after the tokens before
+            after = layout.slot_of[self.lengths.device - new.device] + 1
+            offsets = torch.arange(layout.lag, layout.lag + n, device=after.device)
+            return self.entries(after, 0, n, after[:, None] + offsets, visible)
+        base = layout.slots[self.shared - fresh] + 1
+        positions = slice(base + layout.lag, base + layout.lag + n)
+        return shared_address(base, 0, n, positions, visible)
+
+    def level(
+        self, filled: int, m: int, depth: int, visible: Tensor | None, past: int = 0
+    ) -> Address:
+        """``m`` drafted nodes at ``depth`` in the next slots after ``filled`` ones of this step.
+
+        visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes
+        of that depth.
+        """
+        layout = self.layout
+        beyond = layout.lag + past
+        if self.shared is None:
+            positions = (layout.slot_of[self.lengths.device + depth] + beyond)[:, None]
+            base = layout.slot_of[self.lengths.device] + 1
+            return self.entries(base, filled, m, positions, visible)
+        position = layout.slots[self.shared + depth] + beyond
+        base_slot = layout.slots[self.shared] + 1
+        return shared_address(base_slot, filled, m, slice(position, position + 1), visible)
+
+    def entries(
+        self, base: Tensor, first: int, n: int, positions: Tensor, visible: Tensor | None
+    ) -> Address:
+        """``n`` entries in slots base [B] + ``first`` … of prompts of different lengths; all
+        before base is attended to.
+
+        visible: additive [b, n, first + n] over the slots from base on; None: all.
+        """
+        width = first + n
+        span = min(self.reach(width), self.layout.capacity)
+        # [B, span], entry number if ≥ 0
+        column = torch.arange(span, device=base.device) - base[:, None]
+        if visible is None:
+            visible = torch.zeros(1, n, width, device=base.device)
+        index = column.clamp(0, width - 1)[:, None].expand(-1, n, -1)
+        entries = visible.expand(len(base), -1, -1).gather(-1, index)
+        entries = entries.masked_fill(column[:, None] >= width, -torch.inf)
+        mask = torch.where(column[:, None] < 0, 0.0, entries)[:, None]
+        slots = base[:, None] + torch.arange(first, width, device=base.device)
+        return Address(slots, positions, mask, span)
+
+    def reach(self, width: int) -> int:
+        """Return how many slots hold the committed tokens and ``width`` more."""
+        if self.span is not None:
+            return self.span()
+        return self.layout.slots[self.lengths.longest] + 1 + width

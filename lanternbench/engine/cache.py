@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.address import Address, Layout, Lengths, additive
-from lanternbench.models.transformer import DecoderConfig, Put
+from lanternbench.engine.address import Address, Cursor, Layout, Lengths, Span
+from lanternbench.engine.draft import additive
+from lanternbench.models.transformer import AuxStates, DecoderConfig, Put
 
 
 class DecoderCache:
@@ -59,7 +60,9 @@ class DecoderCache:
         if self.pads is not None:
             self.pads.zero_()
 
-    def forward(self, x: Tensor, at: Address, last: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, at: Address, last: bool = False, aux: AuxStates | None = None
+    ) -> Tensor:
         """x [R, n, dim] -> states [R, n, dim], or [R, 1, dim] of the ``last`` input alone."""
         rope = self.rope[at.positions]
         if isinstance(at.positions, Tensor):
@@ -74,6 +77,8 @@ class DecoderCache:
             put = self._write_run(at.slots.start, at.span)
         else:
             put = self._write_places(self.places(at.slots), at.span)
+        if aux is not None:
+            return self.net(x, rope, mask, put, last, aux)
         return self.net(x, rope, mask, put, last)
 
     def _write_run(self, start: int, span: int) -> Put:
@@ -106,13 +111,19 @@ class DecoderCache:
             return self.forward(x, at, True)
         return self.states_at(self.forward(x, at), (count.device - 1).clamp(min=0)[:, None])
 
-    def prefill(self, x: Tensor, at: Address, valid: Tensor) -> Tensor:
+    def prefill(
+        self, x: Tensor, at: Address, valid: Tensor, aux: AuxStates | None = None
+    ) -> Tensor:
         """The prompt x [R, P, dim] -> states; from then on its slots that are not valid [R, P] are
         hidden.
         """
-        states = self.forward(x, at)
+        states = self.forward(x, at, aux=aux)
         self.hide_pads(valid)
         return states
+
+    def cursor(self, lengths: Lengths, span: Span | None) -> Cursor:
+        """The end of ``lengths`` committed image tokens."""
+        return Cursor.at(self.layout, lengths, span)
 
     def hide_pads(self, valid: Tensor) -> None:
         if not bool(valid.all()):

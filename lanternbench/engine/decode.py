@@ -1,36 +1,373 @@
-"""The decode loop, for every method and any batch.  A step is draft → forward → verify → commit."""
+"""The decode loop and the step, for every method, order and batch.
 
-from collections.abc import Callable, Hashable
+A step runs four stages, and a strategy says what happens in each:
+
+    1. draft     ``propose``: which tokens may come next, as a tree or as several rows
+    2. forward   ``feed``: where they stand; the target reads them all at once
+    3. decide    ``decide``: which of them are committed, and which token ends the step
+    4. update    ``update`` on the device, and ``plan`` on the host, prepare the next draft
+
+Between 3 and 4 ``apply`` writes what was decided: the one moment of a step in which the host waits
+for the device.  The stages hand named values to each other: a draft, ``Feed``, ``Outputs``,
+``Commit``.
+
+B prompts, N nodes, D depth of a tree, A new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.carry import select
-from lanternbench.engine.draft import Draft
+from lanternbench.engine import row_ends
+from lanternbench.engine.address import Cursor, Lengths
+from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.carry import PerPrompt, select
+from lanternbench.engine.draft import Draft, VerifyResult, additive
 from lanternbench.engine.opening import begin, row_seed
-from lanternbench.engine.proposal import Proposal
-from lanternbench.engine.recording import Recordings, Work
+from lanternbench.engine.proposal import Proposal, Size
+from lanternbench.engine.recording import Recordings
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import (
-    CommitPlan,
+    Commit,
     DecodeState,
+    Feed,
+    LastCommit,
+    Outputs,
+    Progress,
     StepResult,
-    TreeStates,
-    commit,
-    forward,
-    plan_commit,
 )
-from lanternbench.engine.trace import Generation, Log
-from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
+from lanternbench.engine.trace import Generation, Log, Trace
+from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import AuxStates
 from lanternbench.registry import plugin_errors
 
-Step = Callable[..., tuple[Any, Any]]  # see ``step``
+Run = Callable[..., Any]  # (phase, work, *arguments) -> work(state, *arguments)
+D = TypeVar("D")  # a draft
+R = TypeVar("R")  # the result of a step
+
+
+def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> tuple[Any, Any]:
+    """Run one forward pass of the target, which commits at least one token per unfinished prompt.
+
+    ``carried``: the strategy's state.  Each phase is launched operation by operation, or replayed
+    as one CUDA graph.  Returns the strategy's next state, and the result of the step.
+    """
+    strategy = decoder.strategy
+    run = phases(decoder, state, carried)
+    u = state.uniforms.select(1, state.steps)
+
+    # 1. Draft the tokens that may come next.
+    draft = run("draft", strategy.propose, carried, u)
+
+    # 2. The target reads them all at once.
+    outputs = run("verify", read, strategy, draft)
+
+    # 3. Decide which of them are committed, and write these.
+    commit, result = run("commit", strategy.decide, draft, outputs, u)
+    if state.trace is not None:
+        with state.clock.aside("commit"):
+            strategy.record(state.trace, state.prompts, result)
+    figures = apply(state, commit)
+
+    # 4. Prepare the next draft, on the device and on the host.
+    if strategy.updates:
+        carried = run("update", strategy.update, carried, result)
+    return strategy.plan(state, carried, result, figures), result
+
+
+def read(state: DecodeState, strategy: Strategy[D, Any], draft: D) -> Outputs:
+    return forward(state, strategy.feed(state, draft))
+
+
+def forward(state: DecodeState, feed: Feed) -> Outputs:
+    """Run the target over all inputs at once."""
+    state.clock.tick("other")
+    cache = state.cache
+    x = cache.all_rows(state.target.model.tok_embeddings(feed.tokens))
+    if feed.row_ends is not None and cache.row_end is not None:
+        x = torch.where(cache.per_row(feed.row_ends)[..., None], cache.row_end, x)
+    aux = AuxStates(state.aux_layers) if state.aux_layers else None
+    states = cache.forward(x, feed.address, aux=aux)
+    features = states if aux is None else aux.joined(states)
+    deciding = at_reads(cache, states, feed.reads)
+    logits = state.target.model.logits(deciding, state.guidance)
+    state.clock.tick("verify")
+    if aux is not None:
+        deciding = at_reads(cache, features, feed.reads)
+    return Outputs(logits, deciding, features)
+
+
+def at_reads(cache: DecoderCache, states: Tensor, reads: Tensor | slice | None) -> Tensor:
+    """states [R, n, dim] -> [R, N, dim], those from which the step decides; see ``Feed``."""
+    if reads is None:
+        return states
+    if isinstance(reads, slice):
+        return states[:, reads]
+    return cache.states_at(states, reads)
+
+
+def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
+    """Write the new tokens, move cache entries and advance.
+
+    The host waits for the device here and nowhere else.  Returns the commit's ``figures``.
+    """
+    now = state.now
+    if isinstance(commit.positions, slice):
+        now.tokens[:, commit.positions] = commit.tokens
+    else:
+        now.tokens.scatter_(1, commit.positions, commit.tokens)
+    if commit.moves is not None:
+        state.cache.move(*commit.moves)
+    state.health += commit.health
+    figures: list[list[int]] = commit.figures.tolist()
+    state.syncs += 1
+    state.steps += 1
+    length = PerPrompt([row[0] for row in figures])
+    before = now.length.host or ()
+    counts = PerPrompt([n - old for n, old in zip(length, before, strict=True)])
+    advance = Lengths(commit.advance, counts)
+    last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
+    if state.target.graphs is None:  # recorded phases need fixed shapes
+        new = max(counts)
+        before = None if commit.before is None else commit.before[:, :new]
+        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, before)
+    state.now = Progress(Lengths(commit.length, length), commit.root, now.tokens, last)
+    state.clock.tick("commit")
+    return figures
+
+
+def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> Run:
+    """Return what runs the phases of the next step."""
+    if state.target.graphs is None:
+        return partial(launch, state)
+    strategy = decoder.strategy
+    span = strategy.reach(state, carried)
+    return partial(decoder.recordings.replay, state, strategy.bucket(carried), span)
+
+
+def launch(state: DecodeState, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a phase operation by operation."""
+    return work(state, *arguments)
+
+
+class Strategy(Generic[D, R]):
+    """How tokens are drafted and committed: by draft trees, or several rows at once.
+
+    ``carried`` is its state, of what ``engine.carry`` describes.  ``propose``, ``feed``,
+    ``decide`` and ``update`` are recorded as CUDA graphs: they may read tensors alone.
+    """
+
+    proposer: Any  # sizes of drafts, see ``Growing``
+    rule: AcceptanceRule
+    residual: Residual
+    rates: Tensor | None  # [D + 1, D] if acceptance is simulated: ``simulation.reach``
+    in_raster_order: bool = True
+    updates: bool = False  # whether ``update`` does anything
+
+    def begin(self, state: DecodeState) -> Any:
+        """Return the initial state, after the target's prefill."""
+        raise NotImplementedError
+
+    def propose(self, state: DecodeState, carried: Any, u: Tensor) -> D:
+        """Return the next draft, from the step's uniforms u [B, U]."""
+        raise NotImplementedError
+
+    def feed(self, state: DecodeState, draft: D) -> Feed:
+        """Return the inputs of the target's forward pass."""
+        raise NotImplementedError
+
+    def decide(
+        self, state: DecodeState, draft: D, outputs: Outputs, u: Tensor
+    ) -> tuple[Commit, R]:
+        """Return what the step commits, and its result."""
+        raise NotImplementedError
+
+    def update(self, state: DecodeState, carried: Any, result: R) -> Any:
+        """Return the next state, by work on the device."""
+        return carried
+
+    def plan(self, state: DecodeState, carried: Any, result: R, figures: list[list[int]]) -> Any:
+        """Return the next state, by work on the host, which has the commit's ``figures``."""
+        return carried
+
+    def record(self, trace: Trace, prompts: Tensor, result: R) -> None:
+        """Store the distributions of a step; prompts [B, 1]: rows of the trace."""
+        raise NotImplementedError
+
+    def sizes(self, carried: Any, result: R) -> Sequence[Size]:
+        """Return depth and nodes of each prompt's draft in the step that began with ``carried``."""
+        raise NotImplementedError
+
+    def bucket(self, carried: Any) -> Hashable:
+        """Return a key for the shapes of the next draft if they change between steps."""
+        return None
+
+    def reach(self, state: DecodeState, carried: Any) -> int:
+        """Return how many cache slots the next step reads at most."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Speculation(Strategy[Draft, StepResult]):
+    """Draft trees, each verified by one forward pass over all its nodes."""
+
+    proposer: Proposal
+    rule: AcceptanceRule
+    residual: Residual
+    rates: Tensor | None = None
+
+    @cached_property
+    def updates(self) -> bool:  # type: ignore[override]
+        return self.proposer.updates
+
+    @cached_property
+    def plans(self) -> bool:
+        return self.proposer.plans
+
+    def begin(self, state: DecodeState) -> Any:
+        return self.proposer.begin(state)
+
+    def propose(self, state: DecodeState, carried: Any, u: Tensor) -> Draft:
+        return self.proposer.draft(state, carried, u[:, state.max_nodes :])
+
+    def feed(self, state: DecodeState, draft: Draft) -> Feed:
+        tree = draft.tree
+        cursor = Cursor.at(state.cache.layout, state.now.length, state.span)
+        if cursor.layout.any_row_end(cursor.lengths, tree.max_depth):
+            return row_ends.tree_feed(cursor, draft)
+        mask = additive(tree.ancestors) if draft.static is None else draft.static.mask
+        return Feed(draft.tokens, cursor.tree(tree, mask, draft.is_chain))
+
+    def decide(
+        self, state: DecodeState, draft: Draft, outputs: Outputs, u: Tensor
+    ) -> tuple[Commit, StepResult]:
+        q = state.warp(outputs.logits)
+        uniforms = self.uniforms(state, u)
+        verified = self.verify(draft, q, uniforms, state.warp.greedy)
+        result = StepResult(draft, q, verified, state.now.length.device, uniforms)
+        return tree_commit(state, result, outputs), result
+
+    def uniforms(self, state: DecodeState, u: Tensor) -> Uniforms:
+        """Split the step's uniforms; a rule may also need those that belong to image positions."""
+        nodes = state.max_nodes
+        by_position = None
+        if self.rule.by_position:
+            positions = state.now.length.device[:, None] + state.columns[:nodes]
+            first = state.uniforms[..., 0]
+            by_position = first.gather(1, positions.clamp_(max=state.limit))
+        return Uniforms(u[:, :nodes], u[:, nodes:], by_position)
+
+    def verify(self, draft: Draft, q: Tensor, u: Uniforms, greedy: bool) -> VerifyResult:
+        """Return which drafted tokens are accepted, and the token that ends the step."""
+        verified = self.rule.verify(draft, q, u, self.residual, greedy)
+        if self.rates is not None:
+            verified = simulate(draft, verified, self.rates, u.verify[:, -1])
+        return verified
+
+    def update(self, state: DecodeState, carried: Any, result: StepResult) -> Any:
+        return self.proposer.update(state, carried, result)
+
+    def plan(
+        self, state: DecodeState, carried: Any, result: StepResult, figures: list[list[int]]
+    ) -> Any:
+        if not self.plans:
+            return carried
+        return self.proposer.plan(state, carried)
+
+    def record(self, trace: Trace, prompts: Tensor, result: StepResult) -> None:
+        trace.record(prompts, result)
+
+    def sizes(self, carried: Any, result: StepResult) -> Sequence[Size]:
+        tree = result.draft.tree
+        whole = ((tree.max_depth, tree.nodes),) * len(result.start)
+        return self.proposer.sizes(carried) or whole
+
+    def bucket(self, carried: Any) -> Hashable:
+        return self.proposer.bucket(carried)
+
+    def reach(self, state: DecodeState, carried: Any) -> int:
+        layout = state.cache.layout
+        drafted = max(self.proposer.nodes, self.proposer.max_step_slots)
+        if layout.width:
+            drafted = 2 * drafted + 1
+        return layout.slots[state.now.length.longest] + 1 + drafted
+
+
+def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Commit:
+    """Return the new tokens, states, lengths and cache moves of a verification."""
+    draft, q, verified, start, _ = result
+    path = verified.path
+    depth = path.shape[1] - 1
+    columns = state.columns[: depth + 1]
+    cursor = Cursor.at(state.cache.layout, state.now.length, state.span)
+    length = (start + verified.accepted).add_(1).clamp_(max=state.limit)
+    health = q.select(2, 0).sum()
+    if draft.p is not None:
+        health.add_(draft.p.select(2, 0).sum())
+    positions: Tensor | slice
+    if cursor.shared is None:
+        positions = start[:, None] + columns
+    else:
+        positions = slice(cursor.shared, cursor.shared + depth + 1)
+    commit = Commit(
+        tokens=committed_tokens(draft, verified),
+        positions=positions,
+        advance=length - start,
+        length=length,
+        root=verified.token,
+        figures=length[:, None],
+        health=health,
+        hidden=outputs.features,
+    )
+    nodes = draft.tree.nodes
+    has_row_ends = outputs.inputs.shape[1] > nodes
+    if not has_row_ends and (draft.is_chain or depth == 0):
+        return commit  # every node is where it belongs
+    cache = state.cache
+    hidden = cache.states_at(outputs.features, path)
+    if has_row_ends:
+        computed, belong = row_ends.path_slots(cursor, path, columns, nodes)
+        before = cache.states_at(outputs.inputs, path)
+    else:
+        root = cursor.layout.slot_of[start][:, None]
+        computed, belong = root + path, root + columns
+        before = None
+    moves = (cache.places(computed), cache.places(belong))
+    return commit._replace(hidden=hidden, before=before, moves=moves)
+
+
+def committed_tokens(draft: Draft, verified: VerifyResult) -> Tensor:
+    """Return the accepted tokens and the one after them: [B, D + 1]."""
+    token = verified.token.unsqueeze(1)
+    depth = verified.path.shape[1] - 1
+    if depth == 0:
+        return token
+    tokens = draft.tokens if draft.is_chain else draft.tokens.gather(1, verified.path)
+    tokens = torch.cat([tokens.narrow(1, 1, depth), token], 1)
+    return tokens.scatter_(1, verified.accepted.unsqueeze(1), token)
+
+
+class Described(Protocol):
+    """What the engine knows of a method."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def lossless(self) -> bool: ...
+    @property
+    def parts(self) -> tuple[Any, ...]: ...
 
 
 @dataclass
@@ -38,19 +375,31 @@ class SpeculativeDecoder:
     """A method made ready for a target: build once, use for any number of prompts."""
 
     target: Target
-    method: Any  # methods.method.Method: its key seeds the draws
+    method: Described  # its key seeds the draws
     warp: Warp
     guidance: float
-    proposer: Proposal
-    rule: AcceptanceRule
-    residual: Residual
-    rates: Tensor | None = None  # [D + 1, D] where acceptance is simulated: ``simulation.reach``
+    strategy: Strategy[Any, Any]
     recordings: Recordings = field(default_factory=Recordings)
-    step: Step | None = None  # in place of ``step`` below, for an order other than raster
+
+    @property
+    def proposer(self) -> Any:
+        return self.strategy.proposer
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        return self.strategy.rule
+
+    @property
+    def residual(self) -> Residual:
+        return self.strategy.residual
+
+    @property
+    def rates(self) -> Tensor | None:
+        return self.strategy.rates
 
     @property
     def lossless(self) -> bool | None:
-        """Does the method claim to keep the target's distribution?  None where acceptance is
+        """Whether the method claims to keep the target's distribution; None if acceptance is
         simulated.
         """
         return self.method.lossless if self.rates is None else None
@@ -59,15 +408,6 @@ class SpeculativeDecoder:
     def parts(self) -> tuple[Any, ...]:
         """The method's components, and the target's model."""
         return (*self.method.parts, self.residual, self.target.model)
-
-    def verify(
-        self, state: DecodeState, draft: Draft, states: TreeStates, q: Tensor, u: Uniforms
-    ) -> tuple[VerifyResult, CommitPlan]:
-        """Which drafted tokens are accepted, and the changes to the state that follow."""
-        result = self.rule.verify(draft, q, u, self.residual, state.warp.greedy)
-        if self.rates is not None:
-            result = simulate(draft, result, self.rates, u.verify[:, -1])
-        return result, plan_commit(state, draft, result, states)
 
 
 @torch.inference_mode()
@@ -85,27 +425,24 @@ def generate(
 
     ``keys``: the captions by default.  ``trace``: keep the distributions of target and drafter.
     ``max_steps``: stop early, for warm-ups.  ``on_step``: called after every step with the batch's
-    tokens so far and in all. Raises UserError for NaN or infinite logits, and in place of any
+    tokens so far and in all.  Raises UserError for NaN or infinite logits, and in place of any
     exception that a plug-in raises.
     """
     with plugin_errors(*decoder.parts):
         began = perf_counter()
         seeds = [row_seed(seed, key, decoder.method.key) for key in (keys or captions)]
-        state, proposer_state = begin(decoder, captions, seeds, trace)
+        state, carried = begin(decoder, captions, seeds, trace)
         state.clock.start()  # waits for the device
-        log, tokens = Log(state), state.batch  # the prefill gives each its first token
+        log = Log(state)
+        tokens = state.batch  # the prefill gives each its first token
         encode_s = perf_counter() - began
-        advance = decoder.step or step
         while state.active and state.steps != max_steps:
             if prompts := state.unfinished():
-                proposer_state = select(proposer_state, prompts, state.batch)
+                carried = select(carried, prompts, state.batch)
                 state.select(prompts)
-            sizes = decoder.proposer.sizes(proposer_state)
-            proposer_state, result = advance(decoder, state, proposer_state)
-            log.note(
-                state,
-                sizes or ((result.draft.tree.max_depth, result.draft.tree.nodes),) * state.batch,
-            )
+            begun_with = carried
+            carried, result = step(decoder, state, begun_with)
+            log.note(state, decoder.strategy.sizes(begun_with, result))
             if on_step is not None:
                 tokens += sum(state.now.last.advance.host or ())
                 on_step(tokens, state.limit * len(captions))
@@ -115,42 +452,7 @@ def generate(
             state.trace.cut(state.limit)
         if not bool(state.health.isfinite()):
             raise UserError(
-                f"the logits of target '{state.target.name}' or its drafter became NaN or infinite while "
-                f"'{decoder.method.label}' decoded; check the weights, or give --dtype float32"
+                f"the logits of target '{state.target.name}' or its drafter became NaN or infinite "
+                f"while '{decoder.method.label}' decoded; check the weights, or give --dtype float32"
             )
         return log.generations(state, encode_s, decode_s)
-
-
-def step(
-    decoder: SpeculativeDecoder, state: DecodeState, proposer_state: Any
-) -> tuple[Any, StepResult]:
-    """One target forward that verifies a draft tree and commits at least one token per unfinished
-    prompt.
-
-    Each phase is launched, or replayed as one CUDA graph.  Returns the proposer's next state, and
-    what was done.
-    """
-    run, bucket = launch, None
-    if state.target.graphs is not None:
-        run, bucket = decoder.recordings.replay, decoder.proposer.bucket(proposer_state)
-    u = state.step_uniforms(decoder.rule.by_position)
-    draft = run(state, "draft", bucket, decoder.proposer.draft, proposer_state, u.draft)
-    states, q, health = run(state, "verify", None, check, draft)
-    state.health += health
-    result, plan = run(state, "commit", None, decoder.verify, draft, states, q, u)
-    done = StepResult(draft, q, result, commit(state, draft, result, q, plan), u)
-    return decoder.proposer.update(state, proposer_state, done), done
-
-
-def launch(state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any) -> Any:
-    """Run a phase operation by operation; see ``Recordings.replay``."""
-    return work(state, *arguments)
-
-
-def check(state: DecodeState, draft: Draft) -> tuple[TreeStates, Tensor, Tensor]:
-    """The target's forward, and a scalar that turns NaN with any distribution: one NaN or infinite
-    logit suffices.
-    """
-    states, q = forward(state, draft)
-    total = q.select(2, 0).sum()
-    return states, q, total if draft.p is None else total.add_(draft.p.select(2, 0).sum())

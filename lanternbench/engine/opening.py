@@ -1,7 +1,7 @@
 """The beginning of a decode: caches and uniforms are allocated, the prompt is read, the first
 token is drawn.
 
-And the target's distributions over finished images, by one plain forward pass: no cache, no step.
+Also the target's distributions over finished images, by one plain forward pass: no cache, no step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lanternbench.engine.address import Lengths, prefix_address, raster
+from lanternbench.engine.address import Layout, Lengths, prefix_address, raster
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
@@ -24,6 +24,8 @@ from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.target import Prefix, Target
+from lanternbench.models.transformer import AuxStates
+from lanternbench.utils.graph_capture import Graphs
 
 if TYPE_CHECKING:
     from lanternbench.engine.decode import SpeculativeDecoder
@@ -31,40 +33,33 @@ if TYPE_CHECKING:
 # a recorded decode's caches have a multiple of this many slots, so that prompts and methods share
 # them
 CAPACITY = 512
-LOGITS = 1 << 25  # numbers of the largest temporary of a plain forward
+LOGITS = 1 << 25  # numbers of the largest temporary of a plain forward pass
 
 
 def start(
     decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool
 ) -> DecodeState:
-    """The state after prefill and first token."""
-    target, proposer = decoder.target, decoder.proposer
-    prefix, nodes, aux = (
-        target.prefix(captions, decoder.guidance),
-        proposer.nodes,
-        proposer.aux_layers,
-    )
+    """Return the state after prefill and first token."""
+    target = decoder.target
+    proposer = decoder.proposer
+    nodes = proposer.nodes
+    prefix = target.prefix(captions, decoder.guidance)
     slots = max(nodes, proposer.max_step_slots)
-    cache = open_cache(target, target.model, prefix, slots, aux_layers=aux)
-    u, clock = (
-        row_uniforms(seeds, target.length, nodes + proposer.uniforms, target.device),
-        Clock(target.device),
-    )
     state = DecodeState(
-        target,
-        decoder.warp,
-        decoder.guidance,
-        seeds,
-        prefix,
-        cache,
-        u,
-        nodes,
-        slots,
-        clock,
-        aux_layers=aux,
+        target=target,
+        warp=decoder.warp,
+        guidance=decoder.guidance,
+        seeds=seeds,
+        prefix=prefix,
+        cache=open_cache(target, target.model, prefix, slots),
+        uniforms=row_uniforms(seeds, target.length, nodes + proposer.uniforms, target.device),
+        max_nodes=nodes,
+        clock=Clock(target.device),
+        aux_layers=proposer.aux_layers,
     )
     if trace:
-        length, width = target.length + nodes + 1, max(proposer.width, 1)
+        length = target.length + nodes + 1
+        width = max(proposer.width, 1)
         state.trace = Trace(state.batch, length, target.vocab, width, target.device)
     prefill(state)
     return state
@@ -73,11 +68,11 @@ def start(
 def begin(
     decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool = False
 ) -> tuple[DecodeState, Any]:
-    """The state after prefill and first token, and the proposer's state."""
+    """Return the state after prefill and first token, and the strategy's state."""
     state = start(decoder, captions, seeds, trace)
-    drafting = decoder.proposer.begin(state)
+    carried = decoder.strategy.begin(state)
     state.prefix_states = None  # drafters have read them
-    return state, drafting
+    return state, carried
 
 
 def row_seed(seed: int, key: str, method: str) -> int:
@@ -88,9 +83,10 @@ def row_seed(seed: int, key: str, method: str) -> int:
 
 def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device) -> Tensor:
     """Uniforms [B, length + 1, count]: a row per step, and the last row for token 0."""
-    draws = [
-        torch.rand(length + 1, count, generator=torch.Generator().manual_seed(s)) for s in seeds
-    ]
+    draws: list[Tensor] = []
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        draws.append(torch.rand(length + 1, count, generator=generator))
     return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
 
 
@@ -98,19 +94,24 @@ def prefill(state: DecodeState) -> None:
     """Run the prompt and draw the first token."""
     prefix = state.prefix
     at = prefix_address(prefix.valid, 0, state.target.pad_rows)
-    hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid)
-    q = state.warp(state.logits(hidden[:, -1:]))  # [B, 1, V]
-    first = q[:, 0].argmax(-1) if state.warp.greedy else draw(q[:, 0], state.uniforms[:, -1, 0])
-    tokens = torch.zeros(
-        state.batch, state.limit + state.max_nodes + 1, dtype=torch.long, device=state.device
-    )
+    aux = AuxStates(state.aux_layers) if state.aux_layers else None
+    hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid, aux)
+    features = hidden if aux is None else aux.joined(hidden)
+    logits = state.target.model.logits(hidden[:, -1:], state.guidance)
+    q = state.warp(logits)[:, 0]
+    first = q.argmax(-1) if state.warp.greedy else draw(q, state.uniforms[:, -1, 0])
+    length = state.limit + state.max_nodes + 1
+    tokens = torch.zeros(state.batch, length, dtype=torch.long, device=state.device)
     tokens[:, 0] = first
-    one = Lengths.of(torch.ones_like(first), PerPrompt((1,) * state.batch))
-    last = LastCommit(hidden[:, -1:], first[:, None], one._replace(device=one.device.clone()))
+    host = PerPrompt((1,) * state.batch)
+    one = Lengths(torch.ones_like(first), host)
+    advance = Lengths(torch.ones_like(first), host)
+    last = LastCommit(features[:, -1:], first[:, None], advance)
     state.now = Progress(one, first, tokens, last)
-    state.first, state.prefix_states = q[:, 0], hidden
+    state.first = q
+    state.prefix_states = features
     if state.trace is not None:
-        state.trace.q[:, 0] = state.first
+        state.trace.q[:, 0] = q
 
 
 def open_cache(
@@ -120,46 +121,56 @@ def open_cache(
     step_slots: int,
     lm: Any = None,
     row_ends: bool = True,
-    aux_layers: tuple[int, ...] = (),
 ) -> DecoderCache:
-    """A cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a step
-    fills at most.
+    """Return a cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a
+    step fills at most.
 
     ``lm``: the decoder whose rotary table it uses, one position ahead of its slots; None: its own.
-    ``row_ends``: have
-    they slots?  ``aux_layers``: see ``transformer.Stack``.
+    ``row_ends``: whether they have slots.
     """
-    rows, positions = prefix.valid.shape
-    width, graphs = target.row_width, target.graphs
-    drafts = step_slots * (2 if width else 1)  # row ends included
+    like = prefix.embeddings
+    positions = prefix.valid.shape[1]
+    width = target.row_width
+    drafts = 2 * step_slots if width else step_slots
     capacity = positions + target.image_slots + drafts + 2  # the last slot is never read
-    if graphs is not None:
+    if target.graphs is not None:
         capacity = -(-capacity // CAPACITY) * CAPACITY
-    like, key = prefix.embeddings, (id(net), rows, capacity, prefix.embeddings.dtype)
-    config, lag = net.config.decoder, int(lm is not None)
-    rope = net.position_table(positions) if lm is None else lm.rotary_table(positions)
-    layout = raster(
-        target.length, width if row_ends else 0, positions - lag, lag, capacity, like.device
-    )
-    run = (lambda *inputs: net(*inputs, aux_layers)) if aux_layers else net
-    if graphs is None:
-        cache = DecoderCache(run, config, layout, rows, rope, like)
-    # recordings have addresses of memory: caches of one size share it, whatever the length of
-    # their prompts
+    if lm is None:
+        lag = 0
+        rope = net.position_table(positions)
     else:
-        if key not in graphs.caches:
-            unshared = replace(layout, slot_of=layout.slot_of.clone())
-            shared = graphs.caches[key] = DecoderCache(run, config, unshared, rows, rope, like)
-            shared.pads = torch.zeros(rows, 1, 1, capacity, dtype=like.dtype, device=like.device)
-        cache = copy(graphs.caches[key])
-        cache.net, cache.layout = (
-            run,
-            replace(layout, slot_of=cache.layout.slot_of.copy_(layout.slot_of)),
-        )
-        cache.reset(rope)
+        lag = 1
+        rope = lm.rotary_table(positions)
+    columns = width if row_ends else 0
+    layout = raster(target.length, columns, positions - lag, lag, capacity, like.device)
+    if target.graphs is None:
+        rows = prefix.valid.shape[0]
+        cache = DecoderCache(net, net.config.decoder, layout, rows, rope, like)
+    else:
+        cache = shared_cache(target.graphs, net, layout, rope, like)
     if target.row_end is not None and row_ends:
         ids = torch.tensor(target.row_end, device=like.device)
         cache.row_end = net.prompt_embeddings(ids) if lm is None else net.embed_prompt(ids, lm)
+    return cache
+
+
+def shared_cache(
+    graphs: Graphs, net: Any, layout: Layout, rope: Tensor, like: Tensor
+) -> DecoderCache:
+    """Return an empty cache in memory that all decodes of this size share, whatever the length of
+    their prompts: recordings have addresses of memory.
+    """
+    rows = len(like)
+    key = (id(net), rows, layout.capacity, like.dtype)
+    if key not in graphs.caches:
+        unshared = replace(layout, slot_of=layout.slot_of.clone())
+        new = DecoderCache(net, net.config.decoder, unshared, rows, rope, like)
+        new.pads = torch.zeros(rows, 1, 1, layout.capacity, dtype=like.dtype, device=like.device)
+        graphs.caches[key] = new
+    cache = copy(graphs.caches[key])
+    slot_of = cache.layout.slot_of.copy_(layout.slot_of)
+    cache.layout = replace(layout, slot_of=slot_of)
+    cache.reset(rope)
     return cache
 
 
@@ -169,10 +180,10 @@ def teacher_forced(
     """q of every token given all that precede it in raster order: tokens [B, L] -> [B, L, V],
     image by image.
     """
-    images = range(len(tokens))
-    return torch.cat(
-        [torch.cat(list(pieces(target, prefix, tokens, i, guidance, warp)), 1) for i in images]
-    )
+    images: list[Tensor] = []
+    for i in range(len(tokens)):
+        images.append(torch.cat(list(pieces(target, prefix, tokens, i, guidance, warp)), 1))
+    return torch.cat(images)
 
 
 def pieces(
@@ -187,24 +198,29 @@ def pieces(
     memory.
     """
     rows = slice(i, None, len(tokens))  # conditional and unconditional
-    embeddings, valid = prefix.embeddings[rows], prefix.valid[rows]
+    embeddings = prefix.embeddings[rows]
+    valid = prefix.valid[rows]
     hidden = _hidden(target, embeddings, valid, tokens[i].expand(len(valid), -1))
-    for some in hidden.split(max(1, LOGITS // (len(valid) * target.vocab)), 1):
-        yield warp(target.model.logits(some, guidance))
+    positions = max(1, LOGITS // (len(valid) * target.vocab))
+    for part in torch.split(hidden, positions, 1):
+        yield warp(target.model.logits(part, guidance))
 
 
 def _hidden(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-    """The states that predict tokens [R, L], with an end after each row but the last where the
-    model writes one.
+    """The states that predict tokens [R, L], with an end after each row but the last if the model
+    writes one.
     """
-    model, length, width = target.model, tokens.shape[1], target.grid[1]
+    model = target.model
     if target.row_end is None:
         return model.teacher_forced(prefix, valid, tokens)
-    rows = model.tok_embeddings(tokens).unflatten(1, (-1, width))
+    width = target.grid[1]
+    rows = model.tok_embeddings(tokens.view(len(tokens), -1, width))
     end = model.prompt_embeddings(torch.tensor(target.row_end, device=tokens.device))
     # nothing reads the last two
     image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]
     x = torch.cat([prefix, image], 1)
-    n, t = x.shape[1], torch.arange(length, device=x.device)
-    states = model(x, model.position_table(valid.shape[1])[None, :n, None], prefix_mask(valid, n))
+    n = x.shape[1]
+    t = torch.arange(tokens.shape[1], device=x.device)
+    positions = model.position_table(valid.shape[1])[None, :n, None]
+    states: Tensor = model(x, positions, prefix_mask(valid, n))
     return states[:, valid.shape[1] - 1 + t + t // width]

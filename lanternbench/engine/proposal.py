@@ -67,9 +67,21 @@ class Growing(Component):
         return ()
 
     def update(self, state: DecodeState, proposer_state: Any, result: StepResult) -> Any:
-        """The next state; called once after each commit, of a tree policy where ``begin`` gives a
-        state.
-        """
+        """The next state after a commit, by work on the device: recorded as CUDA graphs are."""
+        return proposer_state
+
+    @property
+    def updates(self) -> bool:
+        """Whether ``update`` does anything."""
+        return type(self).update is not Growing.update
+
+    @property
+    def plans(self) -> bool:
+        """Whether ``plan`` does anything."""
+        return type(self).plan is not Growing.plan
+
+    def plan(self, state: DecodeState, proposer_state: Any) -> Any:
+        """The next state after a commit, by work on the host, which knows the new lengths."""
         return proposer_state
 
     def sizes(self, proposer_state: Any) -> PerPrompt | None:

@@ -3,112 +3,169 @@ instead of hundreds.
 
 A replay runs kernels and no Python.  Whatever a phase reads of the current decode is therefore an
 input tensor, and the length that the host knows enters only as the number of cache slots to attend
-to.
+to, and only into the phases that ask for it.
+
+What a phase returns is read in place by the later phases of the same step.  What outlives a step
+(the strategy's state, lengths, the last commit) is copied into the inputs of the next one, so no
+replay overwrites what is still to be read.  Graphs of one phase share their memory: one of them
+runs in a step.
 """
 
 from collections.abc import Callable, Hashable
 from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from lanternbench.engine.address import Lengths
+from lanternbench.engine.address import Lengths, Span
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
-from lanternbench.utils.graph_capture import Replay
+from lanternbench.engine.timing import Moment
+from lanternbench.utils.graph_capture import Graphs, Pool, Replay, storage_of
 
 Work = Callable[..., Any]  # (state, *arguments) -> tensors in any nesting
-SPAN = 512  # a recorded forward attends to a multiple of this many slots
+SPAN = 512  # a recorded forward pass attends to a multiple of this many slots
+READ_LAST_COMMIT = ("draft", "update")  # phases; its shape differs after the prefill
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a phase."""
+
+    name: str
+    work: Work
+    leaves: list[Any]  # of (progress, arguments)
+    form: TreeSpec
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        return [x for x in self.leaves if isinstance(x, Tensor)]
+
+    @property
+    def sizes(self) -> list[Any]:
+        """The shapes of its tensors, and its numbers."""
+        return [
+            x.shape if isinstance(x, Tensor) else x
+            for x in self.leaves
+            if isinstance(x, Tensor | int)
+        ]
+
+    def with_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Progress, tuple[Any, ...]]:
+        """Return progress and arguments with other tensors."""
+        tensors = iter(inputs)
+        values = [next(tensors) if isinstance(x, Tensor) else x for x in self.leaves]
+        progress, arguments = tree_unflatten(values, self.form)
+        return progress, arguments
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded phase."""
+
+    replay: Replay
+    result: Any  # of every replay
+    shares: dict[str, float]  # of forward passes and other work in its time, see ``Clock``
 
 
 class Recordings:
     """The recorded phases of one decoder; they outlive a decode."""
 
     def __init__(self) -> None:
-        self.replays: dict[Hashable, tuple[Replay, Any]] = {}
-        # outputs of recordings by id; the next phase reads them in place
-        self.static: dict[int, Tensor] = {}
+        # by span and shape; span None: the phase reads no cache
+        self.replays: dict[tuple[int | None, Hashable], Recording] = {}
+        # what the phases of this step have returned
+        self.results: list[Any] = []
+        self.pools: dict[str, list[Pool]] = {}  # by phase
 
     def replay(
-        self, state: DecodeState, name: str, bucket: Hashable, work: Work, *arguments: Any
+        self,
+        state: DecodeState,
+        bucket: Hashable,
+        reach: int,
+        name: str,
+        work: Work,
+        *arguments: Any,
     ) -> Any:
         """``work(state, *arguments)``, recorded on the first call.  The outputs are valid until
         the next replay.
 
-        ``bucket``: tells apart shapes that the arguments' tensors do not show.
+        ``bucket``: a key for shapes of drafts that the arguments' tensors do not show; ``reach``:
+        how many cache slots are read at most.
         """
-        progress: Any = unknown(state.now, None)
-        # only drafters read the last commit, whose shape differs after the prefill
-        if name != "draft":
-            progress = progress._replace(last=None)
-        leaves, form = tree_flatten((progress, arguments))
-        inputs = [x for x in leaves if isinstance(x, Tensor)]
-        sizes = [
-            x.shape if isinstance(x, Tensor) else x for x in leaves if isinstance(x, Tensor | int)
-        ]
+        if name == "draft":
+            self.results.clear()
+        progress = unknown(state.now, with_last=name in READ_LAST_COMMIT)
+        call = Call(name, work, *tree_flatten((progress, arguments)))
         # another capacity means another cache
-        shape = (name, bucket, state.cache.layout.capacity, *sizes)
-        span, *longer = spans(state)
-        if (span, shape) not in self.replays:
-            for other in (span, *longer):
-                if (other, shape) not in self.replays:
-                    self.replays[other, shape] = self._record(
-                        state, other, name, work, leaves, form
-                    )
-        recorded, result = self.replays[span, shape]
-        recorded(inputs)
-        state.clock.tick(name)
-        return result
+        shape = (name, bucket, state.cache.layout.capacity, *call.sizes)
+        recording = self._recorded(state, call, shape, reach)
+        recording.replay.load(call.inputs)
+        state.clock.tick("other")
+        recording.replay.run()
+        state.clock.tick(name, recording.shares)
+        self.results.append(recording.result)
+        return recording.result
 
-    def _record(
-        self, state: DecodeState, span: int, name: str, work: Work, leaves: list[Any], form: Any
-    ) -> tuple[Replay, Any]:
+    def _recorded(self, state: DecodeState, call: Call, shape: Hashable, reach: int) -> Recording:
+        """Return the recording of a call, made now if there is none; with those for all larger
+        numbers of slots, so that a timed decode records nothing.
+        """
+        slots = -(-reach // SPAN) * SPAN
+        for key in ((None, shape), (slots, shape)):
+            if key in self.replays:
+                return self.replays[key]
+        for larger in range(slots, state.cache.layout.capacity + SPAN, SPAN):
+            if (larger, shape) not in self.replays:
+                span = Span(min(larger, state.cache.layout.capacity))
+                recorded = self._record(state, call, span)
+                if not span.asked:
+                    self.replays[None, shape] = recorded
+                    return recorded
+                self.replays[larger, shape] = recorded
+        return self.replays[slots, shape]
+
+    def _record(self, state: DecodeState, call: Call, span: Span) -> Recording:
         assert state.target.graphs is not None
-        flat_outputs: list[Any] = []
-        forms: list[Any] = []
+        graphs: Graphs = state.target.graphs
+        outputs: list[Any] = []
+        forms: list[TreeSpec] = []
+        marks: list[Moment] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
-            tensors = iter(inputs)
-            progress, arguments = tree_unflatten(
-                [next(tensors) if isinstance(x, Tensor) else x for x in leaves], form
-            )
+            progress, arguments = call.with_inputs(inputs)
             recorded = copy(state)
-            recorded.now = unknown(progress, span)
-            with state.clock.paused():
-                flat_outputs[:], output_form = tree_flatten(work(recorded, *arguments))
+            recorded.now = progress
+            recorded.span = span
+            with state.clock.recording(marks):
+                outputs[:], output_form = tree_flatten(call.work(recorded, *arguments))
             forms[:] = [output_form]
-            return [x for x in flat_outputs if isinstance(x, Tensor)]
+            if call.name == "update":
+                outputs[:] = unshared(outputs, [x for x in inputs if id(x) not in tables])
+            return [x for x in outputs if isinstance(x, Tensor)]
 
-        flat.__name__ = name  # recorders count, and report failures, by phase
-        inputs = [x for x in leaves if isinstance(x, Tensor)]
+        flat.__name__ = call.name  # recorders count, and report failures, by phase
+        tables = {id(x) for x in state.tables}
+        of_this_step = {id(x) for x in tree_leaves(self.results) if isinstance(x, Tensor)}
+        recorder = graphs.recorder(self.pools.setdefault(call.name, []))
         with state.clock.aside("other"):
-            replay = Replay(state.target.graphs.record, flat, inputs, self.static)
-        outputs = iter(replay(inputs))
-        result = tree_unflatten(
-            [next(outputs) if isinstance(x, Tensor) else x for x in flat_outputs], forms[0]
-        )
-        self.static |= {id(x): x for x in tree_leaves(result) if isinstance(x, Tensor)}
-        return replay, result
+            replay = Replay(recorder, flat, call.inputs, of_this_step | tables)
+            tensors = iter(replay(call.inputs))
+            shares = state.clock.shares(marks)
+        values = [next(tensors) if isinstance(x, Tensor) else x for x in outputs]
+        return Recording(replay, tree_unflatten(values, forms[0]), shares)
 
 
-def spans(state: DecodeState) -> range:
-    """How many slots the next step attends to, and all larger numbers: a timed decode then records
-    nothing.
-    """
-    layout, drafted = state.cache.layout, state.max_step_slots
-    slots = (
-        layout.slots[max(state.now.length.host or (0,))]
-        + 1
-        + (2 * drafted + 1 if layout.width else drafted)
-    )
-    return range(-(-slots // SPAN) * SPAN, layout.capacity + SPAN, SPAN)
+def unshared(outputs: list[Any], inputs: list[Tensor]) -> list[Any]:
+    """Copy the outputs that are inputs, or views of them: the next step overwrites these."""
+    theirs = {storage_of(x) for x in inputs}
+    return [x.clone() if isinstance(x, Tensor) and storage_of(x) in theirs else x for x in outputs]
 
 
-def unknown(progress: Progress, span: int | None) -> Progress:
+def unknown(progress: Progress, with_last: bool) -> Progress:
     """``progress`` without the host's copy of its lengths."""
-    last: LastCommit | None = progress.last
-    if last is not None:
-        progress = progress._replace(
-            last=last._replace(advance=Lengths(last.advance.device, None, span=span))
-        )
-    return progress._replace(length=Lengths(progress.length.device, None, span=span))
+    last: LastCommit | None = None
+    if with_last:
+        last = progress.last._replace(advance=Lengths(progress.last.advance.device, None))
+    length = Lengths(progress.length.device, None)
+    return progress._replace(length=length, last=last)  # type: ignore[arg-type]

@@ -1,80 +1,98 @@
 """Row ends, the tokens that some models write after each row of an image: they cost no step of
 their own.
 
-They are further inputs of a forward.  A row end is the child of the node it follows, and whoever
-attends to that node attends to it as well.  While a graph is recorded, where the host knows no
-length, one is computed after every node, and nothing attends to one that does not follow.
+They are further inputs of a forward pass.  A row end is the child of the node it follows, and
+whatever attends to that node attends to it as well.  While a graph is recorded, and the host knows
+no length, one is computed after every node, and nothing attends to one that does not follow.
 
 B prompts, R rows, N nodes, A new tokens, D depth of a tree.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.address import (
-    Address,
-    Layout,
-    Lengths,
-    append_address,
-    causal,
-    entries_address,
-    level_address,
-)
+from lanternbench.engine.address import Address, Cursor, Layout, Lengths, causal
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.draft import Tree, additive
+from lanternbench.engine.draft import Draft, Tree, additive
+from lanternbench.engine.state import Feed
 
 # states [R, m, dim] at rows' last tokens, like -> inputs of row ends
 RowEnd = Callable[[Tensor, Tensor], Tensor]
 
 
 def tree_row_ends(layout: Layout, lengths: Lengths, tree: Tree) -> Tensor:
-    """[B, N] after which nodes one follows."""
+    """Return after which nodes a row end follows: bool [B, N]."""
     return layout.row_end_of[lengths.device[:, None] + tree.depth]
 
 
-def tree_address(layout: Layout, lengths: Lengths, tree: Tree, follows: Tensor) -> Address:
+def tree_feed(cursor: Cursor, draft: Draft) -> Feed:
     """A draft tree's N nodes and, after them, the N row ends that may follow each."""
-    # of the target, whose cache has no lag
-    positions = layout.slot_of[lengths.device[:, None] + tree.depth]
+    tree = draft.tree
+    follows = tree_row_ends(cursor.layout, cursor.lengths, tree)
+    nodes = _numbers(tree.nodes, follows.device)
+    reads = torch.where(follows, nodes + tree.nodes, nodes)
+    tokens = torch.cat([draft.tokens, draft.tokens], 1)
+    address = tree_address(cursor, tree, follows)
+    return Feed(tokens, address, reads, _second_half(tree.nodes, follows.device))
+
+
+def tree_address(cursor: Cursor, tree: Tree, follows: Tensor) -> Address:
+    """The slots of the target's N nodes and N row ends; its cache has no lag."""
+    slot_of = cursor.layout.slot_of
+    positions = slot_of[cursor.lengths.device[:, None] + tree.depth]
     both = torch.cat([positions, positions + 1], 1)
     visible = additive(with_row_ends(tree.ancestors, follows))
-    return entries_address(
-        layout, lengths, layout.slot_of[lengths.device], 0, both.shape[1], both, visible
-    )
+    return cursor.entries(slot_of[cursor.lengths.device], 0, both.shape[1], both, visible)
+
+
+@cache
+def _numbers(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device)
+
+
+@cache
+def _second_half(n: int, device: torch.device) -> Tensor:
+    """[1, 2n] bool: n inputs are tokens, the n after them row ends."""
+    return torch.arange(2 * n, device=device)[None] >= n
 
 
 def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
-    """Which of N nodes and, after them, row ends (``follows`` [B, N]) attend to which: bool [B,
-    2N, 2N].
+    """Return which of N nodes and, after them, row ends (``follows`` [B, N]) attend to which: bool
+    [B, 2N, 2N].
     """
     nodes = ancestors.expand(len(follows), -1, -1)
     upper = nodes & follows[:, None]
     itself = torch.eye(follows.shape[1], dtype=torch.bool, device=follows.device)
-    return torch.cat([torch.cat([nodes, upper & ~itself], -1), torch.cat([nodes, upper], -1)], 1)
+    of_nodes = torch.cat([nodes, upper & ~itself], -1)
+    of_row_ends = torch.cat([nodes, upper], -1)
+    return torch.cat([of_nodes, of_row_ends], 1)
 
 
-def path_slots(
-    layout: Layout, lengths: Lengths, path: Tensor, columns: Tensor, nodes: int
-) -> tuple[Tensor, Tensor]:
-    """An accepted path [B, D + 1] with its row ends: the slots where they were computed, and where
-    they belong.
+def path_slots(cursor: Cursor, path: Tensor, columns: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the slots in which an accepted path [B, D + 1] and its row ends were computed, and
+    those in which they belong.
     """
-    count = lengths.device[:, None] + columns
-    root, slot = layout.slot_of[lengths.device][:, None], layout.slot_of[count]
-    # the last slot is never read
-    end = torch.where(layout.row_end_of[count], slot + 1, layout.capacity - 1)
-    return torch.cat([root + path, root + nodes + path], 1), torch.cat([slot, end], 1)
+    layout = cursor.layout
+    length = cursor.lengths.device
+    count = length[:, None] + columns
+    root = layout.slot_of[length][:, None]
+    slot = layout.slot_of[count]
+    unread = layout.capacity - 1
+    end = torch.where(layout.row_end_of[count], slot + 1, unread)
+    computed = torch.cat([root + path, root + nodes + path], 1)
+    return computed, torch.cat([slot, end], 1)
 
 
 class Group(NamedTuple):
-    """Drafted nodes side by side in a drafter's cache."""
+    """Drafted nodes next to each other in a drafter's cache."""
 
     nodes: int
-    # have they row ends, in as many slots after them?  bool [B] where some prompts have
+    # whether they have row ends, in as many slots after them; bool [B] if some prompts have
     ends: bool | Tensor = False
 
 
@@ -83,72 +101,96 @@ ROOT: Groups = (Group(1),)  # the root, whose own slot is before those of this s
 
 
 def filled(groups: Groups) -> int:
-    """Slots that a drafter has filled after the committed tokens in this step."""
-    return sum(g.nodes * (1 + (g.ends is not False)) for g in groups) - 1
+    """Return the slots that a drafter has filled after the committed tokens in this step."""
+    slots = -1
+    for group in groups:
+        slots += group.nodes
+        if group.ends is not False:
+            slots += group.nodes
+    return slots
 
 
 def spread(visible: Tensor | None, groups: Groups) -> Tensor | None:
     """A mask over drafted nodes, additive [b, m, nodes], -> over the slots of this step; None: all
     are attended to.
     """
-    partial = [g.ends for g in groups if isinstance(g.ends, Tensor)]
-    if all(g.ends is False for g in groups) or (visible is None and not partial):
+    ends = [group.ends for group in groups]
+    partial = [x for x in ends if isinstance(x, Tensor)]
+    if not partial and (visible is None or True not in ends):
         return visible
+    sizes = [group.nodes for group in groups]
     if visible is None:
-        visible = torch.zeros(1, 1, sum(g.nodes for g in groups) - 1, device=partial[0].device)
-    columns, parts = F.pad(visible, (1, 0)).split([g.nodes for g in groups], -1), []
-    for i, (group, nodes) in enumerate(zip(groups, columns, strict=True)):
-        parts += [nodes] if i else []  # the root's slot is before those of this step
+        visible = torch.zeros(1, 1, sum(sizes) - 1, device=partial[0].device)
+    parts: list[Tensor] = []
+    columns = F.pad(visible, (1, 0)).split_with_sizes(sizes, -1)
+    for group, nodes in zip(groups, columns, strict=True):
+        parts.append(nodes)
         if isinstance(group.ends, Tensor):
-            nodes = nodes + additive(group.ends)[:, None, None]
-        parts += [nodes] if group.ends is not False else []
-    most = max(len(part) for part in parts)
-    return torch.cat([part.expand(most, -1, -1) for part in parts], -1)
+            parts.append(nodes + additive(group.ends)[:, None, None])
+        elif group.ends:
+            parts.append(nodes)
+    parts = parts[1:]  # the root's slot is before those of this step
+    rows = max(len(part) for part in parts)
+    return torch.cat([part.expand(rows, -1, -1) for part in parts], -1)
 
 
 class RowEnds(NamedTuple):
-    """What a drafter's forwards over row ends need in one step."""
+    """What a drafter's forward passes over row ends need in one step."""
 
     cache: DecoderCache
     row_end: RowEnd
-    lengths: Lengths
+    cursor: Cursor
 
     def append(
         self, x: Tensor, before: Callable[[Tensor], Tensor] | None, new: Lengths
     ) -> tuple[Tensor, Groups]:
-        """The ``new`` last tokens of every prompt, x [R, A, dim], and the row ends before and
-        after them.
+        """Read the ``new`` last tokens of every prompt, x [R, A, dim], with the row ends before
+        and after them.
 
         ``before``: like x -> inputs of row ends before each; None after the prompt, where there
-        are none. Returns the states [R, 1, dim] that predict the next token.
+        are none.  Returns the states [R, 1, dim] that predict the next token.
         """
-        cache, lengths, layout, n = self.cache, self.lengths, self.cache.layout, x.shape[1]
-        count = new
-        if lengths.host is not None and new.host is not None:
-            slots = layout.slots
-            fresh = tuple(
-                slots[m] - slots[m - c] for m, c in zip(lengths.host, new.host, strict=True)
-            )
-            if fresh == new.host:
-                before = None  # no row end lies before any of the new tokens
-            count, n = new._replace(host=fresh), max(fresh)
-        elif before is not None:
-            n = n + 1 + n // layout.width
+        count = self.slots_of(new)
+        if count is not None and count.host == new.host:
+            before = None  # no row end lies before any of the new tokens
         if before is None:
-            at = append_address(layout, lengths, new, n)
-        else:
-            start = lengths.device - new.device
-            base = layout.slot_of[start] + 1
-            slot = base[:, None] + torch.arange(n, device=x.device)
-            token, is_end = token_in(slot - layout.slot_of[1], layout.width)
-            index = (token - start[:, None]).clamp(0, x.shape[1] - 1)
-            ends = cache.states_at(before(x), index)
-            x = torch.where(cache.per_row(is_end)[..., None], ends, cache.states_at(x, index))
-            at = entries_address(
-                layout, lengths, base, 0, n, slot + layout.lag, causal(n, x.device)
-            )
-            count = count._replace(device=layout.slot_of[lengths.device] - layout.slot_of[start])
-        return self._after(cache.forward_last(x, at, count), ROOT, None, 0)
+            at = self.cursor.append(new, x.shape[1])
+            return self._after(self.cache.forward_last(x, at, count or new), ROOT, None, 0)
+        return self._append_with_row_ends(x, before(x), new, count)
+
+    def slots_of(self, new: Lengths) -> Lengths | None:
+        """Return how many slots the last ``new`` tokens and the row ends between them take; None
+        if the host knows no length.
+        """
+        lengths = self.cursor.lengths.host
+        if lengths is None or new.host is None:
+            return None
+        slots = self.cursor.layout.slots
+        pairs = zip(lengths, new.host, strict=True)
+        return Lengths(new.device, tuple(slots[n] - slots[n - count] for n, count in pairs))
+
+    def _append_with_row_ends(
+        self, x: Tensor, ends: Tensor, new: Lengths, count: Lengths | None
+    ) -> tuple[Tensor, Groups]:
+        """``append`` of tokens x and the inputs of row ends before each; ``count`` as
+        ``slots_of`` returns it.
+        """
+        cache = self.cache
+        layout = self.cursor.layout
+        length = self.cursor.lengths.device
+        a = x.shape[1]
+        n = a + 1 + a // layout.width if count is None else count.longest
+        start = length - new.device
+        base = layout.slot_of[start] + 1
+        slot = base[:, None] + torch.arange(n, device=x.device)
+        token, is_end = token_in(slot - layout.slot_of[1], layout.width)
+        index = (token - start[:, None]).clamp(0, a - 1)
+        ends = cache.states_at(ends, index)
+        x = torch.where(cache.per_row(is_end)[..., None], ends, cache.states_at(x, index))
+        at = self.cursor.entries(base, 0, n, slot + layout.lag, causal(n, x.device))
+        host = None if count is None else count.host
+        slots = Lengths(layout.slot_of[length] - layout.slot_of[start], host)
+        return self._after(cache.forward_last(x, at, slots), ROOT, None, 0)
 
     def level(
         self, x: Tensor, groups: Groups, visible: Tensor | None, depth: int
@@ -156,38 +198,39 @@ class RowEnds(NamedTuple):
         """Drafted nodes x [R, m, dim] at ``depth`` -> their states, or those at the row ends after
         them.
         """
-        groups = (*groups, Group(x.shape[1]))
-        first = filled(groups) - x.shape[1]
-        at = level_address(
-            self.cache.layout, self.lengths, first, x.shape[1], depth, spread(visible, groups)
-        )
+        m = x.shape[1]
+        groups = (*groups, Group(m))
+        mask = spread(visible, groups)
+        at = self.cursor.level(filled(groups) - m, m, depth, mask)
         return self._after(self.cache.forward(x, at), groups, visible, depth)
 
     def _after(
         self, states: Tensor, groups: Groups, visible: Tensor | None, depth: int
     ) -> tuple[Tensor, Groups]:
-        """The states [R, m, dim] at the last group's nodes -> those at their row ends, where
-        prompts have these.
+        """The states [R, m, dim] at the last group's nodes -> those at their row ends, for prompts
+        that have these.
         """
-        cache, lengths, layout, everywhere = self.cache, self.lengths, self.cache.layout, False
+        layout = self.cursor.layout
+        lengths = self.cursor.lengths
+        everywhere = False
         if lengths.host is not None:
             follow = [layout.row_end_after[n + depth] for n in lengths.host]
-            if not any(follow):
+            if True not in follow:
                 return states, groups
-            everywhere = all(follow)
+            everywhere = False not in follow
         follows = layout.row_end_of[lengths.device + depth]  # [B]
-        first, m = filled(groups), states.shape[1]
+        first = filled(groups)
         groups = (*groups[:-1], groups[-1]._replace(ends=everywhere or follows))
-        at = level_address(layout, lengths, first, m, depth, spread(visible, groups), past=1)
-        after = cache.forward(self.row_end(states, states), at)
+        at = self.cursor.level(first, states.shape[1], depth, spread(visible, groups), past=1)
+        after = self.cache.forward(self.row_end(states, states), at)
         if everywhere:
             return after, groups
-        return torch.where(cache.per_row(follows)[:, None, None], after, states), groups
+        return torch.where(self.cache.per_row(follows)[:, None, None], after, states), groups
 
 
 def token_in(slot: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The image token in each slot, both counted from the image's first, or before a row end; and
-    whether it is one.
+    """Return the image token in each slot, both counted from the image's first, or before a row
+    end; and whether the slot holds a row end.
     """
     if not width:
         return slot, torch.zeros_like(slot, dtype=torch.bool)

@@ -1,11 +1,11 @@
 """Where the time of a decode goes: each tick books the time since the last one."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,41 +13,69 @@ import torch
 OFF_THE_CLOCK = "records"
 
 
-class Clock:
-    """Phases: ``draft`` and ``verify`` are forwards of drafter and target, the rest is overhead.
+class Moment(NamedTuple):
+    """A look at the clock."""
 
-    What is off the clock counts in no phase, no step, and not in the CPU time.  Moments, the
-    host's time on a CPU and events on a GPU, are read at the end, so that timing adds no
-    synchronisation to the loop.
+    phase: str  # the phase that ends
+    shares: Mapping[str, float] | None  # of other phases in its time, see ``Clock.tick``
+    at: Any  # the host's time on a CPU, an event on a GPU
+
+
+class Clock:
+    """Phases: ``draft`` and ``verify`` are forward passes of drafter and target, the rest is
+    overhead.
+
+    What is off the clock counts in no phase, no step, and not in the CPU time.  Moments are read
+    at the end, so that timing adds no synchronisation to the loop.
     """
 
     def __init__(self, device: torch.device):
+        self.device = device
         self.cuda = device.type == "cuda"
         self.spent: dict[str, float] = defaultdict(float)  # seconds by phase
         self.step_s: list[float] = []  # seconds of every step; their sum is that of all phases
         self.cpu_s = 0.0  # CPU time of this process, all threads together
-        self._moments: list[tuple[str, Any]] = []  # the phase that ends, and when
+        self._moments: list[Moment] = []
         self._ends: set[int] = set()  # how many moments there were at the end of each step
-        self._cpu, self._paused = 0.0, False
+        self._cpu = 0.0
+        self._marks: list[Moment] | None = None  # while work is recorded
 
     def start(self) -> None:
         """Reset the clock and start it."""
         self.spent.clear()
         self._moments.clear()
         self._ends.clear()
-        if self.cuda:
-            torch.cuda.synchronize()
+        self._wait()
         self._cpu = process_time()
         self.tick("")
 
+    def _wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Ignore ticks inside: work that is being recorded runs later."""
-        self._paused = True
+    def recording(self, marks: list[Moment]) -> Iterator[None]:
+        """Collect the ticks inside as ``marks``: work that is being recorded runs later.
+
+        On a GPU they are events of the graph, which each replay sets anew.
+        """
+        self._marks = marks
+        marks[:] = [Moment("", None, self._event(in_graph=True))]
         try:
             yield
         finally:
-            self._paused = False
+            self._marks = None
+
+    def shares(self, marks: list[Moment]) -> dict[str, float]:
+        """Return the share of each phase in the time between the first and the last of the marks
+        of work that has run.
+        """
+        self._wait()
+        seconds: dict[str, float] = defaultdict(float)
+        for before, after in pairwise(marks):
+            seconds[after.phase] += self._seconds(before, after)
+        whole = sum(seconds.values())
+        return {phase: part / whole for phase, part in seconds.items()} if whole > 0 else {}
 
     @contextmanager
     def aside(self, phase: str = "other") -> Iterator[None]:
@@ -60,15 +88,26 @@ class Clock:
             self._cpu += process_time() - began
             self.tick(OFF_THE_CLOCK)
 
-    def tick(self, phase: str) -> None:
-        if not self._paused:
-            self._moments.append((phase, self._event() if self.cuda else perf_counter()))
+    def tick(self, phase: str, shares: Mapping[str, float] | None = None) -> None:
+        """Book the time since the last tick on ``phase``, or on the phases that have ``shares`` in
+        it.
+        """
+        if self._marks is None:
+            self._moments.append(Moment(phase, shares, self._event()))
+        else:
+            self._marks.append(Moment(phase, shares, self._event(in_graph=True)))
 
-    @staticmethod
-    def _event() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+    def _event(self, in_graph: bool = False) -> Any:
+        if not self.cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True, external=in_graph)
+        event.record(torch.cuda.current_stream(self.device))
         return event
+
+    def _seconds(self, before: Moment, after: Moment) -> float:
+        if self.cuda:
+            return float(before.at.elapsed_time(after.at)) / 1e3
+        return float(after.at - before.at)
 
     def end_step(self) -> None:
         self.tick("other")
@@ -80,16 +119,19 @@ class Clock:
         """
         self.tick("other")
         self.cpu_s = process_time() - self._cpu
-        if self.cuda:
-            torch.cuda.synchronize()
-        self.step_s, step = [], 0.0
-        for count, ((_, before), (phase, after)) in enumerate(pairwise(self._moments), 2):
-            seconds = before.elapsed_time(after) / 1e3 if self.cuda else after - before
-            self.spent[phase] += seconds
-            step += seconds if phase != OFF_THE_CLOCK else 0.0
+        self._wait()
+        self.step_s = []
+        step = 0.0
+        for count, (before, after) in enumerate(pairwise(self._moments), 2):
+            seconds = self._seconds(before, after)
+            for phase, share in (after.shares or {after.phase: 1.0}).items():
+                self.spent[phase] += share * seconds
+            if after.phase != OFF_THE_CLOCK:
+                step += seconds
             if count in self._ends:
                 self.step_s.append(step)
                 step = 0.0
         self.spent.pop(OFF_THE_CLOCK, None)
-        self.step_s.append((self.step_s.pop() if self.step_s else 0.0) + step)
+        last = self.step_s.pop() if self.step_s else 0.0
+        self.step_s.append(last + step)
         return sum(self.step_s)

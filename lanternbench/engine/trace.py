@@ -4,18 +4,16 @@ were drawn from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.draft import Draft
-from lanternbench.engine.verify import VerifyResult
-
 if TYPE_CHECKING:
-    from lanternbench.engine.state import DecodeState
+    from lanternbench.engine.state import DecodeState, StepResult
 
 
 @dataclass
@@ -41,39 +39,50 @@ class Generation:
         return len(self.accept_lengths)
 
 
+class Step(NamedTuple):
+    """The figures of one step of one prompt."""
+
+    tokens: int
+    depth: int
+    nodes: int
+
+
 class Log:
     """Per-step figures of a batch, from values that the step's one host synchronisation transfers
     anyway.
     """
 
     def __init__(self, state: DecodeState):
-        self.steps: list[list[tuple[int, int, int]]] = [[] for _ in range(state.batch)]
+        self.steps: list[list[Step]] = [[] for _ in range(state.batch)]
 
-    def note(self, state: DecodeState, sizes: tuple[tuple[int, int], ...]) -> None:
+    def note(self, state: DecodeState, sizes: Sequence[tuple[int, int]]) -> None:
         """``sizes``: depth and nodes of each prompt's tree."""
         counts = state.now.last.advance.host or ()
         for prompt, count, (depth, nodes) in zip(state.origin, counts, sizes, strict=True):
             if count:
-                self.steps[prompt].append((count, depth, nodes))
+                self.steps[prompt].append(Step(count, depth, nodes))
 
     def generations(
         self, state: DecodeState, encode_s: float, decode_s: float
     ) -> list[Generation]:
         clock = state.clock
-        rest: Any = (
-            decode_s,
-            encode_s,
-            clock.cpu_s,
-            dict(clock.spent),
-            clock.step_s,
-            state.syncs,
-            state.trace,
-        )
-        columns: Any = ([[s[i] for s in steps] for i in range(3)] for steps in self.steps)
-        return [
-            Generation(image, *figures, *rest)
-            for image, figures in zip(state.finish(), columns, strict=True)
-        ]
+        generations: list[Generation] = []
+        for image, steps in zip(state.finish(), self.steps, strict=True):
+            generation = Generation(
+                tokens=image,
+                accept_lengths=[step.tokens for step in steps],
+                tree_depths=[step.depth for step in steps],
+                tree_nodes=[step.nodes for step in steps],
+                decode_s=decode_s,
+                encode_s=encode_s,
+                cpu_s=clock.cpu_s,
+                phases=dict(clock.spent),
+                step_s=clock.step_s,
+                syncs=state.syncs,
+                trace=state.trace,
+            )
+            generations.append(generation)
+        return generations
 
 
 class Trace:
@@ -94,7 +103,7 @@ class Trace:
         self.children = torch.full((batch, length, width), -1, device=device)
         self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
         self.depth = torch.zeros_like(self.tried)  # of the node's children
-        # from p, or chosen (a draft without p)?
+        # whether they were drawn from p, or chosen (a draft without p)
         self.sampled = torch.zeros_like(self.tried, dtype=torch.bool)
 
     def cut(self, length: int) -> None:
@@ -102,42 +111,37 @@ class Trace:
         for name, store in vars(self).items():
             setattr(self, name, store[:, :length])
 
-    def record(
-        self, prompts: Tensor, length: Tensor, draft: Draft, result: VerifyResult, q: Tensor
-    ) -> None:
+    def record(self, prompts: Tensor, result: StepResult) -> None:
         """Store q, p and the examined children of each node on the path, at the image position
         that the node decided.
 
-        prompts [B, 1]: rows of the stores; length [B] before the commit.  The next step overwrites
-        what is past it.
+        prompts [B, 1]: rows of the stores.  The next step overwrites what is past the commit.
         """
-        path, tree, chain, b = result.path, draft.tree, draft.is_chain, len(draft.tokens)
-        columns, batch = (
-            torch.arange(path.shape[1], device=path.device),
-            torch.arange(b, device=path.device)[:, None],
-        )
+        draft, q, verified, start, _ = result
+        path = verified.path
+        tree = draft.tree
+        b = len(path)
+        columns = torch.arange(path.shape[1], device=path.device)
+        batch = torch.arange(b, device=path.device)[:, None]
 
         def write(store: Tensor, rows: Tensor) -> None:
-            store[prompts, length[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
+            store[prompts, start[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
 
         def on_path(of_node: Tensor) -> Tensor:
-            return of_node if chain else of_node[batch, path]
+            return of_node if draft.is_chain else of_node[batch, path]
 
         write(self.q, on_path(q))
         write(self.sampled, torch.full_like(path, draft.p is not None))
         if draft.p is not None and draft.static is not None:
             inner = draft.static.inner_index[path].clamp(min=0)
-            write(self.p, draft.p if chain else draft.p[batch, inner])
+            write(self.p, draft.p if draft.is_chain else draft.p[batch, inner])
         if tree.width:
             ids = tree.children.expand(b, -1, -1)
             tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
             # an adaptive tree may be narrower than the widest
             spare = self.children.shape[-1] - tree.width
-            write(
-                self.children,
-                on_path(F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)),
-            )
-        write(
-            self.tried, torch.where(columns <= result.accepted[:, None], on_path(result.tried), 0)
-        )
+            children = F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)
+            write(self.children, on_path(children))
+        reached = columns <= verified.accepted[:, None]
+        write(self.tried, torch.where(reached, on_path(verified.tried), 0))
         write(self.depth, on_path(tree.depth.expand(b, -1)) + 1)

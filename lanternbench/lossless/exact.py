@@ -87,7 +87,8 @@ class TableDecoder:
         p = decoder.proposer
         if p.drafter is not None:
             p = p.ready(drafter=TableDrafter(tables, p.marginals), aux_layers=())
-        self.decoder = replace(decoder, proposer=p)
+            decoder.strategy = replace(decoder.strategy, proposer=p)
+        self.decoder = decoder
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
         # [V] the distribution of token 0
         self.first = opening.start(self.decoder, [""], [0], False).first[0]
@@ -112,19 +113,13 @@ class TableDecoder:
             root=first, last=state.now.last._replace(tokens=first[:, None])
         )
         state.trace = self.trace(state) if trace else None
-        return state, double(self.decoder.proposer.begin(state))
+        return state, double(self.decoder.strategy.begin(state))
 
     def trace(self, state: DecodeState) -> Trace:
         """What decodes record, in double precision."""
         length, width = 2 * self.tables.length + 64, max(self.width, 1)
-        plain = self.decoder.step is None  # in raster order
-        trace = (
-            Trace(state.batch, length, self.tables.vocab, width, state.device)
-            if plain
-            else RowTrace(state)
-        )
-        vars(trace).update(double(vars(trace)))
-        return trace
+        trace = Trace(state.batch, length, self.tables.vocab, width, state.device)
+        return in_double(trace)
 
     def start(self) -> Decodes:
         """One decode per first token, which needs no draft."""
@@ -146,9 +141,7 @@ class TableDecoder:
             self.first.expand(state.batch, -1),
         )
         state.trace = self.trace(state) if trace else None
-        proposer_state, done = (self.decoder.step or engine.step)(
-            self.decoder, state, decodes.proposer_state
-        )
+        proposer_state, done = engine.step(self.decoder, state, decodes.proposer_state)
         decodes.proposer_state = double(self.decoder.proposer.canonical(proposer_state))
         integers = [
             x.flatten(1) for x in tensors(decodes.proposer_state) if not x.is_floating_point()
@@ -241,6 +234,11 @@ class TableDecoder:
         return state, u
 
 
+def in_double(trace: Trace) -> Trace:
+    vars(trace).update(double(vars(trace)))
+    return trace
+
+
 class RowDecoder(TableDecoder):
     """A method with the order ``rows`` at work on tables: the loss of a token is known once all
     before it are.
@@ -258,6 +256,9 @@ class RowDecoder(TableDecoder):
         q = [[world.q(image[:i]) for image in images] for i in range(tables.length)]
         self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
 
+    def trace(self, state: DecodeState) -> Trace:
+        return in_double(RowTrace(state))
+
     def start(self) -> Decodes:
         decodes = super().start()
         return replace(
@@ -267,9 +268,10 @@ class RowDecoder(TableDecoder):
 
     def decided(self, done: Any) -> list[Tensor]:
         """Of the rows that were worked on."""
-        drafted, result = done
-        void = torch.arange(result.tokens.shape[2]) >= result.advance[..., None]
-        facts = [result.tokens.masked_fill(void, 0), result.advance, drafted.drafts]
+        decision = done.decision
+        void = torch.arange(decision.tokens.shape[2]) >= decision.advance[..., None]
+        drafts = done.draft.rows.drafts
+        facts = [decision.tokens.masked_fill(void, 0), decision.advance, drafts]
         return [F.pad(x.flatten(1), (0, self.inputs - x[0].numel())) for x in facts]
 
     def committed(self, decodes: Decodes) -> Tensor:

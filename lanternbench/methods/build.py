@@ -1,6 +1,6 @@
 """From a method and a target to a decoder."""
 
-from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import reach
@@ -53,7 +53,6 @@ def build(
     rates = None
     if simulate_acceptance is not None and proposer.max_depth > 0:
         rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)
-    decoder = SpeculativeDecoder(
-        target, method, Warp(sampling), sampling.guidance, proposer, rule, residual, rates
-    )
+    speculation = Speculation(proposer, rule, residual, rates)
+    decoder = SpeculativeDecoder(target, method, Warp(sampling), sampling.guidance, speculation)
     return resolved.order.apply(decoder)

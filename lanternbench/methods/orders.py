@@ -13,13 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.decode import Speculation, SpeculativeDecoder
+from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
-from lanternbench.engine.rows import Active, Decision, Order, RowProposer, RowState, step
+from lanternbench.engine.rows import Active, Decision, Order, RowDraft, RowState, RowStrategy
 from lanternbench.engine.sampling import draw
-from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import Draft, chain
+from lanternbench.engine.tree import chain
 from lanternbench.engine.verify import (
     AcceptanceRule,
     Uniforms,
@@ -28,6 +28,7 @@ from lanternbench.engine.verify import (
     normalised,
     standard,
 )
+from lanternbench.models.target import Target
 from lanternbench.registry import component, register
 
 # options with drafts, and without
@@ -87,17 +88,19 @@ class Rows(Order):
             decoder.proposer.max_depth,
         )
         height, width = target.grid
-        proposer: Any
+        speculation: Any = decoder.strategy
+        strategy: RowStrategy
         if drafts == 0:
             seen_from = -1 if public else width - 1 if self.auxiliary == "seen" else None
-            proposer = ZipAR(
-                target, self.lead, self.adaptive, None if target.row_width else seen_from
-            )
+            if target.row_width:
+                seen_from = None
+            strategy = ZipAR(speculation, target, self.lead, self.adaptive, seen_from)
         elif self.c >= width or height == 1:
             return decoder  # one row at a time: plain speculative Jacobi decoding
         else:
-            proposer = RowWindows(target, self.c, drafts, REUSE if public else self.reuse, public)
-        return replace(decoder, proposer=proposer, step=step)
+            reuse = REUSE if public else self.reuse
+            strategy = RowWindows(speculation, target, (self.c, drafts), reuse, public)
+        return replace(decoder, strategy=strategy)
 
     @property
     def adaptive(self) -> bool:
@@ -116,7 +119,7 @@ class Rows(Order):
         return RowSpec(self.lead, 0, self.adaptive, self.auxiliary == "seen")
 
 
-class ZipAR(RowProposer):
+class ZipAR(RowStrategy):
     """The first row is drawn alone, as by the public code; each other row is ``lead`` tokens ahead
     of the next.
 
@@ -126,148 +129,191 @@ class ZipAR(RowProposer):
     complete.
     """
 
-    def __init__(self, target: Any, lead: int, adaptive: bool, seen_from: int | None):
-        super().__init__(target, lead, 0, 1 + adaptive, target.grid[1], seen_from)
-        self.adaptive, self.exact, self.stored, self.own_law = (
-            adaptive,
-            AcceptanceRule(),
-            int(adaptive),
-            adaptive,
-        )
-        self.alone, self.pair = (chain(n).to(target.device) for n in (0, 1))
+    def __init__(
+        self,
+        speculation: Speculation,
+        target: Target,
+        lead: int,
+        adaptive: bool,
+        seen_from: int | None,
+    ):
+        super().__init__(speculation, target, lead, 0, 1 + adaptive, target.grid[1], seen_from)
+        self.adaptive = adaptive
+        self.exact = AcceptanceRule()
+        self.stored = int(adaptive)
+        self.own_law = adaptive
+        self.alone = chain(0).to(target.device)
+        self.pair = chain(1).to(target.device)
 
-    def decide(
-        self, decoder: SpeculativeDecoder, rows: RowState, active: Active, q: Tensor, u: Tensor
-    ) -> Decision:
-        greedy, on, q, root = (
-            decoder.warp.greedy,
-            active.in_step,
-            q.flatten(0, 1),
-            torch.zeros_like(active.row),
-        )
-        drawn = lone_root(
-            Draft(root.view(-1, 1), static=self.alone), q, u[..., :1].flatten(0, 1), greedy
-        )
-        token = drawn.token.view_as(active.row)
+    def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
+        active = draft.active
+        in_step = active.in_step
+        greedy = state.warp.greedy
+        q = q.flatten(0, 1)  # [B · A, 1, V]
+        root = torch.zeros_like(active.row)
+        single = Draft(root.view(-1, 1), static=self.alone)
+        drawn = lone_root(single, q, u[..., :1].flatten(0, 1), greedy).token.view_as(active.row)
         if not self.adaptive:
-            return Decision(token[..., None], on.long(), on[..., None] & False, on, rows)
-        assert rows.law is not None
-        p, empty, whole = (
-            rows.p.flatten(0, 1),
-            on & active.empty,
-            active.filled_above == self.columns,
-        )
-        tested, candidate = empty & (rows.draft_count > 0), rows.drafts[..., 0]
-        draft = Draft(torch.stack([root, candidate], -1).flatten(0, 1), p, self.pair)
-        result = self.exact.verify(
-            draft, q.expand(-1, 2, -1), Uniforms(u.flatten(0, 1), u), standard, greedy
-        )
-        accepted = result.accepted.view_as(active.row) > 0
-        token = torch.where(
-            tested, torch.where(accepted, candidate, result.token.view_as(token)), token
-        )
-        advance = on & (~empty | whole | (tested & accepted))
+            untested = in_step[..., None] & False
+            return Decision(drawn[..., None], in_step.long(), untested, in_step, draft.rows)
+        return self._judge_candidates(draft, q, u, drawn, greedy)
+
+    def _judge_candidates(
+        self, draft: RowDraft, q: Tensor, u: Tensor, drawn: Tensor, greedy: bool
+    ) -> Decision:
+        """``judge`` with adaptive windows; ``drawn`` [B, A] from q [B · A, 1, V]."""
+        active = draft.active
+        rows = draft.rows
+        empty = active.in_step & active.empty
+        above_is_complete = active.filled_above == self.columns
+        tested = empty & (rows.draft_count > 0)
+        candidate = rows.drafts[..., 0]
+        p = rows.p.flatten(0, 1)
+        nodes = torch.stack([torch.zeros_like(candidate), candidate], -1).flatten(0, 1)
+        uniforms = Uniforms(u.flatten(0, 1), u)
+        pair = Draft(nodes, p, self.pair)
+        result = self.exact.verify(pair, q.expand(-1, 2, -1), uniforms, standard, greedy)
+        accepted = result.accepted.view_as(candidate) > 0
+        after_test = torch.where(accepted, candidate, result.token.view_as(candidate))
+        token = torch.where(tested, after_test, drawn)
+        advance = active.in_step & (~empty | above_is_complete | (tested & accepted))
+        q_rows = q.view_as(rows.p)
         residual = normalised((q - p).clamp(min=0), q).view_as(rows.p)
-        law = torch.where(tested[..., None, None], residual, q.view_as(rows.p))
-        count = (empty & ~advance).long()
         after = rows._replace(
-            drafts=token[..., None], p=q.view_as(rows.p), law=law, draft_count=count
+            drafts=token[..., None],
+            p=q_rows,
+            law=torch.where(tested[..., None, None], residual, q_rows),
+            draft_count=(empty & ~advance).long(),
         )
-        return Decision(token[..., None], advance.long(), tested[..., None], whole, after)
+        return Decision(
+            token[..., None], advance.long(), tested[..., None], above_is_complete, after
+        )
 
 
-class RowWindows(RowProposer):
-    """A window of ``window`` drafts slides over each row, never past the row above; in the top row
-    as in SJD.
+class RowWindows(RowStrategy):
+    """A window of drafts slides over each row, never past the row above; in the top row as in SJD.
 
     The rows below commit accepted drafts only: a rejected draft and those after it wait, redrawn
     from the new predictions.  ``reuse``: a draft x after the first rejected one stays, with its
-    old p, where min(1, q(x)/p(x)) is above this.  ``one_hot``: fresh drafts count as certain (the
+    old p, if min(1, q(x)/p(x)) is above this.  ``one_hot``: fresh drafts count as certain (the
     public code).
 
     Uniforms of a row: verification's, fresh drafts', redraws'.
     """
 
-    def __init__(self, target: Any, lead: int, window: int, reuse: float, one_hot: bool):
-        super().__init__(target, lead, window, 3 * window + 2)
-        self.reuse, self.one_hot, self.vocab = reuse, one_hot, target.vocab
-        self.static, self.own_law = chain(window).to(target.device), one_hot or reuse < 1
+    def __init__(
+        self,
+        speculation: Speculation,
+        target: Target,
+        sizes: tuple[int, int],
+        reuse: float,
+        one_hot: bool,
+    ):
+        """``sizes``: tokens by which a row leads the next, and drafts of a window."""
+        lead, window = sizes
+        super().__init__(speculation, target, lead, window, 3 * window + 2)
+        self.reuse = reuse
+        self.one_hot = one_hot
+        self.vocab = target.vocab
+        self.static = chain(window).to(target.device)
+        self.own_law = one_hot or reuse < 1
 
-    def fill(self, state: DecodeState, rows: RowState, active: Active, u: Tensor) -> RowState:
-        v, uniform = self.vocab, torch.full_like(rows.p, 1 / self.vocab)
-        fresh = (u[..., self.inputs : self.inputs + self.drafts] * v).long().clamp(max=v - 1)
+    def fill(self, rows: RowState, u: Tensor) -> RowState:
+        v = self.vocab
+        uniform = torch.full_like(rows.p, 1 / v)
+        u_fresh = u[..., self.inputs : self.inputs + self.drafts]
+        fresh = (u_fresh * v).long().clamp(max=v - 1)
         p = F.one_hot(fresh, v).to(rows.p.dtype) if self.one_hot else uniform
         carried = self.steps[:-1] < rows.draft_count[..., None]
-        law = None if rows.law is None else torch.where(carried[..., None], rows.law, uniform)
-        drafts = torch.where(carried, rows.drafts, fresh)
-        return rows._replace(drafts=drafts, p=torch.where(carried[..., None], rows.p, p), law=law)
-
-    def decide(
-        self, decoder: SpeculativeDecoder, rows: RowState, active: Active, q: Tensor, u: Tensor
-    ) -> Decision:
-        (b, a), k, greedy = active.row.shape, self.inputs, decoder.warp.greedy
-        root = torch.zeros_like(active.row)[..., None]
-        draft = Draft(
-            torch.cat([root, rows.drafts], -1).flatten(0, 1), rows.p.flatten(0, 1), self.static
+        law = None
+        if rows.law is not None:
+            law = torch.where(carried[..., None], rows.law, uniform)
+        return rows._replace(
+            drafts=torch.where(carried, rows.drafts, fresh),
+            p=torch.where(carried[..., None], rows.p, p),
+            law=law,
         )
-        uniforms = Uniforms(u[..., :k].flatten(0, 1), u[..., k:].flatten(0, 1))
-        result = decoder.rule.verify(draft, q.flatten(0, 1), uniforms, decoder.residual, greedy)
-        if decoder.rates is not None:
-            result = simulate(draft, result, decoder.rates, uniforms.verify[:, -1])
-        accepted = torch.minimum(result.accepted.view(b, a), active.max_drafts)
+
+    def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
+        active = draft.active
+        rows = draft.rows
+        greedy = state.warp.greedy
+        verified = self.verify(draft, q, u, greedy)
+        accepted = torch.minimum(verified.accepted.view_as(active.row), active.max_drafts)
         top = active.row == active.top[:, None]
         # elsewhere the place of a rejected draft waits
         ends = top & (active.filled + accepted < self.columns)
         advance = torch.where(active.in_step, accepted + ends, 0)
-        tokens = torch.where(
-            self.steps < accepted[..., None],
-            F.pad(rows.drafts, (0, 1)),
-            result.token.view(b, a, 1),
-        )
-        drafts = q.argmax(-1) if greedy else draw(q, u[..., k + self.drafts :])
-        p = F.one_hot(drafts, self.vocab).to(q.dtype) if greedy else q
-        new = rows._replace(drafts=drafts, p=p, law=None if rows.law is None else p)
+        is_accepted = self.steps < accepted[..., None]
+        last = verified.token.view(*active.row.shape, 1)
+        tokens = torch.where(is_accepted, F.pad(rows.drafts, (0, 1)), last)
+        redrawn = self.redrawn(rows, q, u, greedy)
         if self.reuse < 1:
-            new = self._reused(rows, new, active, q, accepted)
+            redrawn = self._reused(rows, redrawn, active, q, accepted)
+        after = self.shifted(rows, redrawn, active, advance)
+        tested = self.steps < active.max_drafts[..., None]
+        return Decision(tokens, advance, tested, top, after)
+
+    def verify(self, draft: RowDraft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
+        """Verify each row's window as a chain: [B · A] results."""
+        root = torch.zeros_like(draft.active.row)[..., None]
+        tokens = torch.cat([root, draft.rows.drafts], -1).flatten(0, 1)
+        chains = Draft(tokens, draft.rows.p.flatten(0, 1), self.static)
+        k = self.inputs
+        uniforms = Uniforms(u[..., :k].flatten(0, 1), u[..., k:].flatten(0, 1))
+        return self.speculation.verify(chains, q.flatten(0, 1), uniforms, greedy)
+
+    def redrawn(self, rows: RowState, q: Tensor, u: Tensor, greedy: bool) -> RowState:
+        """Drafts [B, A, K] drawn from q, one after each input."""
+        if greedy:
+            drafts = q.argmax(-1)
+            p = F.one_hot(drafts, self.vocab).to(q.dtype)
+        else:
+            drafts = draw(q, u[..., self.inputs + self.drafts :])
+            p = q
+        return rows._replace(drafts=drafts, p=p, law=None if rows.law is None else p)
+
+    def shifted(self, rows: RowState, new: RowState, active: Active, advance: Tensor) -> RowState:
+        """Move the ``new`` drafts [B, A, K] to the places after the committed tokens; a row that
+        is not in this step keeps its old ones.
+        """
         source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
-        left = (
-            torch.minimum(active.max_drafts + 1, self.columns - active.filled)
-            .sub(advance)
-            .clamp(0, self.drafts)
+        places = torch.minimum(active.max_drafts + 1, self.columns - active.filled)
+        left = places.sub(advance).clamp(0, self.drafts)
+
+        def moved(x: Tensor, old: Tensor) -> Tensor:
+            further = x.shape[3:]
+            index = source.view(*source.shape, *[1] * len(further)).expand(*source.shape, *further)
+            in_step = active.in_step.view(*active.in_step.shape, *[1] * (x.ndim - 2))
+            return torch.where(in_step, x.gather(2, index), old)
+
+        law = None
+        if new.law is not None and rows.law is not None:
+            law = moved(new.law, rows.law)
+        return rows._replace(
+            drafts=moved(new.drafts, rows.drafts),
+            p=moved(new.p, rows.p),
+            draft_count=torch.where(active.in_step, left, rows.draft_count),
+            law=law,
         )
-
-        def shifted(x: Tensor, old: Tensor) -> Tensor:
-            index = source.view(*source.shape, *[1] * (x.ndim - 3)).expand(
-                *source.shape, *x.shape[3:]
-            )
-            return torch.where(
-                active.in_step.view(b, a, *[1] * (x.ndim - 2)), x.gather(2, index), old
-            )
-
-        law = None if new.law is None or rows.law is None else shifted(new.law, rows.law)
-        count = torch.where(active.in_step, left, rows.draft_count)
-        drafts, p = shifted(new.drafts, rows.drafts), shifted(new.p, rows.p)
-        after = rows._replace(drafts=drafts, p=p, draft_count=count, law=law)
-        return Decision(tokens, advance, self.steps < active.max_drafts[..., None], top, after)
 
     def _reused(
         self, rows: RowState, new: RowState, active: Active, q: Tensor, accepted: Tensor
     ) -> RowState:
-        """``new`` drafts [B, A, K], where those that pass the threshold are the old ones."""
+        """``new`` drafts [B, A, K], but the old ones if they pass the threshold."""
         assert rows.law is not None
         assert new.law is not None
-        old, law, p = (
-            F.pad(rows.drafts, (0, 1)),
-            F.pad(rows.law, (0, 0, 0, 1)),
-            F.pad(rows.p, (0, 0, 0, 1)),
-        )
+        old = F.pad(rows.drafts, (0, 1))
+        law = F.pad(rows.law, (0, 0, 0, 1))
+        p = F.pad(rows.p, (0, 0, 0, 1))
         # had y been drawn; a certain draft has p = 1
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)
-        stays = (
-            at(passes, old)
-            & (self.steps > accepted[..., None])
-            & (self.steps < active.max_drafts[..., None])
-        )
+        after_rejection = self.steps > accepted[..., None]
+        drafted = self.steps < active.max_drafts[..., None]
+        stays = at(passes, old) & after_rejection & drafted
         law = normalised(law * passes, law)
-        p, law = (torch.where(stays[..., None], x, y) for x, y in ((p, new.p), (law, new.law)))
-        return new._replace(drafts=torch.where(stays, old, new.drafts), p=p, law=law)
+        return new._replace(
+            drafts=torch.where(stays, old, new.drafts),
+            p=torch.where(stays[..., None], p, new.p),
+            law=torch.where(stays[..., None], law, new.law),
+        )

@@ -7,7 +7,7 @@ heads of keys and values, g = H / K, d head width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import torch
@@ -332,6 +332,18 @@ class Layer(Direct):
         return residual + self.feed_forward(self.ffn_norm(residual))
 
 
+@dataclass
+class AuxStates:
+    """Hidden states of inner layers, which a forward pass stores; drafters read them."""
+
+    layers: Depths  # after how many layers
+    states: dict[int, Tensor] = field(default_factory=dict)  # by layer, [R, N, dim] each
+
+    def joined(self, final: Tensor) -> Tensor:
+        """Return the final states and these, next to each other: [R, N, (1 + aux) · dim]."""
+        return torch.cat([final, *[self.states[n] for n in self.layers]], -1)
+
+
 class Stack(Direct):
     """Layers and final norm; embeddings and head belong to the model around it."""
 
@@ -348,22 +360,17 @@ class Stack(Direct):
         mask: Mask,
         put: Put | None = None,
         last: bool = False,
-        aux_layers: Depths = (),
+        aux: AuxStates | None = None,
     ) -> Tensor:
         """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the
         ``last`` alone.
 
         ``rope`` [R|1, N|1, 1, d/2] complex.  ``put`` stores keys and values in a cache; None:
-        there are none but those of x. ``aux_layers``: the numbers of layers after which the states
-        are wanted too, in addition to the final ones: [R, N, (1 + aux) · dim].
+        there are none but those of x.  ``aux``: the inner layers whose states are wanted too.
         """
         mask = mask_of_heads(mask, self.group)
-        wanted = {}
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rope, mask, put, last and number == len(self.layers))
-            if number in aux_layers:
-                wanted[number] = x
-        x = self.norm(x)
-        if not aux_layers:
-            return x
-        return torch.cat([x, *(wanted[number] for number in aux_layers)], -1)
+            if aux is not None and number in aux.layers:
+                aux.states[number] = x
+        return self.norm(x)

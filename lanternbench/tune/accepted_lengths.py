@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lanternbench.component import Prepared
-from lanternbench.engine.decode import SpeculativeDecoder, begin, step
+from lanternbench.engine.decode import Speculation, SpeculativeDecoder, begin, step
 from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreePolicy
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
@@ -107,7 +107,8 @@ def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> Specula
     target = replace(decoder.target, graphs=None)
     proposal = prepared_proposal(target, decoder.method, policy)
     rule = prepared_rule(target, decoder.method, proposal)
-    return replace(decoder, target=target, proposer=proposal, rule=rule, rates=None)
+    speculation = Speculation(proposal, rule, decoder.residual)
+    return replace(decoder, target=target, strategy=speculation)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from conftest import slow_but
 
 import lanternbench
 from lanternbench.engine import decode as engine
-from lanternbench.engine.state import DecodeState, forward
+from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import Draft, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
@@ -355,8 +355,12 @@ def test_two_trees_of_one_size_in_a_decode_are_masked_by_their_own_ancestors(sha
     tokens = torch.tensor([[5, 1, 2, 3, 4]])
 
     def q(*order):
-        state, _ = engine.begin(build(shallow, method("eagle-1")), ["a red star"], [1])
-        return [forward(state, Draft(tokens, static=trees[i]))[1] for i in order][-1]
+        decoder = build(shallow, method("eagle-1"))
+        state, _ = engine.begin(decoder, ["a red star"], [1])
+        for i in order:
+            feed = decoder.strategy.feed(state, Draft(tokens, static=trees[i]))
+            logits = engine.forward(state, feed).logits
+        return state.warp(logits)
 
     with torch.inference_mode():
         assert torch.equal(q(0, 1), q(1))

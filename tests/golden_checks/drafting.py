@@ -110,6 +110,7 @@ class Recorded:
             prefix_states=hidden,
             device=hidden.device,
             clock=Clock(hidden.device),
+            span=None,
             now=SimpleNamespace(length=_lengths(0)),
         )
         self.drafter = Watched(net, model)
@@ -141,4 +142,4 @@ class Recorded:
 
 
 def _lengths(n: int) -> Lengths:
-    return Lengths.of(torch.tensor([n]), (n,))
+    return Lengths(torch.tensor([n]), (n,))

@@ -21,7 +21,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine.address import Lengths, raster
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
@@ -80,25 +80,16 @@ def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor)
     )
     prefix: Any = None
     state = DecodeState(
-        made,
-        Warp(TARGETS_OWN),
-        1.0,
-        [0],
-        prefix,
-        cache,
-        uniforms,
-        nodes,
-        nodes,
-        Clock(made.device),
+        made, Warp(TARGETS_OWN), 1.0, [0], prefix, cache, uniforms, nodes, Clock(made.device)
     )
     root = tokens[:, image[1] - 1]
     tokens[0, image[1] :] = 0
     last = LastCommit(
         torch.zeros(1, 1, model.vocab),
         root[:, None],
-        Lengths.of(torch.ones(1).long(), PerPrompt(one)),
+        Lengths(torch.ones(1).long(), PerPrompt(one)),
     )
-    state.now = Progress(Lengths.of(length, PerPrompt((image[1],))), root, tokens, last)
+    state.now = Progress(Lengths(length, PerPrompt((image[1],))), root, tokens, last)
     state.first = torch.zeros(1, model.vocab)
     return state
 
@@ -135,7 +126,10 @@ def window_run(
         fresh = (settings.fresh(u["fresh_u"][1:]) + 0.5) / model.vocab
         steps.append(torch.cat([final[None], u["accept_u"][1:], fresh, redraw(u, size)]))
     uniforms = torch.stack([*steps, steps[-1]])[None].float()
-    decoder = SpeculativeDecoder(made, None, Warp(TARGETS_OWN), 1.0, window, rule, standard)
+    method: Any = None
+    decoder = SpeculativeDecoder(
+        made, method, Warp(TARGETS_OWN), 1.0, Speculation(window, rule, standard)
+    )
     state = start(model, made, (image, begun), window.nodes, uniforms)
     own, accepted, drafts, laws = window.begin(state), [], [], []
     for t in range(first, last):

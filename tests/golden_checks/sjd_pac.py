@@ -15,7 +15,7 @@ from golden_checks.engine_window import start, target
 from golden_checks.window_model import StandIn, Window
 from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
-from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft
@@ -248,9 +248,9 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
         verify = tree.uniforms(accept_u)
         verify[0] = sample_u[0, 0]
         steps.append(torch.cat([verify, torch.zeros(window.fresh_uniforms), sample_u.flatten()]))
-    decoder = SpeculativeDecoder(
-        made, None, Warp(TARGETS_OWN), 1.0, window, window.verification(EXACT), standard
-    )
+    method: Any = None
+    speculation = Speculation(window, window.verification(EXACT), standard)
+    decoder = SpeculativeDecoder(made, method, Warp(TARGETS_OWN), 1.0, speculation)
     state = start(
         model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None]
     )

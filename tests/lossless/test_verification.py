@@ -247,17 +247,17 @@ def test_a_bonus_token_from_the_wrong_distribution_is_found(
 
 
 def test_a_bonus_token_that_is_left_out_is_found(monkeypatch):
-    honest = engine.plan_commit
+    honest = engine.tree_commit
 
-    def without(state, draft, result, states):
+    def without(state, result, outputs):
         # the last draft stands in for the bonus token
-        full = result.accepted == draft.tree.max_depth
-        again = draft.tokens.gather(1, result.path[:, -1:])[:, 0]
-        return honest(
-            state, draft, result._replace(token=torch.where(full, again, result.token)), states
-        )
+        draft, verified = result.draft, result.verified
+        full = verified.accepted == draft.tree.max_depth
+        again = draft.tokens.gather(1, verified.path[:, -1:])[:, 0]
+        token = torch.where(full, again, verified.token)
+        return honest(state, result._replace(verified=verified._replace(token=token)), outputs)
 
-    monkeypatch.setattr(engine, "plan_commit", without)
+    monkeypatch.setattr(engine, "tree_commit", without)
     assert deviation("sd", Tables(3, 4, 1, "dense")) > 1e-3
 
 

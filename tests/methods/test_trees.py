@@ -112,8 +112,8 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
         for prompt, (count, size) in enumerate(zip(committed, own.tree_sizes, strict=True)):
             histories[prompt] += [size] * count
             alphas[prompt] = (count if bonus else count - 1) / size[0]
-        state.now.last.advance = Lengths.of(torch.tensor(committed), committed)
-        own = builder.update(state, own, None)
+        state.now.last.advance = Lengths(torch.tensor(committed), committed)
+        own = builder.plan(state, own)
     assert len(seen) > 5
 
 

@@ -351,7 +351,7 @@ def test_without_row_ends_a_slot_is_the_token_s_number():
     layout = raster(12, 0, 5, 0, 99, torch.device("cpu"))
     assert layout.slots[:16] == tuple(range(4, 20))
     assert not any(layout.row_end_after)
-    assert not layout.any_row_end(Lengths.of(torch.tensor([12, 1]), (12, 1)), 12)
+    assert not layout.any_row_end(Lengths(torch.tensor([12, 1]), (12, 1)), 12)
 
 
 def test_a_row_end_is_seen_by_the_descendants_of_its_node_alone():

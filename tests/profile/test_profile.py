@@ -153,19 +153,22 @@ def test_on_a_gpu_phases_are_read_from_events_and_add_up_to_the_time_since_the_l
     now = 0.0
 
     class Event:
-        def __init__(self, enable_timing: bool):
+        def __init__(self, enable_timing: bool, external: bool):
             assert enable_timing
+            assert not external  # which is for events of a graph
 
-        def record(self) -> None:
+        def record(self, stream: str) -> None:
+            assert stream == "stream of cuda:1"
             self.at = now
 
         def elapsed_time(self, later: Event) -> float:
             return 1e3 * (later.at - self.at)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr("lanternbench.engine.timing.perf_counter", lambda: now)
-    clock = Clock(torch.device("cuda"))
+    clock = Clock(torch.device("cuda:1"))
     clock.start()
     now += 7  # a prefill
     clock.tick("other")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from lanternbench.component import Prepared
-from lanternbench.engine.address import append_address, level_address, prefix_address
+from lanternbench.engine.address import prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
@@ -78,9 +78,18 @@ class DrafterProposal(Proposal):
     def update(
         self, state: DecodeState, proposer_state: DraftedState, result: StepResult
     ) -> DraftedState:
-        if proposer_state.tree == ():  # a tree policy without a state has nothing to update
-            return proposer_state
         return proposer_state._replace(tree=self.tree.update(state, proposer_state.tree, result))
+
+    @property
+    def updates(self) -> bool:
+        return self.tree.updates
+
+    @property
+    def plans(self) -> bool:
+        return self.tree.plans
+
+    def plan(self, state: DecodeState, proposer_state: DraftedState) -> DraftedState:
+        return proposer_state._replace(tree=self.tree.plan(state, proposer_state.tree))
 
     def sizes(self, proposer_state: DraftedState) -> PerPrompt | None:
         return self.tree.sizes(proposer_state.tree)
@@ -136,22 +145,20 @@ class EagleDrafter(Drafter):
         level.
         """
         state.clock.tick("other")
-        last, length, layout = state.now.last, state.now.length, cache.layout
+        last = state.now.last
+        cursor = cache.cursor(state.now.length, state.span)
         x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
-        ends = (
-            None if cache.row_end is None else RowEnds(cache, partial(self.row_end, cache), length)
-        )
-        filled, groups = 0, ROOT
-        if ends is None:
-            states = cache.forward_last(
-                x, append_address(layout, length, last.advance, x.shape[1]), last.advance
-            )
+        ends: RowEnds | None = None
+        filled = 0
+        groups = ROOT
+        if cache.row_end is None:
+            at = cursor.append(last.advance, x.shape[1])
+            states = cache.forward_last(x, at, last.advance)
         else:
-            before = (
-                None
-                if last.before is None
-                else partial(self.row_end, cache, self.target_states(last.before))
-            )
+            ends = RowEnds(cache, partial(self.row_end, cache), cursor)
+            before = None
+            if last.before is not None:
+                before = partial(self.row_end, cache, self.target_states(last.before))
             states, groups = ends.append(x, before, last.advance)
 
         def expand(
@@ -160,11 +167,10 @@ class EagleDrafter(Drafter):
             nonlocal states, filled, groups
             state.clock.tick("other")
             m = tokens.shape[1]
-            x = self.read(
-                cache.all_rows(self.embed(tokens)), parent_states(cache, states, parent, m, depth)
-            )
+            above = parent_states(cache, states, parent, m, depth)
+            x = self.read(cache.all_rows(self.embed(tokens)), above)
             if ends is None:
-                states = cache.forward(x, level_address(layout, length, filled, m, depth, visible))
+                states = cache.forward(x, cursor.level(filled, m, depth, visible))
                 filled += m
             else:
                 states, groups = ends.level(x, groups, visible, depth)

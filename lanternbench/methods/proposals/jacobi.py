@@ -124,10 +124,9 @@ class Jacobi(Proposal):
 
     def begin(self, state: DecodeState) -> Window:
         first, v = state.first, self.vocab
-        known = (
-            first.new_zeros(state.batch, state.limit, v) if self.init.endswith("sample") else None
-        )
-        if known is not None:
+        known: Tensor | None = None
+        if self.init.endswith("sample"):
+            known = state.table(state.batch, state.limit, v).to(first.dtype)
             known[:, 0] = first
         drafts = torch.zeros(state.batch, self.window, dtype=torch.long, device=state.device)
         return Window(

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices
-from lanternbench.engine.address import Address, additive, entries_address, run_address
+from lanternbench.engine.address import Address, run_address
 from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.draft import additive
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
@@ -133,12 +134,13 @@ class DFlashDrafter(LevelsDrafter):
         block after them.
         """
         length, advance, block = state.now.length, state.now.last.advance, self.net.block
+        cursor = cache.cursor(length, state.span)
         layout, theirs, n = cache.layout, state.cache.layout, entries + self.net.block
-        if length.shared is not None and advance.shared is not None and not theirs.width:
-            base = layout.slots[length.shared - advance.shared] + 1
-            return run_address(
-                base, n, F.pad(self.visible[None], (entries, 0)) if self.net.causal else None
-            )
+        fresh = advance.shared
+        if cursor.shared is not None and fresh is not None and not theirs.width:
+            base = layout.slots[cursor.shared - fresh] + 1
+            visible = F.pad(self.visible[None], (entries, 0)) if self.net.causal else None
+            return run_address(base, n, visible)
         start = length.device - advance.device
         column = torch.arange(max(entries, block), device=start.device)
         void = additive(column[:entries] < advance.device[:, None])[:, None].expand(-1, block, -1)
@@ -147,7 +149,7 @@ class DFlashDrafter(LevelsDrafter):
         before = theirs.slot_of[start[:, None] + column[:entries] + 1] - 1
         positions = torch.cat([before, theirs.slot_of[length.device[:, None] + column[:block]]], 1)
         after = layout.slot_of[start] + 1
-        at = entries_address(layout, length, after, entries, block, positions, visible)
+        at = cursor.entries(after, entries, block, positions, visible)
         return at._replace(slots=after[:, None] + torch.arange(n, device=after.device))
 
 

@@ -19,7 +19,7 @@ from lanternbench.component import Prepared, option
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
-from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft
 from lanternbench.methods.trees.dynamic import Bounds, Grown, check_candidates, grow_by_confidence
 from lanternbench.models.grids import Grid, place
@@ -244,7 +244,7 @@ class Adaptive(Grown):
         width = next((k for k in range(1, nodes) if 1 + k + k * k * (depth - 1) >= nodes), 1)
         return (max(width, self.within.k[0]),) * (depth - 1)
 
-    def update(self, state: DecodeState, plan: Plan, result: StepResult) -> Plan:
+    def plan(self, state: DecodeState, plan: Plan) -> Plan:
         histories = []
         for history, size, tokens in zip(
             plan.history, plan.tree_sizes, state.now.last.advance.host or (), strict=True

@@ -40,7 +40,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoder,
     TokenDecoderConfig,
 )
-from lanternbench.models.transformer import ALIGNMENT, Depths, Mask, Put, rope_1d
+from lanternbench.models.transformer import ALIGNMENT, AuxStates, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Guidance, Sampling
@@ -167,7 +167,7 @@ class TransformersDecoder(TokenDecoder):
         mask: Mask,
         put: Put | None = None,
         last: bool = False,
-        aux_layers: Depths = (),
+        aux: AuxStates | None = None,
     ) -> Tensor:
         """As ``Stack.forward``; ``rope`` [R|1, N|1, 1, 1] holds positions."""
         rows, n, _ = x.shape
@@ -180,14 +180,14 @@ class TransformersDecoder(TokenDecoder):
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         options: dict[str, Any] = {
             "use_cache": put is not None,
-            "output_hidden_states": bool(aux_layers),
+            "output_hidden_states": aux is not None,
         }
         options["past_key_values"] = None if put is None else EngineCache(put)
         options["position_ids"] = rope[..., 0, 0].expand(rows, n)
         output = self.body(inputs_embeds=x, attention_mask=mask, **options)
         states = output.last_hidden_state
-        if aux_layers:
-            states = torch.cat([states, *(output.hidden_states[n] for n in aux_layers)], -1)
+        if aux is not None:
+            aux.states.update({n: output.hidden_states[n] for n in aux.layers})
         return states[:, -1:] if last else states
 
 
