@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lanternbench.models.key_names import to_published
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import to_published
 
 LAYOUTS = ("official .pt", "official .bin", "Hugging Face shards")
 DIM, LAYER = 512, 12.6  # width, and megabytes a layer

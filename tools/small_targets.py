@@ -28,8 +28,8 @@ from lanternbench.models.glm_image import checkpoint as glm
 from lanternbench.models.glm_image.checkpoint import GlmImage, GlmImageConfig
 from lanternbench.models.janus import checkpoint as janus
 from lanternbench.models.janus.checkpoint import Janus, JanusConfig
+from lanternbench.models.key_names import to_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, to_official
-from lanternbench.models.loading import to_published
 from lanternbench.models.places import Source
 from lanternbench.models.vq import VQConfig, VQModel
 
@@ -253,7 +253,7 @@ def chameleon_release(hub: Path, row: Entry) -> Chameleon:
 
 
 def split_official(state: State) -> State:
-    from lanternbench.models.loading import OFFICIAL, split
+    from lanternbench.models.key_names import OFFICIAL, split
 
     return split(state, OFFICIAL)
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -58,21 +57,33 @@ def load_unpacked(
     weights = None if dtype is None else dtype_named(dtype, device)
     if device.startswith("cuda"):
         prepare_gpu(device)
-    # no folder shadows a name
-    for kind in components("target") if name not in catalogue() else ():
-        if itself := family(kind).reads(Path(name).expanduser()):
-            row = Entry(name=itself.name, family=kind, about="")
-            return _from_files(row, itself, device, weights)
-    sized = _SIZED.fullmatch(name)
-    title, _, where = (sized["name"], "", sized["folder"]) if sized else name.partition("=")
-    row = resized(entry(title), sized["sizes"], random_weights) if sized else entry(title)
+    if name not in catalogue():  # no folder shadows a name
+        for kind in components("target"):
+            itself = family(kind).reads(Path(name).expanduser())
+            if itself is not None:
+                row = Entry(name=itself.name, family=kind, about="")
+                return _from_files(row, itself, device, weights)
+    title, sizes, where = _parts_of(name)
+    row = entry(title)
+    if sizes:
+        row = resized(row, sizes, random_weights)
     loader = family(row.family)
     if random_weights:
         return loader.random_target(row, device, weights)
     folder = existing(where, f"target '{title}'") if where else loader.home(row)
-    if needed := [role for role in loader.missing(row, folder) if role in loader.needs]:
+    needed = [role for role in loader.missing(row, folder) if role in loader.needs]
+    if needed:
         raise UserError(_lacks(row, folder, needed, by_user=bool(where)))
     return _from_files(row, folder, device, weights)
+
+
+def _parts_of(name: str) -> tuple[str, str, str]:
+    """Return the catalogue name, sizes and folder of NAME:SIZES=FOLDER, empty where absent."""
+    sized = _SIZED.fullmatch(name)
+    if sized:
+        return sized["name"], sized["sizes"], sized["folder"] or ""
+    title, _, where = name.partition("=")
+    return title, "", where
 
 
 def existing(path: str, what: str) -> Path:
@@ -93,14 +104,17 @@ def _lacks(row: Entry, place: Path, roles: list[str], by_user: bool) -> str:
     that is expected.
     """
     found = row.locate(place)
-    faults = [f"{role}: {fault}" for role, fault in found.faults.items() if role in roles]
+    faults = [f"{role}: {found.faults[role]}" for role in roles if role in found.faults]
     details = f" ({'; '.join(faults)})" if faults else ""
-    fetch = f"`lanternbench fetch {row.name}` gets them ({row.gigabytes:g} GB)"
     lacks = f"target '{row.name}' lacks its {' and '.join(roles)} in {place}{details}"
+    fetch = f"`lanternbench fetch {row.name}` gets them ({row.gigabytes:g} GB)"
     if not by_user or not row.files:
         return f"{lacks}: {fetch}, and --random-weights measures speed without them"
     tree = expected_tree(row.files, found.place)
-    return f"{lacks}, which holds {contents(place)}: {fetch}; expected are, or a clone of\nthe repository that holds them,\n{tree}"
+    return (
+        f"{lacks}, which holds {contents(place)}: {fetch}; expected are\n{tree}\n"
+        "or the repositories' files as they are"
+    )
 
 
 def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
@@ -108,16 +122,19 @@ def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
     are no weights.
     """
     chosen = dict(part.split("=") for part in sizes.split(","))
-    if not random_weights and (
-        "layers" in chosen or written(chosen["grid"]) not in map(written, row.grids)
-    ):
+    grids = [written(grid) for grid in row.grids]
+    is_published = "layers" not in chosen and written(chosen["grid"]) in grids
+    if not random_weights and not is_published:
         offered = f", or name one of its grids: {', '.join(row.grids)}" if row.grids else ""
         raise UserError(
             f"'{row.name}:{sizes}' has sizes without weights: add --random-weights{offered}"
         )
-    shape: dict[str, Any] = {"n_layer": int(chosen["layers"])} if "layers" in chosen else {}
-    shape |= {"grid": grid_of(chosen["grid"])} if "grid" in chosen else {}
-    return row.model_copy(update={"shape": row.shape | shape, "about": f"{row.about}, {sizes}"})
+    shape = dict(row.shape)
+    if "layers" in chosen:
+        shape["n_layer"] = int(chosen["layers"])
+    if "grid" in chosen:
+        shape["grid"] = grid_of(chosen["grid"])
+    return row.model_copy(update={"shape": shape, "about": f"{row.about}, {sizes}"})
 
 
 def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
@@ -139,33 +156,34 @@ def with_drafter(
     missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
-    folder: Path | None = Path(spec).expanduser()
-    if title not in catalogue() and (looks_like_path(spec) or Path(spec).exists()):
+    if title in catalogue():
+        folder = None if random_weights else _drafter_folder(entry(title), where)
+        loader = family(entry(title).family)
+        decoder = loader.decoder(entry(title), folder, device, target.dtype)
+        kind = "model"
+        target = replace(target, drafters=target.drafters | {kind: decoder})
+    elif looks_like_path(spec) or Path(spec).exists():
         folder = existing(spec, "the drafter")
-        net: Any = drafter_at(folder, target.model, device)
-        target, kind = with_net(target, net), net.kind
-    elif title not in catalogue():
+        net = drafter_at(folder, target.model, device)
+        kind = net.kind
+        target = with_net(target, net)
+    else:
         what = f"unknown drafter '{spec}', which is no file or folder with an EAGLE or DFlash drafter either"
         raise unknown(what, title, catalogue())
-    else:
-        row, kind = entry(title), "model"
-        loader = family(row.family)
-        folder = existing(where, f"drafter '{title}'") if where else loader.home(row)
-        folder = None if random_weights else folder
-        if folder and "model" in loader.missing(row, folder):
-            raise UserError(
-                f"drafter '{title}' lacks its model in {folder}: `lanternbench fetch {title}` gets it"
-            )
-        target = replace(
-            target,
-            drafters=target.drafters | {kind: loader.decoder(row, folder, device, target.dtype)},
-        )
-    digests = (
-        {f"drafter.{part}": digest for part, digest in fingerprints(folder).items()}
-        if folder
-        else {}
-    )
+    found = {} if folder is None else fingerprints(folder)
+    digests = {f"drafter.{part}": digest for part, digest in found.items()}
     return packed(replace(target, weights=target.weights | digests)), kind
+
+
+def _drafter_folder(row: Entry, where: str) -> Path:
+    """Return the folder of an independent model that drafts.  Raises UserError without one."""
+    loader = family(row.family)
+    folder = existing(where, f"drafter '{row.name}'") if where else loader.home(row)
+    if "model" in loader.missing(row, folder):
+        raise UserError(
+            f"drafter '{row.name}' lacks its model in {folder}: `lanternbench fetch {row.name}` gets it"
+        )
+    return folder
 
 
 def with_net(target: Target, net: Drafter) -> Target:

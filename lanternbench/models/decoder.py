@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.grids import Grid, written
-from lanternbench.models.loading import State, rotary_pairs, to_published
+from lanternbench.models.key_names import rotary_pairs, to_published
+from lanternbench.models.loading import State
 from lanternbench.models.transformer import DecoderConfig, Mask, Stack
 
 if TYPE_CHECKING:

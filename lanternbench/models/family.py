@@ -5,7 +5,7 @@
 checkpoints with a sub-folder per role: a subclass says how each part is read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models import loading
+from lanternbench.models import key_names, loading
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash, eagle
 from lanternbench.models.entries import Entry, fingerprints, role_fingerprints
@@ -45,14 +45,14 @@ def drafter_at(
     """
     kind = dflash if "target_layers" in loading.read_state(path) else eagle
     drafter = kind.load(path, model, device, dtype or model.dtype)
-    config = (path if path.is_dir() else path.parent) / "config.json"
+    folder = path if path.is_dir() else path.parent
+    config = folder / "config.json"
     named = layers_named(loading.read_config(config)) if config.is_file() else None
-    last = model.config.decoder.n_layer
-    read = (*drafter.aux_layers(model), last)
-    if named is not None and tuple(named) not in (read, read[:-1]):
+    read = [*drafter.aux_layers(model), model.config.decoder.n_layer]
+    if named is not None and named not in (read, read[:-1]):
         raise UserError(
             f"{config} says that the drafter reads the target's states after the layers {named}, "
-            f"but this one is run on those after {[*read]}: it cannot be used"
+            f"but this one is run on those after {read}: it cannot be used"
         )
     return drafter
 
@@ -62,11 +62,12 @@ def layers_named(config: Mapping[str, object]) -> list[object] | None:
     where it says nothing.
     """
     for key, value in config.items():
-        if isinstance(value, dict) and (inner := layers_named(value)) is not None:
+        inner = layers_named(value) if isinstance(value, dict) else None
+        if inner is not None:
             return inner
         if key in LAYER_IDS:
             ids = value if isinstance(value, list) else [value]
-            return [n + LAYER_IDS[key] if type(n) is int else n for n in ids]
+            return [number + LAYER_IDS[key] if type(number) is int else number for number in ids]
     return None
 
 
@@ -78,12 +79,13 @@ def drafters_in(files: Files, model: ImageDecoder, device: str) -> dict[str, nn.
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
-    makes: Any = (
+    makes: list[Callable[[], Drafter]] = [
         model.new_eagle,
         partial(model.new_eagle, True),
         partial(dflash.DFlash.untrained, model),
-    )
-    return {net.kind: net for net in (loading.random_net(make, device, dtype) for make in makes)}
+    ]
+    nets = [loading.random_net(make, device, dtype) for make in makes]
+    return {net.kind: net for net in nets}
 
 
 class Family:
@@ -219,8 +221,8 @@ class PublishedFamily(Family):
         self, state: loading.State, config: Any, image_ids: Tensor | None
     ) -> loading.State:
         """Tensors of one layer, or all that belong to none, under our names."""
-        state = loading.from_published(state, self.prefixes, config)
-        return state if image_ids is None else loading.image_tables(state, image_ids)
+        state = key_names.from_published(state, self.prefixes, config)
+        return state if image_ids is None else key_names.image_tables(state, image_ids)
 
     def new_vq(self, row: Entry, files: Files | None) -> Any:
         """An image tokeniser without trained weights: by default of LlamaGen's kind."""

@@ -206,29 +206,26 @@ def _matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 def _other_weights(folder: Path, role: str, sources: Mapping[str, Source]) -> list[Path]:
     """Return weights of unpublished names in a folder, without those that belong to other roles."""
-    others = [
-        PurePosixPath(pattern).name
-        for other, source in sources.items()
-        for pattern in source.files
-        if other != role and not PurePosixPath(pattern).name.startswith((*GENERIC, "*"))
-    ]
-    return [
-        path
-        for path in weights_files(folder)
-        if not any(fnmatch(path.name, pattern) for pattern in others)
-    ]
+    others: list[str] = []
+    for other, source in sources.items():
+        if other != role:
+            others += [PurePosixPath(pattern).name for pattern in source.files]
+    telling = [name for name in others if not name.startswith((*GENERIC, "*"))]
+    return [path for path in weights_files(folder) if not _is_any(path.name, telling)]
+
+
+def _is_any(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def weights_files(folder: Path) -> list[Path]:
     """Return the weights in a folder, also links that lead nowhere, without optimisers' states."""
-    return [
-        path
-        for path in sorted(folder.iterdir())
-        if path.suffix in WEIGHTS
-        and not path.is_dir()
-        and not path.name.startswith(".")
-        and not TRAINING_STATE.fullmatch(path.name)
-    ]
+    files = [path for path in sorted(folder.iterdir()) if not path.is_dir()]
+    return [path for path in files if path.suffix in WEIGHTS and not _is_state(path.name)]
+
+
+def _is_state(name: str) -> bool:
+    return name.startswith(".") or TRAINING_STATE.fullmatch(name) is not None
 
 
 def _one_path(published: list[Path]) -> Path:
@@ -251,17 +248,18 @@ def absent_shards(folder: Path) -> list[str]:
     """Return the names of shards that an index, or the names of the others, say are missing."""
     if index := shard_index(folder):
         return [name for name in indexed_shards(index) if not (folder / name).is_file()]
-    names = [path.name for path in weights_files(folder) if path.is_file()]
-    shards = [match for match in map(SHARD.fullmatch, names) if match]
-    if not shards:
-        return []
-    first = shards[0]
-    present = {int(match[2]) for match in shards if match[1] == first[1]}
-    start = 0 if 0 in present else 1
-    numbers = range(start, start + int(first[3]))
-    absent = [number for number in numbers if number not in present]
-    width, suffix = len(first[2]), Path(first[0]).suffix
-    return [f"{first[1]}-{number:0{width}}-of-{first[3]}{suffix}" for number in absent]
+    names = {path.name for path in weights_files(folder) if path.is_file()}
+    shard = next(filter(None, map(SHARD.fullmatch, sorted(names))), None)
+    return [] if shard is None else [name for name in _series(shard) if name not in names]
+
+
+def _series(shard: re.Match[str]) -> list[str]:
+    """Return the names of all shards of one, which are counted from 1, or from 0."""
+    number, count = shard[2], shard[3]
+    start = 0 if int(number) == 0 else 1
+    name = shard.string
+    numbers = range(start, start + int(count))
+    return [name.replace(f"{number}-of", f"{i:0{len(number)}}-of") for i in numbers]
 
 
 def indexed_shards(index: Path) -> list[str]:
@@ -294,7 +292,8 @@ def snapshot(folder: Path) -> Path | None:
     """Return the snapshot of a repository's folder in the hub's cache: that of the main branch, or
     the latest.
     """
-    main, snapshots = folder / "refs" / "main", folder / "snapshots"
+    main = folder / "refs" / "main"
+    snapshots = folder / "snapshots"
     if not snapshots.is_dir():
         return None
     if main.is_file():
@@ -310,12 +309,11 @@ def snapshot(folder: Path) -> Path | None:
 
 def expected_tree(sources: Mapping[str, Source], place: Path) -> str:
     """Return the files of a target as ``fetch`` lays them out, a line each."""
-    lines = [
-        f"  {place / role}/{{{', '.join(source.files)}}}"
-        if len(source.files) > 1
-        else f"  {place / role / source.files[0]}"
-        for role, source in sources.items()
-    ]
+    lines = []
+    for role, source in sources.items():
+        names = ", ".join(source.files)
+        files = f"{{{names}}}" if len(source.files) > 1 else names
+        lines.append(f"  {place / role}/{files}")
     return "\n".join(lines)
 
 
@@ -324,4 +322,6 @@ def contents(place: Path, count: int = 4) -> str:
     if not place.is_dir():
         return place.name
     names = sorted(path.name for path in place.iterdir() if not path.name.startswith("."))
-    return (", ".join(names[:count]) + (", …" if len(names) > count else "")) or "nothing"
+    if len(names) > count:
+        names = [*names[:count], "…"]
+    return ", ".join(names) or "nothing"

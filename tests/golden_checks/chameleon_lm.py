@@ -17,7 +17,7 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.entries import entry
-from lanternbench.models.loading import from_published
+from lanternbench.models.key_names import from_published
 
 
 def check(folder: Path) -> list[Found]:

@@ -18,8 +18,8 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.decode import Generation, generate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import from_published
 from lanternbench.models.target import Prefix, Target
 from lanternbench.settings import Sampling
 

@@ -18,8 +18,8 @@ from lanternbench.engine.address import additive
 from lanternbench.engine.decode import Generation
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.models.decoder import prefix_mask
+from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen
-from lanternbench.models.loading import from_published
 from lanternbench.models.target import Target
 
 

@@ -18,8 +18,8 @@ from lanternbench.engine.timing import Clock
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGenConfig
-from lanternbench.models.loading import from_published
 from lanternbench.models.target import Prefix
 from lanternbench.models.transformer import rope_2d
 from lanternbench.settings import Sampling

@@ -23,7 +23,7 @@ from lanternbench.methods.trees.static import FixedTree
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
-from lanternbench.models.loading import from_published, rotary_pairs
+from lanternbench.models.key_names import from_published, rotary_pairs
 from lanternbench.models.transformer import rope_1d
 from lanternbench.settings import GREEDY, Sampling
 

@@ -20,8 +20,8 @@ from golden_checks.common import (
 )
 from lanternbench.engine.address import additive
 from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import from_published
 
 
 def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:

@@ -30,7 +30,8 @@ from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
-from lanternbench.models.loading import image_tables, read_state, to_published
+from lanternbench.models.key_names import image_tables, to_published
+from lanternbench.models.loading import read_state
 from lanternbench.models.places import locate
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import WordIds

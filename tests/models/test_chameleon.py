@@ -39,7 +39,8 @@ from lanternbench.models.chameleon.checkpoint import (
     vq_config,
 )
 from lanternbench.models.entries import entry
-from lanternbench.models.loading import from_published, load_into
+from lanternbench.models.key_names import from_published
+from lanternbench.models.loading import load_into
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import IdTokeniser, padded
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan

@@ -30,8 +30,8 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
-from lanternbench.models.loading import from_published, to_published
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.settings import GREEDY, ModelSpec, Sampling

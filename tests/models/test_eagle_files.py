@@ -27,8 +27,8 @@ from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.decoder import guide, prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
-from lanternbench.models.loading import from_published, to_published
 from lanternbench.models.target import Target
 from lanternbench.settings import GREEDY, Sampling
 

@@ -38,6 +38,7 @@ from lanternbench.models.chameleon.checkpoint import (
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.family import drafter_at
+from lanternbench.models.key_names import image_tables, to_published
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import (
     FLAN_T5_XL,
@@ -47,7 +48,6 @@ from lanternbench.models.llamagen.checkpoint import (
     RandomT5Features,
     T5Features,
 )
-from lanternbench.models.loading import image_tables, to_published
 from lanternbench.models.places import locate
 from lanternbench.models.token_decoder import IdTokeniser
 from lanternbench.models.vq import VQConfig, VQModel

@@ -34,7 +34,7 @@ from lanternbench.models.chameleon.checkpoint import (
 from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
-from lanternbench.models.loading import image_tables
+from lanternbench.models.key_names import image_tables
 from lanternbench.models.target import Target
 from lanternbench.settings import GREEDY, Sampling
 from lanternbench.utils.graph_capture import Graphs

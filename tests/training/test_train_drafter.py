@@ -27,13 +27,14 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
-from lanternbench.models import catalogue, loading
+from lanternbench.models import catalogue, key_names
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.janus.checkpoint import JanusFamily
+from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
-from lanternbench.models.loading import from_published, read_state, to_published
+from lanternbench.models.loading import read_state
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.settings import GREEDY, Sampling
@@ -283,12 +284,12 @@ def test_what_is_saved_loads_as_a_drafter_and_keeps_the_target_s_tokens(
 def test_a_chameleon_s_layout_is_the_published_one_shared_heads_included():
     cfg = replace(ALL_IDS, n_head=4, n_kv_head=2).decoder
     state = scrambled(Eagle(cfg), 0).state_dict()
-    published = loading.rotary_pairs(to_published(state), cfg, back=True)
+    published = key_names.rotary_pairs(to_published(state), cfg, back=True)
     assert published["layers.0.self_attn.k_proj.weight"].shape == (16, 32)
     turned = published["layers.0.self_attn.q_proj.weight"]
     own = state["layers.0.attention.wqkv.weight"]
     assert torch.equal(turned[[0, 4, 1, 5]], own[:4])  # pairs of halves become neighbours
-    back = from_published(loading.rotary_pairs(published, cfg))
+    back = from_published(key_names.rotary_pairs(published, cfg))
     assert back.keys() == state.keys()
     assert all(torch.equal(back[k], state[k]) for k in state)
     assert all(torch.equal(v, state[k]) for k, v in from_published(to_published(state)).items())

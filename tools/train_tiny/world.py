@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lanternbench.models import loading
+from lanternbench.models import key_names
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.tiny import checkpoint as tiny
@@ -74,8 +74,8 @@ def export(
         ("target", tensors(model.state_dict()), asdict(model.config)),
         ("text", encoder.state_dict(), None),
         ("vq", tokeniser.state_dict(), asdict(tokeniser.config)),
-        ("eagle", loading.to_published(nets.eagle.state_dict()), None),
-        ("eagle-3", loading.to_published(nets.eagle3.state_dict()), None),
+        ("eagle", key_names.to_published(nets.eagle.state_dict()), None),
+        ("eagle-3", key_names.to_published(nets.eagle3.state_dict()), None),
         ("medusa", nets.medusa.state_dict(), None),
         ("model", tensors(nets.model.state_dict()), asdict(nets.model.config)),
     ):

@@ -15,14 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.loading import (
-    TABLE,
-    explain_errors,
-    from_published,
-    load_layers,
-    read_config,
-    read_state,
-)
+from lanternbench.models.key_names import TABLE, from_published
+from lanternbench.models.loading import explain_errors, load_layers, read_config, read_state
 from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Mask, Put, mask_of_heads
 
 

@@ -28,15 +28,8 @@ from lanternbench.models.decoder import ImageDecoder, causal_mask
 from lanternbench.models.entries import DIGESTED, Entry, catalogue, fingerprint
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
-from lanternbench.models.loading import (
-    OFFICIAL,
-    State,
-    cause,
-    from_published,
-    random_net,
-    read_state,
-    split,
-)
+from lanternbench.models.key_names import OFFICIAL, from_published, split
+from lanternbench.models.loading import State, cause, random_net, read_state
 from lanternbench.models.places import Files
 from lanternbench.models.target import Prefix
 from lanternbench.models.token_decoder import words

@@ -15,8 +15,9 @@ from lanternbench.errors import UserError
 from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.entries import Entry, entry
 from lanternbench.models.family import Family, drafter_at
+from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import explain_errors, from_published, load_into
+from lanternbench.models.loading import explain_errors, load_into
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import BUCKETS, word_id, words
 from lanternbench.models.vq import VQConfig, VQModel

@@ -1,0 +1,174 @@
+"""LlamaGen XL at full size from its published layouts, on this CPU: ``python -m
+benchmarks.full_size [--write FILE]``.
+
+Writes random weights under the published names (the official ``.pt`` in float32 and bfloat16,
+LANTERN's conversion in safetensors), loads each in a process of its own, and draws one image with
+``ar`` and one with ``cool-sd``.  Peak memory is ru_maxrss above what the process held after its
+imports; mapped pages of the files count.  Text features are random: Flan-T5-XL is not loaded.
+Weights are random, so drafts are accepted as noise accepts noise: times of images say that a full
+size decodes, not how fast a trained drafter is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchmarks.loading import hugging_face
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.entries import entry
+from lanternbench.models.key_names import to_published
+from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, to_official
+from lanternbench.models.loading import random_net
+from lanternbench.models.vq import VQConfig, VQModel
+
+ROW = entry("llamagen-xl-stage1")
+STEPS = ("ar", "cool-sd")
+
+_LOAD = """
+import json, os, resource, sys, time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lanternbench.engine.decode import generate
+from lanternbench.methods.build import build
+from lanternbench.methods.method import method
+from lanternbench.models.catalogue import load_target
+from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
+
+PAGE = resource.getpagesize()
+
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 1e6
+
+
+with torch.no_grad():
+    torch.nn.Linear(1, 1, device="meta").weight.normal_()  # what torch imports for it
+folder, dtype, methods = sys.argv[1], sys.argv[2], sys.argv[3:]
+before = held()
+began = time.perf_counter()
+target = load_target(f"llamagen-xl-stage1={folder}", "cpu", False, dtype)
+seconds = time.perf_counter() - began
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before
+rows = {"seconds": seconds, "peak": peak, "held": held() - before, "images": {}}
+
+
+def features(captions):
+    torch.manual_seed(0)
+    states = torch.randn(len(captions), 120, 2048).to(target.dtype)
+    mask = torch.zeros(len(captions), 120, dtype=torch.long)
+    mask[:, :12] = 1
+    return states * mask[..., None], mask
+
+
+target = replace(target, text=features)
+for name in methods:
+    began = time.perf_counter()
+    (made,) = generate(build(target, method(name)), ["a red circle"])
+    decoded = time.perf_counter() - began
+    image = target.images(made.tokens[None])[0]
+    rows["images"][name] = [decoded, made.steps, len(made.tokens), image.size[0]]
+print(json.dumps(rows))
+"""
+
+
+class Layout(NamedTuple):
+    """A published layout: how it is called, the dtype of its weights, the dtype that is loaded."""
+
+    title: str
+    stored: torch.dtype
+    loaded: str
+    methods: tuple[str, ...] = ()
+
+
+LAYOUTS = (
+    Layout("official .pt", torch.float32, "float32", STEPS),
+    Layout("official .pt", torch.float32, "bfloat16"),
+    Layout("official .pt", torch.bfloat16, "float32"),
+    Layout("LANTERN's conversion", torch.float32, "float32"),
+    Layout("LANTERN's conversion", torch.bfloat16, "bfloat16"),
+)
+
+
+def decoder(dtype: torch.dtype) -> dict[str, Tensor]:
+    config = LlamaGenConfig(**ROW.shape)
+    return random_net(lambda: LlamaGen(config), "cpu", dtype).state_dict()
+
+
+def write(folder: Path, layout: Layout) -> float:
+    """Write a target's files, without the text encoder's; return the megabytes of all weights."""
+    for role in ("model", "vq", "text", "eagle"):
+        (folder / role).mkdir()
+    state = decoder(layout.stored)
+    if layout.title == "official .pt":
+        name = ROW.files["model"].files[0]
+        torch.save({"model": to_official(state), "steps": 1}, folder / "model" / name)
+    else:
+        named = {key: value.contiguous() for key, value in hugging_face(state).items()}
+        save_file(named, folder / "model" / "model.safetensors")
+    del state
+    vq = random_net(lambda: VQModel(VQConfig()), "cpu", torch.float32)
+    torch.save({"model": vq.state_dict()}, folder / "vq" / ROW.files["vq"].files[0])
+    config = replace(LlamaGenConfig(**ROW.shape).decoder, first_norm=False)
+    drafter = random_net(lambda: Eagle(config), "cpu", layout.stored)
+    torch.save(to_published(drafter.state_dict()), folder / "eagle" / "pytorch_model.bin")
+    weights = [path for path in folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in weights) / 1e6
+    save_file({"not": torch.zeros(1)}, folder / "text" / "model.safetensors")
+    return size
+
+
+def measure(layout: Layout) -> tuple[float, dict]:
+    """Write a layout in this process's child, load it in another; return megabytes and figures."""
+    with tempfile.TemporaryDirectory() as name:
+        size = write(Path(name), layout)
+        command = [sys.executable, "-c", _LOAD, name, layout.loaded, *layout.methods]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        return size, json.loads(done.stdout)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    options.add_argument("--write", type=Path)
+    chosen = options.parse_args()
+    lines = ["| layout | stored | loaded | files | seconds | peak | peak / files | held |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    images = []
+    for layout in LAYOUTS:
+        size, row = measure(layout)
+        stored = str(layout.stored).removeprefix("torch.")
+        ratio = row["peak"] / size
+        lines.append(
+            f"| {layout.title} | {stored} | {layout.loaded} | {size:,.0f} MB | {row['seconds']:.1f} "
+            f"| {row['peak']:,.0f} MB | {ratio:.2f} | {row['held']:,.0f} MB |"
+        )
+        print(lines[-1], flush=True)
+        for method, (seconds, steps, tokens, side) in row["images"].items():
+            images.append(
+                f"- `{method}`: {tokens} tokens in {steps} steps and {seconds:.0f} s, "
+                f"an image of {side} × {side} pixels."
+            )
+            print(images[-1], flush=True)
+    text = "\n".join([*lines, "", *images])
+    if chosen.write:
+        title = f"# LlamaGen XL from its published layouts\n\n{__doc__}\n"
+        chosen.write.write_text(f"{title}{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

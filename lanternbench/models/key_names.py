@@ -1,0 +1,195 @@
+"""Published key names and layouts of weights <-> ours, of decoders and of their EAGLE drafters.
+
+Published layouts rotate halves of a head, as transformers does; here pairs are interleaved, as in
+LlamaGen and Meta's.
+"""
+
+import torch
+from torch import Tensor
+
+from lanternbench.errors import UserError
+from lanternbench.models.state_files import State
+from lanternbench.models.transformer import DecoderConfig
+
+# our fused matrices -> their parts: in transformers' names, and in the official ones of LlamaGen
+# and Chameleon
+HF = {
+    "attention.wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "feed_forward.w13": ("mlp.gate_proj", "mlp.up_proj"),
+}
+OFFICIAL = {
+    "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
+    "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
+}
+_RENAMED = {
+    "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_up_proj": "feed_forward.w13",  # GLM's, fused as here
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "post_self_attn_layernorm": "attention_out_norm",  # GLM's, with ``sandwich_norm``
+    "post_mlp_layernorm": "ffn_out_norm",
+}
+# rotary frequencies, which are not read
+_COMPUTED = ("rotary_emb.inv_freq", "rope.freqs", "freqs_cis")
+_ENCODERS = ("vqmodel.", "visual.")  # of images, which a decoder's checkpoint may hold
+TABLE = "embed_tokens.weight"  # of all ids
+
+
+class AbsentPartError(Exception):
+    """A checkpoint lacks a tensor, named by the message, of several that are one matrix here."""
+
+
+def fused(state: State) -> State:
+    """Return a state with the parts of matrices concatenated.  Raises AbsentPartError where some
+    of several are absent.
+    """
+    result = dict(state)
+    for whole, parts in (*HF.items(), *OFFICIAL.items()):
+        for key in _fused_keys(state, whole, parts):
+            names = [key.replace(whole, part) for part in parts]
+            for name in names:
+                if name not in state:
+                    raise AbsentPartError(name)
+            result[key] = torch.cat([result.pop(name) for name in names])
+    return result
+
+
+def _fused_keys(state: State, whole: str, parts: tuple[str, ...]) -> list[str]:
+    """Return the names of the matrices of which a state has parts."""
+    keys: dict[str, None] = {}
+    for key in state:
+        for part in parts:
+            if f"{part}." in key:
+                keys[key.replace(part, whole)] = None
+    return list(keys)
+
+
+def split(state: State, layout: dict[str, tuple[str, ...]]) -> State:
+    """Return the inverse of ``fused``, with the names of one layout."""
+    result = dict(state)
+    for whole, parts in layout.items():
+        for key in state:
+            if f"{whole}." not in key:
+                continue
+            value = result.pop(key)
+            output = state[f"{key.partition(whole)[0]}attention.wo.weight"]
+            queries = output.shape[1] if len(parts) == 3 else 0
+            # keys and values may have fewer heads than queries
+            shared = (len(value) - queries) // 2
+            sizes = [queries, shared, shared][-len(parts) :]
+            for part, piece in zip(parts, value.split(sizes), strict=True):
+                result[key.replace(whole, part)] = piece.contiguous()
+    return result
+
+
+def from_published(
+    state: State, prefixes: tuple[str, ...] | None = None, halves: DecoderConfig | None = None
+) -> State:
+    """Return transformers', LANTERN's or official names as ours.
+
+    ``prefixes``: a decoder's, longest first; None: a drafter's.  ``halves``: of a decoder whose
+    heads are rotated in halves, see ``rotary_pairs``.  Image encoders are left out.
+    """
+    if prefixes is not None:
+        state = {key: value for key, value in state.items() if not _is_encoder(key)}
+    if halves is not None:
+        state = rotary_pairs(state, halves)
+    result = {}
+    for key, value in fused(state).items():
+        if key.endswith(_COMPUTED):
+            continue
+        name = our_name(key, prefixes)
+        result["tok_embeddings.weight" if name == TABLE else name] = value
+    return result
+
+
+def _is_encoder(key: str) -> bool:
+    return any(part in key for part in _ENCODERS)
+
+
+def our_name(key: str, prefixes: tuple[str, ...] | None) -> str:
+    """Return our name of a published one; ``prefixes`` as in ``from_published``."""
+    for theirs, ours in _RENAMED.items():
+        key = key.replace(theirs, ours)
+    if prefixes is None:
+        return key
+    prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), "")
+    return key.removeprefix(prefix).replace("lm_head", "output")
+
+
+def to_published(state: State) -> State:
+    """Return our names as LANTERN's, with the table of all ids where there is one."""
+    result = {}
+    for key, value in split(state, HF).items():
+        for theirs, ours in _RENAMED.items():
+            key = key.replace(ours, theirs)
+        result[key] = value
+    table = result.pop("tok_embeddings.weight", None)
+    table = result.pop("prompt_embeddings.weight", table)
+    return result if table is None else result | {TABLE: table}
+
+
+def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
+    """Return a state in published names, rotate-half, with queries, keys and their norms in
+    interleaved pairs.
+
+    Meta's, whose norms are called ``q_normalization``, are in such pairs already.  Of the d
+    dimensions that turn in each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys
+    permuted alike have the same products, so a checkpoint in either order gives the same
+    attention.  ``back``: the inverse.
+    """
+    dims = torch.arange(cfg.head_dim)
+    width = cfg.rotary_width or cfg.head_dim
+    order = torch.cat([dims[:width].view(2, -1).T.flatten(), dims[width:]])
+    if back:
+        order = order.argsort()
+    result = {}
+    for key, value in state.items():
+        if ".q_norm" in key or ".k_norm" in key:
+            value = _norm_rows(key, value, cfg)
+            if "_normalization." not in key:
+                value = value[:, order]
+        elif ".q_proj." in key or ".k_proj." in key:
+            value = value.unflatten(0, (-1, cfg.head_dim))[:, order].flatten(0, 1)
+        result[key.replace("_normalization.", "_norm.")] = value
+    return result
+
+
+def _norm_rows(key: str, value: Tensor, cfg: DecoderConfig) -> Tensor:
+    """Return a norm of queries or keys with a row for each head; a row of a model-parallel shard
+    serves that shard's heads.
+    """
+    rows = value.view(-1, value.shape[-1])
+    heads = cfg.n_head if ".q_norm" in key else cfg.kv_heads
+    if heads % len(rows):
+        raise UserError(
+            f"query/key norms have {len(rows)} rows for {heads} heads: use their config.json"
+        )
+    return rows.repeat_interleave(heads // len(rows), 0)
+
+
+def image_tables(state: State, to_id: Tensor) -> State:
+    """Return our names with tables over all ids as the same for a decoder of images, whose tokens
+    are codebook indices.
+
+    ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the
+    other rows of ``output`` is the same as masking them; prompts keep the whole table as
+    ``cls_embedding``.  Raises UserError for ids that the tables do not have.
+    """
+    if not {"tok_embeddings.weight", "output.weight"} <= state.keys():
+        return state  # the loader reports what is missing
+    table = state["tok_embeddings.weight"]
+    head = state["output.weight"]
+    last = int(to_id.max())
+    if last >= min(len(table), len(head)):
+        raise UserError(
+            f"image tokens up to id {last} of {len(table)}: use the weights' tokenizer.json"
+        )
+    return state | {
+        "cls_embedding.weight": table,
+        "tok_embeddings.weight": table[to_id],
+        "output.weight": head[to_id],
+    }
