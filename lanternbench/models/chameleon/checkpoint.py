@@ -74,13 +74,15 @@ def from_params(params: dict[str, Any]) -> dict[str, Any]:
     model = params.get("model", params)
     multiple = model.get("multiple_of", 256)
     width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3))
-    named = {theirs: model[ours] for theirs, ours in _PARAMS.items() if model.get(ours)}
-    hidden = -(-width // multiple) * multiple  # rounded up
-    return {
+    config = {
         "vocab_size": ChameleonConfig.vocab_size,
-        "intermediate_size": hidden,
+        "intermediate_size": -(-width // multiple) * multiple,  # rounded up
         "model_type": "chameleon",
-    } | named
+    }
+    for theirs, ours in _PARAMS.items():
+        if model.get(ours):
+            config[theirs] = model[ours]
+    return config
 
 
 def vq_config(config: dict[str, Any]) -> VQConfig:
@@ -92,14 +94,17 @@ def vq_config(config: dict[str, Any]) -> VQConfig:
         raise UserError(
             "the image tokeniser has attention in its levels or a double latent: use the published one"
         )
-    fields = {
-        ours: shape[name] for ours, names in _VQ_FIELDS.items() for name in names if name in shape
-    }
-    return replace(VQ, **fields | {"ch_mult": tuple(fields.get("ch_mult", VQ.ch_mult))})
+    fields: dict[str, Any] = {}
+    for ours, names in _VQ_FIELDS.items():
+        for name in names:
+            if name in shape:
+                fields[ours] = shape[name]
+    fields["ch_mult"] = tuple(fields.get("ch_mult", VQ.ch_mult))
+    return replace(VQ, **fields)
 
 
 def is_special(name: str) -> bool:
-    """Does it stand for no text?  So do all in angle brackets; a lone ``<`` is text."""
+    """Return whether a token stands for no text: those in angle brackets; a lone ``<`` is text."""
     return name.startswith("<") and name != "<"
 
 
@@ -116,18 +121,22 @@ def check_sizes(names: dict[str, int]) -> None:
     """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something
     else.
     """
-    sizes = {f"<reserved{8800 + n:05d}>": SIZE_ZERO + n for n in (16, 24, 32)}
-    for name, i in ({"<reserved08799>": ROW_END} | sizes).items():
-        if names.get(name, i) != i:
+    known = {"<reserved08799>": ROW_END}
+    for units in (16, 24, 32):
+        known[f"<reserved{8800 + units:05d}>"] = SIZE_ZERO + units
+    for name, wanted in known.items():
+        found = names.get(name, wanted)
+        if found != wanted:
             raise UserError(
-                f"the tokeniser gives '{name}' the id {names[name]}, not {i}: use Lumina-mGPT's"
+                f"the tokeniser gives '{name}' the id {found}, not {wanted}: use Lumina-mGPT's"
             )
 
 
 def anole_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
     """Anole's prompts have no template, and do not say the image's size.  ``ids``: of ``SPECIAL``."""
-    bos, image = [ids[BOS]], [ids[IMAGE_START]]
-    return PromptFrame(bos, [ids[TURN_END], *image], [*bos, *image], ids[PAD])
+    before = [ids[BOS]]
+    image = [ids[IMAGE_START]]
+    return PromptFrame(before, [ids[TURN_END], *image], [*before, *image], ids[PAD])
 
 
 def lumina_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
@@ -149,8 +158,11 @@ class Dialect(NamedTuple):
 
 @register("target", "chameleon")
 class ChameleonFamily(PublishedFamily):
-    network, configuration, title = Chameleon, ChameleonConfig, "Chameleon"
-    vq_file, special = "Meta's vqgan.ckpt", SPECIAL
+    network = Chameleon
+    configuration = ChameleonConfig
+    title = "Chameleon"
+    vq_file = "Meta's vqgan.ckpt"
+    special = SPECIAL
     dialects: ClassVar[dict[str, Dialect]] = {
         "anole": Dialect(anole_frame, {"static": "naive_extend_57"}),
         "lumina": Dialect(lumina_frame, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END),
@@ -161,25 +173,32 @@ class ChameleonFamily(PublishedFamily):
         """Of an image token called IMGIMG…Z: the digits in it, A for 0 to J for 9; −1: there is no
         number in it.
         """
+        if not name.startswith("IMGIMG"):
+            return None
         digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
-        return None if not name.startswith("IMGIMG") else int(digits) if digits.isdigit() else -1
+        return int(digits) if digits.isdigit() else -1
 
     def config_file(self, files: Files) -> Path:
         """Meta's, or that of a Hugging Face conversion."""
         folder = self.model_folder(files)
-        meta, hub = folder / "params.json", folder / "config.json"
+        meta = folder / "params.json"
+        hub = folder / "config.json"
         return meta if meta.is_file() and not hub.is_file() else hub
 
     def tokeniser(self, files: Files) -> Path:
         """Of the Hugging Face conversion, or Meta's, which lies with the image tokeniser."""
-        folder, vq = self.model_folder(files), files.get("vq")
+        folder = self.model_folder(files)
         places = [folder / "tokenizer.json", folder / "text_tokenizer.json"]
-        places += [files.paths[role] for role in ("tokenizer",) if role in files.paths]
-        places.append((vq.parent if vq.is_file() else vq) / "text_tokenizer.json")
+        if "tokenizer" in files.paths:
+            places.append(files.paths["tokenizer"])
+        vq = files.get("vq")
+        vq_folder = vq.parent if vq.is_file() else vq
+        places.append(vq_folder / "text_tokenizer.json")
         return next((path for path in places if path.is_file()), places[0])
 
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
-        config = config if "model_type" in config else from_params(config)
+        if "model_type" not in config:
+            config = from_params(config)
         check_type(config, self.title, "chameleon")
         return ChameleonConfig(
             **ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm"))
@@ -191,10 +210,8 @@ class ChameleonFamily(PublishedFamily):
             return vq_config(read_config(path).get("vq_config") or {})
 
     def new_vq(self, row: Entry, files: Files | None) -> VQModel:
-        return VQModel(
-            self.vq_config(files) if files else replace(VQ, **row.shape.get("vq", {})),
-            spherical=False,
-        )
+        config = self.vq_config(files) if files else replace(VQ, **row.shape.get("vq", {}))
+        return VQModel(config, spherical=False)
 
     def vq_state(self, where: Path, files: Files) -> State:
         return from_vqgan(read_state(where), len(self.vq_config(files).ch_mult))
@@ -213,8 +230,9 @@ class ChameleonFamily(PublishedFamily):
     def fields(
         self, row: Entry, model: Chameleon, text: Any, files: Files | None
     ) -> dict[str, Any]:
-        dialect, (height, width) = self.dialect(row), (PIXELS * side for side in model.config.grid)
-        frame = dialect.frame(text.ids, width, height)
+        dialect = self.dialect(row)
+        rows, columns = model.config.grid
+        frame = dialect.frame(text.ids, PIXELS * columns, PIXELS * rows)
         return {
             "condition": frame,
             "prompt_template": frame.template,

@@ -102,7 +102,8 @@ class Emu3VQ(nn.Module):
         super().__init__()
         whole = Emu3VQVAE(config)  # of which the encoder is dropped
         self.quantize = Codebook(config.codebook_size, config.embed_dim, spherical=False)
-        self.post_quant_conv, self.decoder = whole.post_quant_conv, whole.decoder
+        self.post_quant_conv = whole.post_quant_conv
+        self.decoder = whole.decoder
 
     def decode(self, tokens: Tensor) -> Tensor:
         """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames that one latent
@@ -136,9 +137,12 @@ class Emu3Text(IdTokeniser):
 @register("target", "emu3")
 class Emu3Family(PublishedFamily):
     tokeniser_class = Emu3Text
-    network, configuration, title = Emu3, Emu3Config, "Emu3"
+    network = Emu3
+    configuration = Emu3Config
+    title = "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
-    vq_file, special = "Emu3's tokeniser", PUBLISHED
+    vq_file = "Emu3's tokeniser"
+    special = PUBLISHED
     dialects: ClassVar[dict[str, Dialect]] = {
         "emu3": Dialect("", QUALITY, NEGATIVE),
         "emu3.5": Dialect(
@@ -148,7 +152,8 @@ class Emu3Family(PublishedFamily):
 
     @staticmethod
     def image_number(name: str) -> int | None:
-        return int(match[1]) if (match := _VISUAL.fullmatch(name)) else None
+        match = _VISUAL.fullmatch(name)
+        return int(match[1]) if match else None
 
     def tokeniser(self, files: Files) -> Path:
         """A conversion's, or the releases' table, which may lie in a folder of its own."""
@@ -174,12 +179,13 @@ class Emu3Family(PublishedFamily):
         result = {}
         for key, value in read_state(where).items():
             key = key.removeprefix("model.").removeprefix("vqmodel.")
-            if key.startswith(("decoder.", "quantize.", "post_quant_conv.")):
-                for old, new in _VQ_RENAMED:
-                    key = re.sub(old, new, key)
-                result[key] = (
-                    value[..., 0, 0] if key.endswith("_proj.weight") and value.ndim == 4 else value
-                )
+            if not key.startswith(("decoder.", "quantize.", "post_quant_conv.")):
+                continue
+            for old, new in _VQ_RENAMED:
+                key = re.sub(old, new, key)
+            if key.endswith("_proj.weight") and value.ndim == 4:
+                value = value[..., 0, 0]
+            result[key] = value
         return result
 
     def vq(self, row: Entry, files: Files | None, device: str) -> Emu3VQ | None:
@@ -190,25 +196,21 @@ class Emu3Family(PublishedFamily):
 
     def fields(self, row: Entry, model: Emu3, text: Any, files: Files | None) -> dict[str, Any]:
         """The unconditional prompt has a different text and length."""
-        dialect, ids = self.dialect(row), text.ids
+        dialect = self.dialect(row)
+        ids = text.ids
+        rows, columns = model.config.grid
         turn = [ids[name] for name in dialect.turn]
-        after = [
-            *turn,
-            ids[IMAGE_START],
-            *text.encode("{}*{}".format(*model.config.grid)),
-            ids[TOKENS_START],
-        ]
-        frame = PromptFrame(
-            [ids[BOS]], after, [ids[BOS], *text.encode(dialect.negative), *after], ids[PAD]
-        )
+        size = text.encode(f"{rows}*{columns}")
+        after = [*turn, ids[IMAGE_START], *size, ids[TOKENS_START]]
+        before = [ids[BOS]]
+        unconditional = [*before, *text.encode(dialect.negative), *after]
+        frame = PromptFrame(before, after, unconditional, ids[PAD])
         return {"condition": frame, "pixels": truncated, "row_end": ids[ROW_END]}
 
     def described(self, config: dict[str, Any], row: Entry) -> Emu3Config:
         check_type(config, self.title, "emu3", "Emu3")
-        fields, grid = (
-            Emu3Config.llama_fields(config.get("text_config") or config),
-            grid_of(row.shape["grid"]),
-        )
+        fields = Emu3Config.llama_fields(config.get("text_config") or config)
+        grid = grid_of(row.shape["grid"])
         published = round(config["image_area"] ** 0.5 / 8) if "image_area" in config else grid
         if self.dialect(row).images and grid_of(published) != grid:
             raise UserError(

@@ -40,7 +40,8 @@ NO_IMAGES = (
     "diffusion model that draws them."
 )
 
-STEPS, GUIDANCE = 50, 1.5  # of the diffusion, as published
+STEPS = 50  # of the diffusion, as published
+GUIDANCE = 1.5
 PIXELS = 32  # a token's side
 ABSENT = ("vision_language_encoder", "processor")  # of the pipeline's parts: tokens are drawn here
 
@@ -76,14 +77,12 @@ def positions(prompt: int, grids: Sequence[Grid]) -> Tensor:
     Text at s: (s, s, s).  Row i, column j of a grid that begins at P: (P, P + i, P + j); the next
     begins max(h, w) on.
     """
-    parts, start = [torch.arange(prompt)[:, None].expand(-1, 3)], prompt
+    parts = [torch.arange(prompt)[:, None].expand(-1, 3)]
+    start = prompt
+    still = torch.zeros(1, dtype=torch.long)
     for rows, columns in grids:
-        parts.append(
-            start
-            + torch.cartesian_prod(
-                torch.zeros(1).long(), torch.arange(rows), torch.arange(columns)
-            )
-        )
+        steps = torch.cartesian_prod(still, torch.arange(rows), torch.arange(columns))
+        parts.append(start + steps)
         start += max(rows, columns)
     return torch.cat(parts)
 
@@ -97,12 +96,13 @@ class GlmImage(TokenDecoder):
 
     def rotary_table(self, prompt: int) -> Tensor:
         """Each pair's entry of the 1-D table at t, h or w."""
-        axis = [i % 3 for i, pairs in enumerate(self.config.sections) for _ in range(pairs)]
         pair = torch.arange(self.rope.shape[1])
-        axes = torch.tensor(axis + [0] * (len(pair) - len(axis)))
-        return self.rope[
-            positions(prompt, self.grids)[:, axes].to(self.device), pair.to(self.device)
-        ]
+        axes = torch.zeros_like(pair)
+        turning = sum(self.config.sections)
+        numbers = torch.arange(len(self.config.sections))
+        axes[:turning] = numbers.repeat_interleave(torch.tensor(self.config.sections)) % 3
+        places = positions(prompt, self.grids)[:, axes]
+        return self.rope[places.to(self.device), pair.to(self.device)]
 
 
 def chat_frame(folder: Path) -> tuple[str, str]:
@@ -112,17 +112,17 @@ def chat_frame(folder: Path) -> tuple[str, str]:
     from transformers.utils.chat_template_utils import render_jinja_template  # in a sandbox
 
     where = folder / "chat_template.jinja"
-    beside = read_config(path) if (path := folder / "tokenizer_config.json").is_file() else {}
-    template = (
-        where.read_text(encoding="utf-8") if where.is_file() else beside.get("chat_template")
-    )
+    settings = folder / "tokenizer_config.json"
+    config = read_config(settings) if settings.is_file() else {}
+    template = config.get("chat_template")
+    if where.is_file():
+        template = where.read_text(encoding="utf-8")
     if not template:
         return "", ""
-    named = {key: value for key, value in beside.items() if key.endswith("_token")}
-    tokens: Any = {
-        key: value.get("content") if isinstance(value, dict) else value
-        for key, value in named.items()
-    }
+    tokens: dict[str, Any] = {}
+    for key, value in config.items():
+        if key.endswith("_token"):
+            tokens[key] = value.get("content") if isinstance(value, dict) else value
     chat = [{"role": "user", "content": [{"type": "text", "text": CAPTION}]}]
     try:
         rendered: Any = render_jinja_template([chat], chat_template=template, **tokens)
@@ -172,11 +172,11 @@ def diffusion(
 
 @register("target", "glm-image")
 class GlmImageFamily(PublishedFamily):
-    network, configuration, title = GlmImage, GlmImageConfig, "GLM-Image"
-    special, prefixes = (
-        dict.fromkeys(SIZE, 0),
-        ("model.language_model.", "model.", "language_model."),
-    )
+    network = GlmImage
+    configuration = GlmImageConfig
+    title = "GLM-Image"
+    special = dict.fromkeys(SIZE, 0)
+    prefixes = ("model.language_model.", "model.", "language_model.")
 
     def vq(self, row: Entry, files: Files | None, device: str) -> None:
         return None
@@ -195,16 +195,13 @@ class GlmImageFamily(PublishedFamily):
 
     def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
-        text, images = config["text_config"], config.get("vq_config") or {}
-        fields, rope = (
-            GlmImageConfig.llama_fields(text, ("attention_bias",)),
-            text.get("rope_parameters") or {},
-        )
+        text = config["text_config"]
+        images = config.get("vq_config") or {}
+        rope = text.get("rope_parameters") or {}
+        fields = GlmImageConfig.llama_fields(text, ("attention_bias",))
         head = fields["head_width"] or fields["dim"] // fields["n_head"]
-        fields |= {
-            "prompt_ids": fields["vocab_size"],
-            "qkv_bias": text.get("attention_bias", True),
-        }
+        fields["prompt_ids"] = fields["vocab_size"]
+        fields["qkv_bias"] = text.get("attention_bias", True)
         fields["vocab_size"] = images.get("num_embeddings", GlmImageConfig.vocab_size)
         fields["rotary_width"] = int(head * rope.get("partial_rotary_factor", 0.5))
         fields["sections"] = rope.get("mrope_section", GlmImageConfig.sections)
@@ -221,19 +218,19 @@ class GlmImageFamily(PublishedFamily):
         """The model is published without guidance; asked for it, the unconditional prompt has an
         empty caption.
         """
-        sizes = "".join(
-            "{}{} {}{}".format(SIZE[0], *grid, SIZE[1]) for grid in reversed(model.grids)
-        )
-        after = [*text.encode("", sizes), model.config.image_start % model.config.prompt_ids]
-        condition = {
-            "condition": PromptFrame(
-                [], after, [*text.encode("", *self.template(row, files)), *after]
-            )
-        }
+        before_size, after_size = SIZE
+        sizes = ""
+        for rows, columns in reversed(model.grids):
+            sizes += f"{before_size}{rows} {columns}{after_size}"
+        start = model.config.image_start % model.config.prompt_ids
+        after = [*text.encode("", sizes), start]
+        unconditional = [*text.encode("", *self.template(row, files)), *after]
+        fields: dict[str, Any] = {"condition": PromptFrame([], after, unconditional)}
         if files is None:
-            return condition
-        if "diffusion" not in files.paths or not importlib.util.find_spec("diffusers"):
-            return condition | {"remark": NO_IMAGES}
-        return condition | {
-            "render": diffusion(files.paths["diffusion"], str(model.device), model.dtype)
-        }
+            return fields
+        if "diffusion" in files.paths and importlib.util.find_spec("diffusers"):
+            where = files.paths["diffusion"]
+            fields["render"] = diffusion(where, str(model.device), model.dtype)
+        else:
+            fields["remark"] = NO_IMAGES
+        return fields

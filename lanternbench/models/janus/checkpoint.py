@@ -33,6 +33,7 @@ from lanternbench.registry import register
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
 # for random weights: there is no tokeniser then
 PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}
+PATCH = 16  # pixels of a token's side
 TEMPLATE = ("<|User|>: ", "\n\n<|Assistant|>:")  # a conversation that the assistant is to answer
 _IMAGES = {  # ours -> key names of the original release, and of transformers
     "tok_embeddings.codes.": ("gen_embed.", "model.generation_embeddings."),
@@ -41,14 +42,13 @@ _IMAGES = {  # ours -> key names of the original release, and of transformers
     "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
     "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
 }
-_LLAMA = {
+_LLAMA = {  # what transformers' LlamaConfig has where a file is silent, and Janus's vocabulary
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "intermediate_size": 11008,
+    "vocab_size": 102400,
 }
-# with these: what transformers' LlamaConfig has where a file is silent
-_LLAMA["vocab_size"] = 102400
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,8 @@ class Head(nn.Module):
 
     def __init__(self, config: JanusConfig):
         super().__init__()
-        self.fc1, self.fc2 = (
-            nn.Linear(config.dim, config.dim),
-            nn.Linear(config.dim, config.vocab_size),
-        )
+        self.fc1 = nn.Linear(config.dim, config.dim)
+        self.fc2 = nn.Linear(config.dim, config.vocab_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x)))
@@ -84,14 +82,14 @@ class Janus(TokenDecoder):
 
     def __init__(self, config: JanusConfig):
         super().__init__(config)
-        codes, fc1 = (
-            nn.Embedding(config.vocab_size, config.code_dim),
-            nn.Linear(config.code_dim, config.dim),
-        )
-        mlp = OrderedDict(
-            codes=codes, fc1=fc1, gelu=nn.GELU(), fc2=nn.Linear(config.dim, config.dim)
-        )
-        self.tok_embeddings, self.output = nn.Sequential(mlp), Head(config)
+        layers: dict[str, nn.Module] = {
+            "codes": nn.Embedding(config.vocab_size, config.code_dim),
+            "fc1": nn.Linear(config.code_dim, config.dim),
+            "gelu": nn.GELU(),
+            "fc2": nn.Linear(config.dim, config.dim),
+        }
+        self.tok_embeddings = nn.Sequential(OrderedDict(layers))
+        self.output = Head(config)
 
     @property
     def eagle_tables(self) -> tuple[int, int]:
@@ -107,13 +105,10 @@ class Janus(TokenDecoder):
         """Itself, with a table of image tokens in place of the MLP: its products are computed
         once, in float32.
         """
-        tokens = torch.arange(
-            self.config.vocab_size, device=self.tok_embeddings.codes.weight.device
-        )
-        dtype = self.tok_embeddings.codes.weight.dtype
-        self.tok_embeddings = nn.Embedding.from_pretrained(
-            self.tok_embeddings.float()(tokens).to(dtype)
-        )
+        codes = self.tok_embeddings.codes.weight
+        tokens = torch.arange(self.config.vocab_size, device=codes.device)
+        table = self.tok_embeddings.float()(tokens).to(codes.dtype)
+        self.tok_embeddings = nn.Embedding.from_pretrained(table)
         return self
 
 
@@ -124,12 +119,12 @@ class JanusText(IdTokeniser):
 
 @register("target", "janus")
 class JanusFamily(PublishedFamily):
-    network, configuration, title = Janus, JanusConfig, "Janus"
-    tokeniser_class, special, prefixes = (
-        JanusText,
-        PUBLISHED,
-        ("language_model.model.", "model.language_model."),
-    )
+    network = Janus
+    configuration = JanusConfig
+    title = "Janus"
+    tokeniser_class = JanusText
+    special = PUBLISHED
+    prefixes = ("language_model.model.", "model.language_model.")
     defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
 
     def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
@@ -142,22 +137,24 @@ class JanusFamily(PublishedFamily):
     def described(self, config: dict[str, Any], row: Entry) -> JanusConfig:
         """Either layout's config.json; what it leaves out has transformers' default for Llama."""
         check_type(config, self.title, "janus", "multi_modality")
-        original = config["model_type"] == "multi_modality"
-        text = config.get("language_config" if original else "text_config") or {}
-        vq = (
-            (config.get("gen_vision_config") or {}).get("params") or {}
-            if original
-            else config.get("vq_config") or {}
-        )
-        image_size, patch = (config.get("vision_config") or {}).get("image_size", 384), 16
+        if config["model_type"] == "multi_modality":
+            text = config.get("language_config") or {}
+            vq = (config.get("gen_vision_config") or {}).get("params") or {}
+            codes = vq.get("image_token_size", JanusConfig.vocab_size)
+            code_dim = vq.get("n_embed", JanusConfig.code_dim)
+            grid = JanusConfig.grid
+        else:
+            text = config.get("text_config") or {}
+            vq = config.get("vq_config") or {}
+            codes = vq.get("num_embeddings", JanusConfig.vocab_size)
+            code_dim = vq.get("embed_dim", JanusConfig.code_dim)
+            pixels = (config.get("vision_config") or {}).get("image_size", 384)
+            grid = grid_of(pixels // PATCH)
         # its text head is not used
         fields = JanusConfig.llama_fields(_LLAMA | text, allowed=("tie_word_embeddings",))
         fields["prompt_ids"] = fields["vocab_size"]
-        fields["vocab_size"] = vq.get("image_token_size" if original else "num_embeddings", 16384)
-        grid = JanusConfig.grid if original else grid_of(image_size // patch)
-        return JanusConfig(
-            **fields, grid=grid, code_dim=vq.get("n_embed" if original else "embed_dim", 8)
-        )
+        fields["vocab_size"] = codes
+        return JanusConfig(**fields, grid=grid, code_dim=code_dim)
 
     def renamed(self, state: State, config: JanusConfig, image_ids: Tensor | None) -> State:
         """What reads images and the text head are left out."""
@@ -167,11 +164,9 @@ class JanusFamily(PublishedFamily):
             result["cls_embedding.weight"] = result.pop("tok_embeddings.weight")
         for ours, prefixes in _IMAGES.items():
             for theirs in prefixes:
-                result |= {
-                    key.replace(theirs, ours): state[key]
-                    for key in state
-                    if key.startswith(theirs)
-                }
+                for key in state:
+                    if key.startswith(theirs):
+                        result[key.replace(theirs, ours)] = state[key]
         return result
 
     def new_decoder(

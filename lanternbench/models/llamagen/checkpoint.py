@@ -46,8 +46,9 @@ FLAN_T5_XL: dict[str, Any] = {
     "d_kv": 64,
     "d_ff": 5120,
     "num_layers": 24,
+    "num_heads": 32,
+    "feed_forward_proj": "gated-gelu",
 }
-FLAN_T5_XL |= {"num_heads": 32, "feed_forward_proj": "gated-gelu"}
 SECONDS = "encode_seconds"  # the entry of a file's header
 TABLE_MULTIPLE = 128  # of the rows of T5's embedding table, which are as many as pieces or more
 # in this order: what is replaced in a caption in lower case, and by what
@@ -101,9 +102,12 @@ class CaptionEmbedding(nn.Module):
 
     def __init__(self, cfg: LlamaGenConfig):
         super().__init__()
-        c, dim = cfg.caption_dim, cfg.dim
-        linear1, linear2 = nn.Linear(c, dim, bias=False), nn.Linear(dim, dim, bias=False)
-        self.cap_proj = nn.Sequential(OrderedDict(fc1=linear1, gelu=nn.GELU("tanh"), fc2=linear2))
+        layers: dict[str, nn.Module] = {
+            "fc1": nn.Linear(cfg.caption_dim, cfg.dim, bias=False),
+            "gelu": nn.GELU("tanh"),
+            "fc2": nn.Linear(cfg.dim, cfg.dim, bias=False),
+        }
+        self.cap_proj = nn.Sequential(OrderedDict(layers))
         self.uncond_embedding = nn.Parameter(
             torch.randn(cfg.cls_token_num, cfg.caption_dim) / cfg.caption_dim**0.5
         )
@@ -128,21 +132,20 @@ class LabelEmbedding(nn.Module):
 
     def unconditional(self, count: int) -> Tensor:
         """What stands for no class: [count, 1]."""
-        return self.embedding_table.weight.new_full(
-            (count, 1), len(self.embedding_table.weight) - 1, dtype=torch.long
-        )
+        table = self.embedding_table.weight
+        return table.new_full((count, 1), len(table) - 1, dtype=torch.long)
 
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the
     official sampler.
     """
-    # [B, T]
-    index = (
-        torch.arange(mask.shape[1], device=mask.device) + mask.sum(-1, keepdim=True)
-    ) % mask.shape[1]
+    length = mask.shape[1]
+    words = mask.sum(-1, keepdim=True)
+    index = (torch.arange(length, device=mask.device) + words) % length  # [B, T]
     flipped = mask.flip(-1)
-    return features.gather(1, index[..., None].expand_as(features)) * flipped[..., None], flipped
+    turned = features.gather(1, index[..., None].expand_as(features))
+    return turned * flipped[..., None], flipped
 
 
 class LlamaGen(ImageDecoder):
@@ -150,20 +153,18 @@ class LlamaGen(ImageDecoder):
         *ImageDecoder.fits,
         ("model_type", "as conditioning"),
         ("caption_dim", "as width of captions"),
+        ("cls_token_num", "conditioning positions"),
     )
-    fits += (("cls_token_num", "conditioning positions"),)
     cls_embedding: CaptionEmbedding | LabelEmbedding
 
     def __init__(self, config: LlamaGenConfig):
         super().__init__(config)
-        self.cls_embedding = (
-            CaptionEmbedding(config) if config.model_type == "t2i" else LabelEmbedding(config)
-        )
+        embedding = CaptionEmbedding if config.model_type == "t2i" else LabelEmbedding
+        self.cls_embedding = embedding(config)
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        self.register_buffer(
-            "rope", rope_2d(*config.grid, config.decoder.head_dim, config.prefix), persistent=False
-        )
+        rope = rope_2d(*config.grid, config.decoder.head_dim, config.prefix)
+        self.register_buffer("rope", rope, persistent=False)
 
     @property
     def prompt_positions(self) -> int:
@@ -181,10 +182,9 @@ class LlamaGen(ImageDecoder):
         if features.ndim == 3:
             features, mask = left_pad(features, mask)
         if guided:
-            features, mask = (
-                torch.cat([features, self.cls_embedding.unconditional(len(features))]),
-                mask.repeat(2, 1),
-            )
+            unconditional = self.cls_embedding.unconditional(len(features))
+            features = torch.cat([features, unconditional])
+            mask = mask.repeat(2, 1)
         x = self.cls_embedding(features)
         ahead = torch.zeros(x.shape[0], x.shape[1] - 1, dtype=torch.long, device=x.device)
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
@@ -194,9 +194,11 @@ class LlamaGen(ImageDecoder):
         -> [B, L, dim].
         """
         pads = int((~valid.bool()).all(0).sum())  # columns that are padding in every row
-        prefix, valid = prefix[:, pads:], valid[:, pads:]
+        prefix = prefix[:, pads:]
+        valid = valid[:, pads:]
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        n, prompt = x.shape[1], prefix.shape[1]
+        n = x.shape[1]
+        prompt = prefix.shape[1]
         positions = self.rope[None, self.config.prefix - prompt :][:, :n, None]
         return self(x, positions, causal_mask(valid, n))[:, prompt - 1 :]
 
@@ -373,7 +375,8 @@ class RandomT5Features(T5Features):
 
 @register("target", "llamagen")
 class LlamaGenFamily(PublishedFamily):
-    network, configuration = LlamaGen, LlamaGenConfig
+    network = LlamaGen
+    configuration = LlamaGenConfig
     needs = ("model", "vq", "text")
     # LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
     defaults: ClassVar[dict[str, Any]] = {
@@ -390,11 +393,9 @@ class LlamaGenFamily(PublishedFamily):
         if config.model_type == "c2i":
             return partial(class_labels, device=device)
         sizes = (config.cls_token_num, device, dtype, config.caption_dim)
-        return (
-            T5Features(files.get("text"), *sizes)
-            if files
-            else RandomT5Features(*sizes, config.n_layer)
-        )
+        if files is None:
+            return RandomT5Features(*sizes, config.n_layer)
+        return T5Features(files.get("text"), *sizes)
 
     def fields(
         self, row: Entry, model: LlamaGen, text: Any, files: Files | None
@@ -402,9 +403,11 @@ class LlamaGenFamily(PublishedFamily):
         return {"labels": model.config.model_type == "c2i"}
 
     def published(self, row: Entry, files: Files) -> tuple[LlamaGenConfig, None]:
-        config, where = self.config(row), self.weights(files)
+        config = self.config(row)
+        where = self.weights(files)
         check_published_name(row, where)
-        table, positions = read_state(where).get("freqs_cis"), config.prefix + size(config.grid)
+        table = read_state(where).get("freqs_cis")
+        positions = config.prefix + size(config.grid)
         if table is not None and table.ndim == 3 and len(table) != positions:
             raise UserError(
                 f"{where} has {len(table)} positions, this target {positions}: it is of another image size"
