@@ -26,12 +26,12 @@ class File(NamedTuple):
     sha256: str | None
 
     def has_size(self, folder: Path) -> bool:
-        """Is a file of this size there?"""
+        """Return whether a file of this size is there."""
         path = folder / self.role / self.name
         return path.is_file() and path.stat().st_size == self.size
 
     def is_whole(self, folder: Path) -> bool:
-        """Is it there, after a download that came to its end?"""
+        """Return whether it is there, after a download that came to its end."""
         return self.has_size(folder) and not (folder / self.role / UNFINISHED).exists()
 
 
@@ -64,23 +64,23 @@ def plan(entry: Entry) -> list[File]:
     files = []
     for role, source in entry.files.items():
         listed = _listed(role, source.repo)
-        named = [
-            file
-            for file in listed
-            if any(fnmatch.fnmatch(file.name, pattern) for pattern in source.files)
-        ]
+        named = [file for file in listed if _is_named(file.name, source.files)]
         if not named:
             raise UserError(
                 f"the repository {source.repo} no longer holds {', '.join(source.files)}: get it by hand"
             )
-        if odd := [
-            f.name for f in named if Path(f.name).is_absolute() or ".." in Path(f.name).parts
-        ]:
-            raise UserError(
-                f"the repository {source.repo} names a file outside itself ({odd[0]}): do not use it"
-            )
+        for file in named:
+            path = Path(file.name)
+            if path.is_absolute() or ".." in path.parts:
+                raise UserError(
+                    f"the repository {source.repo} names a file outside itself ({path}): do not use it"
+                )
         files += named
     return files
+
+
+def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
 def _listed(role: str, repo: str) -> list[File]:

@@ -157,9 +157,9 @@ def with_drafter(
     """
     title, _, where = spec.partition("=")
     if title in catalogue():
-        folder = None if random_weights else _drafter_folder(entry(title), where)
-        loader = family(entry(title).family)
-        decoder = loader.decoder(entry(title), folder, device, target.dtype)
+        row = entry(title)
+        folder = None if random_weights else _drafter_folder(row, where)
+        decoder = family(row.family).decoder(row, folder, device, target.dtype)
         kind = "model"
         target = replace(target, drafters=target.drafters | {kind: decoder})
     elif looks_like_path(spec) or Path(spec).exists():

@@ -33,7 +33,8 @@ FEATURES = "features"  # where older versions kept text features; no part of a t
 # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are
 # read
 WHOLE = 2**26
-BLOCK, BLOCKS = 2**16, 256
+BLOCK = 2**16
+BLOCKS = 256
 
 
 class _Row(BaseModel):
@@ -174,7 +175,8 @@ def lacking(row: Entry) -> str:
 
 def upper_limit(accepted: int, steps: int) -> float:
     """The upper end of Wilson's 99 % interval of a share (Wilson 1927, eq. 8)."""
-    share, z = accepted / steps, Z * Z / steps
+    share = accepted / steps
+    z = Z * Z / steps
     return (share + z / 2 + sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
 
 
@@ -182,14 +184,10 @@ def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expe
     """The published figure of the row's drafter for this kind of tree and temperature; None if
     there is none.
     """
-    return next(
-        (
-            e
-            for e in row.expects
-            if (e.drafter, e.tree, e.temperature) == (drafter, tree, temperature)
-        ),
-        None,
-    )
+    for known in row.expects:
+        if (known.drafter, known.tree, known.temperature) == (drafter, tree, temperature):
+            return known
+    return None
 
 
 def shortfall(
@@ -246,11 +244,14 @@ def role_fingerprints(files: Files) -> dict[str, str]:
     for role, path in files.paths.items():
         own = files.place / role
         if path.is_relative_to(own):
-            listed, root = sorted(own.rglob("*")), files.place
+            root = files.place
+            listed = sorted(own.rglob("*"))
         elif path.is_file():
-            listed, root = [path, *sorted(path.parent.glob("*.json"))], path.parent
+            root = path.parent
+            listed = [path, *sorted(root.glob("*.json"))]
         else:
-            listed, root = sorted(path.iterdir()), path
+            root = path
+            listed = sorted(root.iterdir())
         if digested := _digested(listed):
             parts[role] = _digest(digested, root)
     return parts

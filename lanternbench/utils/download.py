@@ -140,21 +140,9 @@ def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
             return
         raise
     with answer:
-        if answer.headers.get_content_type() == "text/html" and file.path.suffix not in (
-            ".html",
-            ".htm",
-        ):
-            raise UserError(
-                f"{file.url} answers with a web page, perhaps a network's login: get the file by hand"
-            )
         if answer.status != 206:
             have = 0
-        elif not answer.headers.get("Content-Range", f"bytes {have}-").startswith(
-            f"bytes {have}-"
-        ):
-            raise UserError(
-                f"{file.url} does not continue where it is asked to: get the file by hand"
-            )
+        _check_answer(answer, file, have)
         length = answer.headers.get("Content-Length", "")
         total = have + int(length) if length.isdigit() else None
         if total is None and not checked:
@@ -169,6 +157,20 @@ def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
         out.flush()
     if total is not None and have < total:
         raise OSError("the connection was closed early")
+
+
+def _check_answer(answer: http.client.HTTPResponse, file: Remote, have: int) -> None:
+    """Raise UserError for a web page in place of a file, and for a body that begins elsewhere than
+    after the ``have`` bytes that there are.
+    """
+    is_page = answer.headers.get_content_type() == "text/html"
+    if is_page and file.path.suffix not in (".html", ".htm"):
+        raise UserError(
+            f"{file.url} answers with a web page, perhaps a network's login: get the file by hand"
+        )
+    start = f"bytes {have}-"
+    if answer.status == 206 and not answer.headers.get("Content-Range", start).startswith(start):
+        raise UserError(f"{file.url} does not continue where it is asked to: get the file by hand")
 
 
 def _extracted(archive: Path, file: Remote) -> Path:

@@ -10,6 +10,7 @@ It is slower than these: layers are not fused, and each forward passes through i
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -110,21 +111,22 @@ class TransformersDecoder(TokenDecoder):
         UserError for any other.
         """
         nn.Module.__init__(self)  # the layers are those of ``body``
-        self.config, self.body = config, net.get_decoder()
-        self.cls_embedding, head = net.get_input_embeddings(), net.get_output_embeddings()
-        self.tok_embeddings = nn.Embedding.from_pretrained(
-            self.cls_embedding.weight.detach()[image_ids]
-        )
+        self.config = config
+        self.body = net.get_decoder()
+        self.cls_embedding = net.get_input_embeddings()
+        table = self.cls_embedding.weight.detach()
+        self.tok_embeddings = nn.Embedding.from_pretrained(table[image_ids])
+        head = net.get_output_embeddings()
         self.output = nn.Linear(config.dim, len(image_ids), bias=head.bias is not None)
         for name, parameter in head.named_parameters():
-            setattr(
-                self.output, name, nn.Parameter(parameter.detach()[image_ids], requires_grad=False)
-            )
+            rows = parameter.detach()[image_ids]
+            setattr(self.output, name, nn.Parameter(rows, requires_grad=False))
         tables = {
             "image_ids": image_ids,
             "rope": rope_1d(config.positions, config.head_dim, config.rope_base),
+            "places": torch.arange(config.positions)[:, None],
         }
-        for name, table in (tables | {"places": torch.arange(config.positions)[:, None]}).items():
+        for name, table in tables.items():
             self.register_buffer(name, table.to(self.device), persistent=False)
         self._compare(net)
 
@@ -221,10 +223,8 @@ class TransformersFamily(Family):
                 f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids"
             )
         model = TransformersDecoder(net, config, ids.to(device))
-        vq, drafters = (
-            image_tokeniser(net, folder, device, len(ids)),
-            drafters_in(locate({}, folder), model, device),
-        )
+        vq = image_tokeniser(net, folder, device, len(ids))
+        drafters = drafters_in(locate({}, folder), model, device)
         frame = PromptFrame(
             [], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)
         )
@@ -275,8 +275,10 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
             f"image_tokens '{named[:80]}' has no place for a number: write one, such as {{:06d}}"
         )
     ids: list[int] = []
-    while (name := named.format(len(ids))) in names:
+    name = named.format(0)
+    while name in names:
         ids.append(names[name])
+        name = named.format(len(ids))
     if len(ids) < 2:
         raise UserError(f"the tokeniser has no token '{name}': correct image_tokens in {SETTINGS}")
     return torch.tensor(ids)
@@ -331,7 +333,8 @@ def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Any:
     """The model's, or that of ``folder``; None without either.  Raises UserError unless it has
     ``vocab`` codes.
     """
-    inner, where = getattr(getattr(net, "model", net), "vqmodel", None), folder / "vq"
+    inner = getattr(getattr(net, "model", net), "vqmodel", None)
+    where = folder / "vq"
     if inner is not None and hasattr(inner, "decode"):
         codes = inner.float().quantize.embedding.weight.detach()
         tokeniser: Any = SimpleNamespace(
@@ -340,15 +343,14 @@ def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Any:
     elif where.exists():
         state = read_state(where)
         shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
-        config = (
-            VQConfig(codebook_size=shape[0], codebook_dim=shape[1])
-            if len(shape) == 2
-            else VQConfig()
-        )
+        config = VQConfig()
+        if len(shape) == 2:
+            config = replace(config, codebook_size=shape[0], codebook_dim=shape[1])
         tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None
-    if (count := len(tokeniser.quantize.codes())) != vocab:
+    count = len(tokeniser.quantize.codes())
+    if count != vocab:
         raise UserError(
             f"the tokeniser has {count} codes but its image_tokens are {vocab} tokens: correct {SETTINGS}"
         )

@@ -35,8 +35,12 @@ OPTIONS: dict[str, Any] = {
     "medusa": "twig-8",
     "depth": 2,
     "draft_top_k": 4,
+    "total_nodes": 5,
+    "depth_range": (0, 4),
+    "width_range": (1, 5),
+    "l_k": 1,
+    "near": 64,
 }
-OPTIONS |= {"total_nodes": 5, "depth_range": (0, 4), "width_range": (1, 5), "l_k": 1, "near": 64}
 
 
 def words_read(caption: str) -> list[str]:
@@ -46,9 +50,10 @@ def words_read(caption: str) -> list[str]:
 
 def padded(rows: list[list[int]], length: int) -> Tensor:
     """int64 [B, length], 0 on the right."""
-    return torch.tensor([row + [0] * (length - len(row)) for row in rows], dtype=torch.long).view(
-        -1, length
-    )
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
+    return ids
 
 
 def tokenize(captions: list[str]) -> Tensor:
@@ -157,29 +162,32 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     float32).
     """
     dtype = dtype or torch.float32
-    text_file, vq_file, medusa = (
-        folder / f"{name}.safetensors" for name in ("text", "vq", "medusa")
-    )
     model = _llamagen(folder / "target.safetensors", device, dtype)
-    encoder = load_into(TextEncoder, read(text_file)[0], text_file, device, torch.float32)
-    state, meta = read(vq_file)
-    vq = load_into(
-        lambda: VQModel(VQConfig(**meta["config"])), state, vq_file, device, torch.float32
-    )
-    drafters: dict[str, nn.Module] = {
-        "eagle": drafter_at(folder / "eagle.safetensors", model, device)
-    }
-    for kind in ("eagle-3", "dflash"):  # earlier versions trained neither
-        if (file := folder / f"{kind}.safetensors").exists():
+    text = folder / "text.safetensors"
+    encoder = load_into(TextEncoder, read(text)[0], text, device, torch.float32)
+    vq = _tokeniser(folder / "vq.safetensors", device)
+    drafters: dict[str, nn.Module] = {}
+    for kind in ("eagle", "eagle-3", "dflash"):
+        file = folder / f"{kind}.safetensors"
+        if kind == "eagle" or file.exists():  # earlier versions trained no other
             drafters[kind] = drafter_at(file, model, device)
-    heads, _ = read(medusa)
-    with explain_errors(medusa, "holds no Medusa heads"):
-        count = len(heads["weight"])
-    drafters["medusa"] = load_into(
-        lambda: Medusa(model.config.dim, count), heads, medusa, device, dtype
-    )
+    drafters["medusa"] = _medusa(folder / "medusa.safetensors", model, device, dtype)
     drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
     return assemble(model, encoder, vq, drafters)
+
+
+def _tokeniser(path: Path, device: str) -> VQModel:
+    state, meta = read(path)
+    return load_into(
+        lambda: VQModel(VQConfig(**meta["config"])), state, path, device, torch.float32
+    )
+
+
+def _medusa(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> Medusa:
+    heads, _ = read(path)
+    with explain_errors(path, "holds no Medusa heads"):
+        count = len(heads["weight"])
+    return load_into(lambda: Medusa(model.config.dim, count), heads, path, device, dtype)
 
 
 def assemble(
