@@ -12,8 +12,9 @@ from pathlib import Path
 from benchmarks.result_files import IMAGES, Column, figure_table, setting, write
 from lanternbench import load_run
 from lanternbench.measure.summary import read_summary
-from lanternbench.report.pareto import quality_columns, scatter, trade_off
-from lanternbench.report.scene import WIDE, scene_figure
+from lanternbench.report.plots import scatter
+from lanternbench.report.style import WIDE
+from lanternbench.report.tradeoff import quality_columns, trade_off
 
 COLUMNS = (
     Column("robust_speedup", "robust speedup", 2, True),
@@ -38,4 +39,4 @@ def report(run: Path) -> None:
     )
     rows = load_run(run).rows
     loss = next(column for column in quality_columns(rows) if column.key == "fidelity_loss")
-    scene_figure(scatter(trade_off(rows, loss), WIDE)).savefig(IMAGES / "orders.png", dpi=170)
+    scatter(trade_off(rows, loss), WIDE).figure.savefig(IMAGES / "orders.png", dpi=170)

@@ -17,8 +17,8 @@ from benchmarks.result_files import IMAGES
 from lanternbench import load_run
 from lanternbench.experiment import read_run, read_samples
 from lanternbench.metrics.images import read_image
-from lanternbench.report.pictures import forest
-from lanternbench.report.scene import scene_figure
+from lanternbench.report.plots import forest
+from lanternbench.report.style import WIDE
 
 ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd", "gsd", "cool-sd λ=2")
 
@@ -27,9 +27,9 @@ def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
     """docs/images/speed.png and grid.png; ``shown``: labels of the grid's rows, of which those of
     the run count.
     """
-    speeds = forest(load_run(run).rows, 760)
+    speeds = forest(load_run(run).rows, 1.2 * WIDE)
     assert speeds is not None, "the run has no speeds"
-    scene_figure(speeds).savefig(IMAGES / "speed.png", dpi=180)
+    speeds.figure.savefig(IMAGES / "speed.png", dpi=180)
     samples = read_samples(run)
     labels = [m["label"] for m in read_run(run)["methods"] if m["label"] in shown]
     prompts = list(dict.fromkeys(s.prompt_id for s in samples))[:8]

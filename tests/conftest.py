@@ -171,8 +171,10 @@ def shared() -> Path:
 
 @pytest.fixture
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn coarsely, as .png alone: the other files of them stay empty."""
+    """Pictures are drawn coarsely, as .png alone: their other files and the page's stay empty."""
     from matplotlib.figure import Figure
+
+    from lanternbench.report import style
 
     savefig = Figure.savefig
 
@@ -181,6 +183,7 @@ def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
             savefig(figure, file, **options | {"dpi": 20})
 
     monkeypatch.setattr(Figure, "savefig", coarse)
+    monkeypatch.setattr(style, "page_svg", lambda plot, name: "<svg/>")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from lanternbench.measure.figures import robust
 from lanternbench.measure.samples import Sample
 from lanternbench.predict.machines import Machine, Measured, Roofline
 from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, baseline, batches
-from lanternbench.report.scene import colour, save
+from lanternbench.report.style import colour, save
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import find, iter_samples
 from lanternbench.report.load import Run, load_run
-from lanternbench.report.pareto import quality_columns, scatter, trade_off
-from lanternbench.report.pictures import forest
-from lanternbench.report.scene import NARROW, scene_figure
+from lanternbench.report.plots import forest, scatter
+from lanternbench.report.style import NARROW
 from lanternbench.report.tables import frame
+from lanternbench.report.tradeoff import quality_columns, trade_off
 
 OVERVIEW = (
     "label",
@@ -63,12 +63,12 @@ class RunFrames(Run):
         """
         columns = {column.key: column for column in quality_columns(self.rows)}
         if quality is None and (speeds := forest(self.rows, NARROW)) is not None:
-            return scene_figure(speeds)
+            return speeds.figure
         if quality not in columns:
             raise UserError(
                 f"the run has no {quality or 'speeds'} to plot: choose of {', '.join(columns) or 'none'}"
             )
-        return scene_figure(scatter(trade_off(self.rows, columns[quality]), NARROW))
+        return scatter(trade_off(self.rows, columns[quality]), NARROW).figure
 
     def _repr_html_(self) -> str:
         return str(

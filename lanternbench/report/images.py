@@ -20,8 +20,8 @@ from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import bootstrap_mean
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import Contents, Run, View
-from lanternbench.report.pareto import speed_column
-from lanternbench.report.scene import INK, wrap
+from lanternbench.report.style import INK, wrap
+from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.text import one_line
 
 LARGEST = 256  # pixels a side of an image in the page; larger ones are scaled down

@@ -35,9 +35,8 @@ from lanternbench.report.columns import (
 from lanternbench.report.findings import BUDGET, INTRO, Pair, answer, compared, pair_table
 from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
 from lanternbench.report.load import Contents, ReportRow, Run, View, differing, paper_name
-from lanternbench.report.pareto import speed_column
-from lanternbench.report.pictures import Picture, speed_pictures, step_pictures, write_pictures
-from lanternbench.report.scene import colour, save
+from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
+from lanternbench.report.style import colour, save
 from lanternbench.report.tables import (
     Table,
     csv_text,
@@ -45,6 +44,7 @@ from lanternbench.report.tables import (
     markdown_escape,
     markdown_table,
 )
+from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
 from lanternbench.utils.text import one_line

@@ -15,7 +15,7 @@ from lanternbench.costs.forward_cost import StepCost
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.presets import EVIDENCE
-from lanternbench.report.scene import save
+from lanternbench.report.style import save
 from lanternbench.settings import Tune
 from lanternbench.tune.tree_search import Candidate, Options
 from lanternbench.utils.json_values import plain

@@ -17,9 +17,10 @@ from lanternbench.measure.summary import Row
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics.images import export_dpg, export_geneval
+from lanternbench.metrics.metric import ImageMetric, Setup
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.profile.step_profile import chrome_trace
-from lanternbench.report.pictures import speed_pictures, write_pictures
+from lanternbench.report.plots import speed_pictures, write_pictures
 from tools.train_tiny.evaluators import export_clip
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -73,7 +74,7 @@ def test_scores_are_not_appended_through_a_link_or_to_a_pipe(tmp_path):
     (tmp_path / "scores.jsonl").symlink_to(tmp_path / "victim")
     item = Item("1", tmp_path / "a.png", "a")
     with pytest.raises(UserError, match=r"cannot write .*scores\.jsonl"):
-        Journal(tmp_path / "scores.jsonl").add("clip", [item], [0.3])
+        Journal(tmp_path / "scores.jsonl").add(ImageMetric("m", Setup()), [item], [0.3])
     assert (tmp_path / "victim").read_text() == "mine\n"
 
 

@@ -1,50 +1,49 @@
-"""The pictures of a report as geometry: what they show, and that no label touches another."""
+"""The pictures of a report: what they show, and that no label touches another."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
 import shutil
 import subprocess
 from itertools import combinations, groupby
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from PIL import Image
 from rich.console import Console
 from test_report import flat, make_run, row
 
 from lanternbench.errors import UserError
 from lanternbench.registry import components
-from lanternbench.report.columns import columns, metric_column
+from lanternbench.report.columns import COLUMN, columns, metric_column
 from lanternbench.report.images import images_figure
+from lanternbench.report.labels import Box, overlap, place_labels
 from lanternbench.report.load import View, paper_name, read_names
-from lanternbench.report.pareto import (
-    box_of,
-    overlap,
-    place_labels,
-    quality_columns,
-    scatter,
-    short_names,
-    speed_column,
-    trade_off,
-)
-from lanternbench.report.pictures import forest, panels, phases
-from lanternbench.report.scene import (
+from lanternbench.report.plots import axis_range, forest, panels, phases, scatter
+from lanternbench.report.style import (
+    CARD,
+    GRID,
+    INK,
     NARROW,
+    QUIET,
+    SVG,
     WIDE,
-    Line,
-    Mark,
-    Scene,
-    Text,
-    axis,
+    Plot,
+    colour,
     family,
-    scene_figure,
+    figure_points,
+    page_svg,
     text_width,
     wrap,
 )
 from lanternbench.report.tables import terminal_table
-from lanternbench.report.write import latex_table, report, templates
+from lanternbench.report.tradeoff import quality_columns, short_names, speed_column, trade_off
+from lanternbench.report.write import latex_table, report
 
 LABELS = [
     "sd", "medusa", "eagle-1", "eagle-1 tree=chain shape=chain-5 acceptance=block", "eagle-3",
@@ -81,80 +80,116 @@ def rows_of(fields: list[dict]) -> list:
     return [row(**each) for each in fields]
 
 
-def texts(scene: Scene, *roles: str) -> list[Text]:
-    return [
-        i
-        for g in scene.groups
-        for i in g.items
-        if isinstance(i, Text) and (not roles or i.role in roles)
-    ]
+def texts(plot: Plot, weight: str = "") -> list[str]:
+    """The texts of a figure, those of axes too."""
+    found = plot.figure.findobj(Text)
+    return [t.get_text() for t in found if t.get_text() and weight in ("", t.get_fontweight())]
 
 
-def boxes(scene: Scene) -> list[tuple]:
-    """Where matplotlib really draws every text that is not turned, in pixels of the scene."""
-    figure = scene_figure(scene)
-    figure.draw_without_rendering()
-    scale = figure.bbox.width / scene.width
-    found = [
-        (t.get_text(), t.get_window_extent()) for t in figure.axes[0].texts if not t.get_rotation()
-    ]
-    return [(text, (b.x0 / scale, b.y0 / scale, b.x1 / scale, b.y1 / scale)) for text, b in found]
+def boxes(plot: Plot) -> list[tuple[str, Box]]:
+    """Where matplotlib really draws every text that is not turned, in points."""
+    plot.figure.draw_without_rendering()
+    scale = plot.figure.dpi / 72
+    found = []
+    for text in plot.figure.findobj(Text):
+        if text.get_text() and text.get_visible() and not text.get_rotation():
+            extent = text.get_window_extent()
+            found.append((text.get_text(), Box(*(x / scale for x in extent.extents))))
+    return found
+
+
+def marks(plot: Plot) -> dict[str, list[Line2D]]:
+    """The points of each method by its hint."""
+    (axes,) = plot.figure.axes
+    return {
+        hint: [line for line in axes.lines if line.get_gid() == gid and len(line.get_xdata()) == 1]
+        for gid, hint in plot.hints.items()
+    }
+
+
+def symbol(line: Line2D) -> str:
+    return {"o": "circle", "D": "diamond"}[line.get_marker()]
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
 @pytest.mark.parametrize("draw", ["scatter", "forest", "panels"])
 def test_21_methods_have_all_labels_and_none_touches_another_or_is_cut_off(width, draw):
     rows = rows_of(twenty_one())
-    made = {"scatter": lambda: scatter(trade_off(rows, metric_column("fidelity_loss")), width),
-            "forest": lambda: forest(rows, width), "panels": lambda: panels(rows, width)}[draw]()  # fmt: skip
-    found = boxes(made)
-    touching = [(a, b) for (a, one), (b, two) in combinations(found, 2) if overlap(one, two) > 1]
-    assert touching == []
-    assert all(
-        x0 >= -1 and x1 <= made.width + 1 and y0 >= -1 and y1 <= made.height + 1
-        for _, (x0, y0, x1, y1) in found
-    )
-    said = re.sub(r"\W", "", "".join(text.text for text in texts(made)))
-    assert [label for label in LABELS if re.sub(r"\W", "", label) not in said] == []
+    plot = {
+        "scatter": lambda: scatter(trade_off(rows, metric_column("fidelity_loss")), width),
+        "forest": lambda: forest(rows, width),
+        "panels": lambda: panels(rows, width),
+    }[draw]()
+    found = boxes(plot)
+    assert len(found) > 20
+    pairs = combinations(found, 2)
+    assert [(a, b) for (a, one), (b, two) in pairs if overlap(one, two) > 1] == []
+    page = Box(-1, -1, width + 1, figure_points(plot.figure)[1] + 1)
+    assert [text for text, box in found if not page.holds(box)] == []
+    drawn = re.sub(r"\W", "", "".join(texts(plot)))
+    assert [label for label in LABELS if re.sub(r"\W", "", label) not in drawn] == []
 
 
 @pytest.mark.parametrize("width", [NARROW, WIDE])
-def test_no_label_covers_a_point_and_each_is_nearest_to_its_own(width):
-    rows = rows_of(twenty_one())
-    made = scatter(trade_off(rows, metric_column("fidelity_loss")), width)
-    marks = [
-        (i.x - 5, i.y - 5, i.x + 5, i.y + 5)
-        for g in made.groups
-        if g.hint
-        for i in g.items
-        if isinstance(i, Mark)
-    ]
-    labels = [t for g in made.groups if g.hint for t in g.items if isinstance(t, Text)]
-    assert len(labels) == len(marks) == 21
+def test_no_label_covers_a_point(width):
+    plot = scatter(trade_off(rows_of(twenty_one()), metric_column("fidelity_loss")), width)
+    plot.figure.draw_without_rendering()
+    scale = plot.figure.dpi / 72
+    (axes,) = plot.figure.axes
+    points = []
+    for (line,) in marks(plot).values():
+        x, y = axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0])) / scale
+        points.append(Box(x - 3.3, y - 3.3, x + 3.3, y + 3.3))
+    labels = [text for text in axes.texts if text.get_text()]
+    assert len(labels) == len(points) == 21
     for text in labels:
-        box = box_of(text)
-        assert not any(overlap(box, mark) for mark in marks), text
+        box = Box(*(x / scale for x in text.get_window_extent().extents))
+        assert not any(overlap(box, point) for point in points), text
+
+
+def test_labels_stand_where_their_placing_says():
+    plot = scatter(trade_off(knob_rows(), metric_column("fidelity_loss")), NARROW)
+    plot.figure.draw_without_rendering()
+    (axes,) = plot.figure.axes
+    for text in axes.texts:
+        if text.get_text() == "gsd":
+            (line,) = next(lines for hint, lines in marks(plot).items() if hint.startswith("gsd"))
+            point = axes.transData.transform((line.get_xdata()[0], line.get_ydata()[0]))
+            extent = text.get_window_extent()
+            nearest = (
+                min(max(point[0], extent.x0), extent.x1),
+                min(max(point[1], extent.y0), extent.y1),
+            )
+            assert math.dist(nearest, point) * 72 / plot.figure.dpi < 12
 
 
 def test_a_name_without_a_place_becomes_a_number_with_a_key():
-    points = [(100.0 + 9 * (i % 4), 100.0 + 9 * (i // 4)) for i in range(16)]
-    labels, key = place_labels(
-        points, [f"a method of a long name {i}" for i in range(16)], [], (0, 0, 200, 200)
-    )
-    assert key
-    assert all(number == i + 1 for i, (number, _) in enumerate(key))
-    drawn = [box_of(text) for text, _ in labels]
+    points = [(100.0 + 6 * (i % 4), 100.0 + 6 * (i // 4)) for i in range(16)]
+    names = [f"a method of a long name {i}" for i in range(16)]
+    placed = place_labels(points, names, [], Box(0, 0, 150, 150))
+    assert placed.numbered
+    assert [number for number, _ in placed.numbered] == list(range(1, len(placed.numbered) + 1))
+    drawn = [label.box for label in placed.labels]
     assert not any(overlap(a, b) for a, b in combinations(drawn, 2))
-    assert {text.text for text, _ in labels} >= {str(number) for number, _ in key}
+    numbers = {str(number) for number, _ in placed.numbered}
+    assert {label.text for label in placed.labels} >= numbers
 
 
 def knob_rows() -> list:
-    return rows_of([
-        flat(fidelity_loss=0.0), flat("eagle-1", "eagle-1", 1.4, fidelity_loss=0.0),
-        *(flat(f"cool-sd λ={lam:g}", "cool-sd", 1 + lam / 4, options={"lam": lam, "nu": 0.7}, fidelity_loss=lam / 50,
-               lossless=False) for lam in (2, 1.1, 4)),
-        flat("gsd", "gsd", 1.9, fidelity_loss=0.2, lossless=False, options={"seed": 3}),
-    ])  # fmt: skip
+    cool_sd = [
+        flat(
+            f"cool-sd λ={lam:g}",
+            "cool-sd",
+            1 + lam / 4,
+            options={"lam": lam, "nu": 0.7},
+            fidelity_loss=lam / 50,
+            lossless=False,
+        )
+        for lam in (2, 1.1, 4)
+    ]
+    gsd = flat("gsd", "gsd", 1.9, fidelity_loss=0.2, lossless=False, options={"seed": 3})
+    eagle = flat("eagle-1", "eagle-1", 1.4, fidelity_loss=0.0)
+    return rows_of([flat(fidelity_loss=0.0), eagle, *cool_sd, gsd])
 
 
 def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
@@ -163,41 +198,57 @@ def test_a_method_at_several_settings_is_one_line_in_the_order_of_its_knob():
         ["cool-sd λ=1.1", "cool-sd λ=2", "cool-sd λ=4"]
     ]
     assert [name for name in short_names(data) if "λ" in name] == ["λ=2", "λ=1.1", "cool-sd λ=4"]
-    drawn = [
-        i
-        for g in scatter(data, NARROW).groups
-        for i in g.items
-        if isinstance(i, Line) and i.role == "knob"
-    ]
-    assert [len(line.points) for line in drawn if len(line.points) > 2] == [3]
+    (axes,) = scatter(data, NARROW).figure.axes
+    knobs = [line for line in axes.lines if line.get_color() == colour("cool-sd")]
+    (along,) = [line for line in knobs if len(line.get_xdata()) == 3]
+    assert list(along.get_xdata()) == sorted(along.get_xdata())
 
 
 def test_the_scatter_is_of_trade_offs_alone():
     rows = [*knob_rows(), row("sjd", "sjd", 1.2, fidelity_loss=0.0)]
     data = trade_off(rows, metric_column("fidelity_loss"))
-    assert {row.label for row in data.rows if row.lossless} == {
-        "ar",
-        "eagle-1",
-    }  # of the lossless the fastest
+    # of the lossless ones the fastest
+    assert {row.label for row in data.rows if row.lossless} == {"ar", "eagle-1"}
     assert quality_columns([r for r in rows if r.lossless]) == []
 
 
 def test_lossless_is_a_circle_and_relaxed_a_diamond_in_page_and_files():
-    made = scatter(trade_off(knob_rows(), metric_column("fidelity_loss")), NARROW)
-    shapes = {
-        g.hint.partition(":")[0]: i.shape
-        for g in made.groups
-        if g.hint
-        for i in g.items
-        if isinstance(i, Mark)
-    }
+    plot = scatter(trade_off(knob_rows(), metric_column("fidelity_loss")), NARROW)
+    shapes = {hint.partition(":")[0]: symbol(lines[0]) for hint, lines in marks(plot).items()}
     assert shapes["ar"] == shapes["eagle-1"] == "circle"
     assert shapes["cool-sd λ=2"] == shapes["gsd"] == "diamond"
-    assert {"lossless", "relaxed"} <= {t.text for t in texts(made, "legend")}
-    drawn = [line.get_marker() for line in scene_figure(made).axes[0].lines]
-    assert (drawn.count("o"), drawn.count("D")) == (3, 5)  # each with its sign in the legend
-    page = str(templates().get_template("scene.html").module.svg(made, "narrow"))
-    assert len(re.findall(r'class="mark full"', page)) == 8
+    assert {"lossless", "relaxed"} <= set(texts(plot))
+
+
+def test_the_page_s_picture_has_a_group_with_a_title_for_every_method_and_no_fixed_ink():
+    plot = scatter(trade_off(knob_rows(), metric_column("fidelity_loss")), NARROW)
+    svg = ElementTree.fromstring(page_svg(plot, "pareto"))
+    groups = [element for element in svg.iter() if element.get("class") == "point"]
+    assert len(groups) == len(plot.hints) == 6
+    for group, hint in zip(groups, plot.hints.values(), strict=True):
+        assert group.get("aria-label") == hint == group.find(f"{{{SVG}}}title").text
+        assert group.get("tabindex") == "0"
+        assert len(group) > 2  # its title, its point and its label
+    ids = [element.get("id") for element in svg.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
+    assert all(name.startswith("pareto-") for name in ids)
+    whole = ElementTree.tostring(svg, encoding="unicode")
+    assert "var(--ink)" in whole
+    assert not any(shade in whole for shade in (INK, QUIET, GRID))
+    assert "DejaVu" not in whole
+    for reference in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', whole):
+        assert max(reference) in ids
+
+
+def test_a_label_of_anyone_s_cannot_leave_the_picture():
+    name = "<script>alert(1)</script> $x^2$ & 'q'"
+    rows = rows_of([flat(), flat(name, "mine", 2.0, lossless=False)])
+    plot = forest(rows, NARROW)
+    assert plot is not None
+    svg = page_svg(plot, "speed")
+    assert "<script" not in svg
+    assert "&lt;script&gt;" in svg
+    assert re.sub(r"\W", "", name) in re.sub(r"\W", "", "".join(texts(plot)))
 
 
 def test_uniform_relaxation_is_no_cool_sd():
@@ -205,89 +256,84 @@ def test_uniform_relaxation_is_no_cool_sd():
 
 
 def test_one_wide_interval_does_not_stretch_the_axis():
-    values, ends = [1.0, 1.4, 2.0], [(0.9, 1.1), (1.3, 1.5), (0.1, 9.0)]
-    at = axis(values, ends, 0, 100)
-    assert 0.5 < at.low < 0.9
-    assert 2.0 < at.high < 2.6
-    made = forest(rows_of([flat("a", "a", 1.4, speedup_lo=1.3, speedup_hi=1.5),
-                           flat("b", "b", 2.0, speedup_lo=0.1, speedup_hi=9.0)]), WIDE)  # fmt: skip
-    assert made is not None
-    heads = [
-        i
-        for g in made.groups
-        if g.hint.startswith("b")
-        for i in g.items
-        if isinstance(i, Line) and len(i.points) == 3
-    ]
-    assert len(heads) == 2  # its ends are arrow heads
-    wide = axis(values, [(0.0, 4.0), (0.0, 4.0), (0.0, 4.0)], 0, 100)
-    assert wide.low <= 0.0
-    assert wide.high >= 4.0
+    speed = COLUMN["speedup"]
+    ends = [(1.0, 0.9, 1.1), (1.4, 1.3, 1.5), (2.0, 0.1, 9.0)]
+    rows = rows_of([flat("a", "a", x, speedup_lo=low, speedup_hi=high) for x, low, high in ends])
+    low, high = axis_range(speed, rows)
+    assert 0.5 < low < 0.9
+    assert 2.0 < high < 2.6
+    plot = forest(rows[1:], WIDE)
+    assert plot is not None
+    (axes,) = plot.figure.axes
+    assert {"<", ">"} <= {line.get_marker() for line in axes.lines}  # its ends are arrow heads
+    wide = rows_of([flat("a", "a", x, speedup_lo=0.0, speedup_hi=4.0) for x, *_ in ends])
+    low, high = axis_range(speed, wide)
+    assert low <= 0.0
+    assert high >= 4.0
 
 
-def test_the_robust_speedup_is_drawn_where_the_clock_was_disturbed(tmp_path):
+def test_the_robust_speedup_is_drawn_where_timing_was_noisy(tmp_path):
     quiet = rows_of([flat(robust_speedup=1.0), flat("sjd", "sjd", 2.0, robust_speedup=2.02)])
     assert speed_column(quiet).key == "speedup"
-    fields = [flat(robust_speedup=1.0), flat("sjd", "sjd", 1.2, robust_speedup=2.0, robust_speedup_lo=1.9,
-                                             robust_speedup_hi=2.1)]  # fmt: skip
-    made = forest(rows_of(fields), NARROW)
-    assert made is not None
-    assert "2.00× [1.90, 2.10]" in [t.text for t in texts(made)]
-    assert "robust speedup over AR" in made.title
+    robust = {"robust_speedup": 2.0, "robust_speedup_lo": 1.9, "robust_speedup_hi": 2.1}
+    fields = [flat(robust_speedup=1.0), flat("sjd", "sjd", 1.2, **robust)]
+    plot = forest(rows_of(fields), NARROW)
+    assert plot is not None
+    assert "2.00× [1.90, 2.10]" in texts(plot)
+    assert "robust speedup over AR" in plot.title
     folder = make_run(tmp_path / "r", fields)
     report([folder], formats=["md"])
     assert "the pictures show the robust speedup" in (folder / "report" / "table.md").read_text()
 
 
-def test_runs_are_told_apart_by_fill_and_number():
+def test_runs_are_distinguished_by_fill_and_number():
     rows = [row("sjd", "sjd", 1.5, run="first"), row("sjd", "sjd", 1.6, run="second")]
-    made = forest(rows, NARROW)
-    assert made is not None
-    fills = {
-        g.hint.partition(":")[0]: i.fill
-        for g in made.groups
-        if g.hint
-        for i in g.items
-        if isinstance(i, Mark)
+    plot = forest(rows, NARROW)
+    assert plot is not None
+    faces = {
+        hint.partition(":")[0]: lines[0].get_markerfacecolor()
+        for hint, lines in marks(plot).items()
     }
-    assert fills == {"sjd (1)": "full", "sjd (2)": "hollow"}
-    assert {"(1) first", "(2) second"} <= {t.text for t in texts(made, "legend")}
+    assert faces == {"sjd (1)": colour("sjd"), "sjd (2)": CARD}
+    assert {"(1) first", "(2) second"} <= set(texts(plot))
 
 
-def test_the_forest_is_sorted_lossless_first_with_the_loss_beside_relaxed_methods():
-    made = forest(rows_of(twenty_one(12)), WIDE)
-    assert made is not None
-    assert [t.text for t in texts(made, "heading")] == ["lossless", "relaxed"]
-    marks = [
-        (i.y, i.x, i.shape) for g in made.groups if g.hint for i in g.items if isinstance(i, Mark)
-    ]
+def test_the_forest_is_sorted_lossless_first_with_the_loss_next_to_relaxed_methods():
+    plot = forest(rows_of(twenty_one(12)), WIDE)
+    assert plot is not None
+    assert texts(plot, "bold") == ["lossless", "relaxed"]
+    points = [line for lines in marks(plot).values() for line in lines]
+    places = {"circle": [], "diamond": []}
+    for line in points:
+        places[symbol(line)].append((line.get_ydata()[0], line.get_xdata()[0]))
     for shape, count in (("circle", 12), ("diamond", 8)):
-        x = [x for _, x, kind in sorted(marks) if kind == shape]
-        assert x == sorted(x, reverse=True)
-        assert len(x) == count
-    assert max(y for y, _, kind in marks if kind == "circle") < min(
-        y for y, _, kind in marks if kind == "diamond"
-    )
-    assert sum("fidelity loss" in g.hint for g in made.groups) == 8
+        speeds = [x for _, x in sorted(places[shape])]
+        assert speeds == sorted(speeds, reverse=True)
+        assert len(speeds) == count
+    assert max(places["circle"])[0] < min(places["diamond"])[0]  # y is from the top
+    assert sum("fidelity loss" in hint for hint in plot.hints.values()) == 8
 
 
 def test_phases_are_bars_whose_lengths_are_milliseconds():
-    times = [("ar", "ar", {"draft": 0.0, "verify": 10.0, "commit": 1.0, "other": 1.0}),
-             ("eagle-1", "eagle-1", {"draft": 6.0, "verify": 12.0, "commit": 4.0, "other": 2.0})]  # fmt: skip
-    made = phases(times, WIDE)
-    assert made is not None
-    bars = [[i for i in g.items if type(i).__name__ == "Bar"] for g in made.groups if g.hint]
-    ratio = sum(b.width for b in bars[1]) / sum(b.width for b in bars[0])
-    assert ratio == pytest.approx(2.0, abs=0.01)
-    assert bars[1][1].width / bars[1][0].width == pytest.approx(2.0, abs=0.02)
+    times = [
+        ("ar", {"draft": 0.0, "verify": 10.0, "commit": 1.0, "other": 1.0}),
+        ("eagle-1", {"draft": 6.0, "verify": 12.0, "commit": 4.0, "other": 2.0}),
+    ]
+    plot = phases(times, WIDE)
+    assert plot is not None
+    (axes,) = plot.figure.axes
+    for (_, parts), gid in zip(times, plot.hints, strict=True):
+        bars = [bar for bar in axes.patches if bar.get_gid() == gid]
+        assert [bar.get_width() for bar in bars] == list(parts.values())
+        assert sum(bar.get_width() for bar in bars) == bars[-1].get_x() + bars[-1].get_width()
 
 
 def test_lines_break_at_blanks_and_inside_words_that_are_too_wide():
     for text in ("eagle-1 tree=chain shape=chain-5 acceptance=block", "x" * 80, "日本" * 20, ""):
-        lines = wrap(text, 120)
+        lines = wrap(text, 80)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-        assert all(text_width(line) <= 120 for line in lines)
-    assert wrap("eagle-3+block shape=chain-5", 60) == ["eagle-3+", "block", "shape=", "chain-5"]
+        assert all(text_width(line) <= 80 for line in lines)
+    assert wrap("eagle-3+block shape=chain-5", 40) == ["eagle-3+", "block", "shape=", "chain-5"]
 
 
 # --- what a paper shows ---

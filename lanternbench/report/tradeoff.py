@@ -1,0 +1,152 @@
+"""The trade-off of speed and quality: the Pareto frontier, and a line per method along its knob."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.summary import Row
+from lanternbench.report.columns import (
+    COLUMN,
+    Column,
+    disturbed,
+    metric_column,
+    metric_keys,
+    name_of,
+    run_of,
+    runs_of,
+)
+
+
+class TradeOff(NamedTuple):
+    """What a trade-off picture shows; ``frontiers`` (one a setup) and ``knobs`` (one a method)
+    are indices of ``rows``.
+    """
+
+    x: Column
+    y: Column
+    rows: list[Row]
+    frontiers: list[list[int]]
+    knobs: list[list[int]]
+    runs: list[str | None]  # [None] if there is only one
+
+
+def pareto_frontier(x: list[float], y: list[float], lower_is_better: bool) -> list[int]:
+    """Return the indices of the points that no other point beats, by growing x.
+
+    More x is better.  A point is beaten by another that is at least as good on both axes and
+    better on one (equal ones stay); points with NaN never count.
+    """
+    sign = -1.0 if lower_is_better else 1.0
+    points = [(a, sign * b, i) for i, (a, b) in enumerate(zip(x, y)) if math.isfinite(a + b)]
+    points.sort(key=lambda point: (point[0], -point[1]))
+
+    def is_beaten(a: float, b: float) -> bool:
+        return any(c >= a and d >= b and (c, d) != (a, b) for c, d, _ in points)
+
+    return [i for a, b, i in points if not is_beaten(a, b)]
+
+
+def speed_column(rows: Sequence[Row]) -> Column:
+    """Return the speed that pictures show: speedup, robust if timing was noisy, or tokens / steps
+    if no row has a speedup.
+    """
+    timed = [row for row in rows if row.value("speedup") is not None]
+    if not timed:
+        return COLUMN["step_compression"]
+    all_robust = all(row.value("robust_speedup") is not None for row in timed)
+    if all_robust and any(map(disturbed, timed)):
+        return COLUMN["robust_speedup"]
+    return COLUMN["speedup"]
+
+
+def quality_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the y axes worth a picture: fidelity loss and every metric that a method with a
+    speed trades for it.
+    """
+    speed = speed_column(rows).key
+    relaxed = [row for row in rows if row.lossless is not True and row.method != BASELINE]
+    fast = [row for row in relaxed if row.value(speed) is not None]
+    columns = [COLUMN["fidelity_loss"], *map(metric_column, metric_keys(rows))]
+    return [column for column in columns if any(row.value(column.key) is not None for row in fast)]
+
+
+def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
+    """Return the relaxed rows with both figures and, of each run, the baseline and the fastest
+    lossless row.
+    """
+    speed = speed_column(rows)
+    runs = runs_of(rows)
+    rows = [row for row in rows if None not in (row.value(speed.key), row.value(quality.key))]
+    slower_lossless = lossless_but_the_fastest(rows, speed)
+    rows = [row for row in rows if row not in slower_lossless]
+    frontiers = frontiers_of(rows, speed, quality) if quality.better else []
+    return TradeOff(speed, quality, rows, frontiers, knobs(rows), runs)
+
+
+def lossless_but_the_fastest(rows: Sequence[Row], speed: Column) -> list[Row]:
+    """Return the lossless rows of each run but its fastest one; the baseline does not count."""
+    fastest: dict[str | None, Row] = {}
+    lossless = [row for row in rows if row.lossless is True and row.method != BASELINE]
+    for row in lossless:
+        best = fastest.setdefault(run_of(row), row)
+        if (row.value(speed.key) or 0.0) > (best.value(speed.key) or 0.0):
+            fastest[run_of(row)] = row
+    return [row for row in lossless if row is not fastest[run_of(row)]]
+
+
+def frontiers_of(rows: Sequence[Row], speed: Column, quality: Column) -> list[list[int]]:
+    """Return the frontier of each setup: what was measured otherwise beats nothing."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        groups[str(getattr(row, "setup", None))].append(index)
+    frontiers = []
+    for group in groups.values():
+        speeds = [rows[i].value(speed.key) or 0.0 for i in group]
+        qualities = [rows[i].value(quality.key) or 0.0 for i in group]
+        best = pareto_frontier(speeds, qualities, quality.better == "lower")
+        frontiers.append([group[i] for i in best])
+    return frontiers
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def knobs(rows: Sequence[Row]) -> list[list[int]]:
+    """Return rows that are one method at several values of one number, in its order: indices, two
+    or more each.
+    """
+    lines: list[list[int]] = []
+    for key in dict.fromkeys(key for row in rows for key in row.options):
+        on_a_line = {i for line in lines for i in line}
+        for group in rows_along(rows, key):
+            values = {rows[i].options[key] for i in group}
+            if len(values) > 1 and not on_a_line & set(group):
+                lines.append(sorted(group, key=lambda i: rows[i].options[key]))
+    return lines
+
+
+def rows_along(rows: Sequence[Row], key: str) -> list[list[int]]:
+    """Return the indices of rows with a number as option ``key`` that differ in it alone."""
+    groups: dict[object, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        if is_number(row.options.get(key)):
+            others = sorted((name, str(x)) for name, x in row.options.items() if name != key)
+            groups[run_of(row), row.method, str(others)].append(index)
+    return list(groups.values())
+
+
+def short_names(data: TradeOff) -> list[str]:
+    """Return names for the picture: of points along an option, the last has the full name, the
+    others only their value.
+    """
+    names = [name_of(row, data.runs) for row in data.rows]
+    for line in data.knobs:
+        words = [names[i].split() for i in line]
+        common = set(words[0]).intersection(*words[1:])
+        for index, own in zip(line[:-1], words):
+            short = " ".join(word for word in own if word not in common)
+            names[index] = short or names[index]
+    return names
