@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.result_files import IMAGES, Column, figure_table, setting, write
 from lanternbench import load_run
 from lanternbench.measure.summary import read_summary
-from lanternbench.report.plots import scatter
+from lanternbench.report.scatter import scatter
 from lanternbench.report.style import WIDE
 from lanternbench.report.tradeoff import quality_columns, trade_off
 

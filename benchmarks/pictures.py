@@ -17,7 +17,7 @@ from benchmarks.result_files import IMAGES
 from lanternbench import load_run
 from lanternbench.experiment import read_run, read_samples
 from lanternbench.metrics.images import read_image
-from lanternbench.report.plots import forest
+from lanternbench.report.listing import forest
 from lanternbench.report.style import WIDE
 
 ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd", "gsd", "cool-sd λ=2")

@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import find, iter_samples
+from lanternbench.report.listing import forest
 from lanternbench.report.load import Run, load_run
-from lanternbench.report.plots import forest, scatter
+from lanternbench.report.scatter import scatter
 from lanternbench.report.style import NARROW
 from lanternbench.report.tables import frame
 from lanternbench.report.tradeoff import quality_columns, trade_off

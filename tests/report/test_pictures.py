@@ -23,8 +23,11 @@ from lanternbench.registry import components
 from lanternbench.report.columns import COLUMN, columns, metric_column
 from lanternbench.report.images import images_figure
 from lanternbench.report.labels import Box, overlap, place_labels
+from lanternbench.report.listing import forest, phases
 from lanternbench.report.load import View, paper_name, read_names
-from lanternbench.report.plots import axis_range, forest, panels, phases, scatter
+from lanternbench.report.marks import axis_range
+from lanternbench.report.plots import panels
+from lanternbench.report.scatter import scatter
 from lanternbench.report.style import (
     CARD,
     GRID,

@@ -1,0 +1,218 @@
+"""Lists of methods: a line of text for each, and a drawing next to it, or below it in a narrow
+picture: speeds with intervals (a forest plot), and the phases of a step.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.summary import Row
+from lanternbench.report import style
+from lanternbench.report.columns import COLUMN, Column, name_of, runs_of
+from lanternbench.report.marks import (
+    Range,
+    axis_range,
+    axis_title,
+    interval,
+    legend_signs,
+    number_axis,
+    row_marker,
+    speed_name,
+    ticks,
+)
+from lanternbench.report.style import (
+    INK,
+    LINE,
+    MARGIN,
+    NARROW,
+    PHASES,
+    QUIET,
+    Plot,
+    Sign,
+    put_lines,
+    text_width,
+    wrap,
+)
+from lanternbench.report.tradeoff import speed_column
+
+LOSS = COLUMN["fidelity_loss"]
+STRIP = 9.0  # height of a bar, and of the strip below a name in a narrow list
+
+
+class Entry(NamedTuple):
+    """A line of a list: a name, and texts at the right.  A heading has no drawing."""
+
+    name: str
+    texts: tuple[str, ...] = ()
+    is_heading: bool = False
+
+
+class Listing:
+    """A figure with one line per entry, and one axis for the drawings of all of them.
+
+    In a narrow figure the drawing is below the name, else between the name and the texts.
+    """
+
+    def __init__(self, entries: Sequence[Entry], width: float, title: str, signs: Sequence[Sign]):
+        self.entries = entries
+        self.width = width
+        self.stacked = width <= NARROW
+        columns = zip(*(entry.texts for entry in entries if not entry.is_heading))
+        self.text_widths = [max(map(text_width, texts)) + 9.0 for texts in columns]
+        self.left, self.right = self.edges()
+        self.names = [wrap(entry.name, self.name_width) for entry in entries]
+        self.title = wrap(title, self.right - self.left)
+        heights = map(self.height_of, entries, self.names)
+        self.tops = [MARGIN]
+        for height in heights:
+            self.tops.append(self.tops[-1] + height)
+        below = LINE * (len(self.title) + 1) + 6 + style.legend_height(signs, width)
+        self.height = self.tops[-1] + below
+        self.figure = Figure(figsize=(width / 72, self.height / 72))
+        self.axes = self.add_axes()
+        self.put_texts()
+        style.draw_legend(self.figure, signs)
+
+    @property
+    def name_width(self) -> float:
+        if self.stacked:
+            return self.width - 2 * MARGIN - sum(self.text_widths)
+        longest = max(text_width(entry.name) for entry in self.entries)
+        return min(longest + 5.0, 0.34 * self.width)
+
+    def edges(self) -> Range:
+        """Return where the axis begins and ends, in points from the left."""
+        if self.stacked:
+            return 9.0, self.width - 9.0
+        return self.name_width + MARGIN + 10.0, self.width - sum(self.text_widths) - 5.0
+
+    def height_of(self, entry: Entry, lines: Sequence[str]) -> float:
+        strip = 0.0 if entry.is_heading else (STRIP if self.stacked else 2.0)
+        return LINE * len(lines) + strip + 3.0
+
+    def y_of(self, index: int) -> float:
+        """Return the height of an entry's drawing, in points from the top of the figure."""
+        text_height = LINE * len(self.names[index])
+        offset = text_height + STRIP / 2 if self.stacked else text_height / 2 + 0.7
+        return self.tops[index] + offset
+
+    def add_axes(self) -> Axes:
+        """Add an axis whose y is in points from the top of the figure."""
+        bottom = 1 - self.tops[-1] / self.height
+        place = (self.left / self.width, bottom, (self.right - self.left) / self.width, 1 - bottom)
+        axes = self.figure.add_axes(place)
+        axes.set_ylim(self.tops[-1], 0.0)
+        axes.set_yticks([])
+        axes.grid(visible=False)
+        middle = (self.left + self.right) / 2
+        baseline = self.tops[-1] + 2 * LINE + 3
+        put_lines(self.figure, middle, baseline, self.title, ha="center", color=QUIET)
+        return axes
+
+    def set_range(self, limits: Range, reference: float | None = None) -> None:
+        """Set the axis, with upright lines that cross the drawings but no name in a narrow list."""
+        number_axis(self.axes, "x", limits)
+        for index, entry in enumerate(self.entries):
+            if entry.is_heading:
+                continue
+            y = self.y_of(index)
+            half = STRIP / 2 + 1 if self.stacked else (self.tops[index + 1] - self.tops[index]) / 2
+            ends = (y - half, y + half)
+            self.axes.vlines(ticks(limits), *ends, color=style.GRID, linewidth=0.6, zorder=0.5)
+            if reference is not None:
+                self.axes.plot([reference, reference], ends, **style.LINES["reference"])
+
+    def put_texts(self) -> None:
+        for entry, top, lines in zip(self.entries, self.tops, self.names):
+            weight = "bold" if entry.is_heading else "normal"
+            put_lines(self.figure, MARGIN, top + LINE - 2.0, lines, weight=weight)
+            first = LINE if self.stacked else (LINE * len(lines) + LINE) / 2
+            shade = QUIET if entry.is_heading else INK
+            end = self.width - MARGIN
+            for text, column in zip(reversed(entry.texts), reversed(self.text_widths)):
+                put_lines(self.figure, end, top + first - 2.0, [text], ha="right", color=shade)
+                end -= column
+
+
+@style.styled
+def forest(rows: Sequence[Row], width: float) -> Plot | None:
+    """Draw every method's speed with its interval, fastest first, lossless above relaxed; None
+    without a speed.
+    """
+    speed = speed_column(rows)
+    runs = runs_of(rows)
+    timed = [row for row in rows if row.value(speed.key) is not None]
+    timed = [row for row in timed if BASELINE not in (row.method, row.label)]
+    timed.sort(key=lambda row: row.value(speed.key) or 0.0, reverse=True)
+    if not timed:
+        return None
+    lossless = [row for row in timed if row.lossless is True]
+    relaxed = [row for row in timed if row.lossless is not True]
+    all_known = all(row.lossless is not None for row in relaxed)
+    heading = "relaxed" if all_known else "relaxed or not reported"
+    shows_loss = any(row.value(LOSS.key) is not None for row in relaxed)
+    lines: list[tuple[Entry, Row | None]] = []
+    if lossless:
+        lines.append((Entry("lossless", is_heading=True), None))
+        lines += [(forest_entry(row, speed, runs, shows_loss, False), row) for row in lossless]
+    if relaxed:
+        titles = ("", LOSS.title) if shows_loss else ()
+        lines.append((Entry(heading, titles, is_heading=True), None))
+        lines += [(forest_entry(row, speed, runs, shows_loss, True), row) for row in relaxed]
+    signs = legend_signs(timed, runs, [Sign("ar = 1", "reference")])
+    listing = Listing([entry for entry, _ in lines], width, axis_title(speed), signs)
+    limits = axis_range(speed, timed, (1.0,))
+    listing.set_range(limits, reference=1.0)
+    hints = {}
+    for index, (_, row) in enumerate(lines):
+        if row is not None:
+            hints[f"point-{index}"] = forest_hint(row, speed, runs)
+            y = listing.y_of(index)
+            artists = interval(listing.axes, speed, row, y, limits)
+            artists += row_marker(listing.axes, row, row.value(speed.key) or 0.0, y, runs)
+            style.set_gid(artists, f"point-{index}")
+    return Plot(listing.figure, axis_title(speed), hints)
+
+
+def forest_entry(
+    row: Row, speed: Column, runs: Sequence[str | None], shows_loss: bool, is_relaxed: bool
+) -> Entry:
+    texts = [speed.cell(row)]
+    if shows_loss:
+        texts.append(LOSS.value(row) if is_relaxed else "")
+    return Entry(name_of(row, runs), tuple(texts))
+
+
+def forest_hint(row: Row, speed: Column, runs: Sequence[str | None]) -> str:
+    hint = f"{name_of(row, runs)}: {speed_name(speed)} {speed.cell(row)}"
+    if row.lossless is not True and row.value(LOSS.key) is not None:
+        hint += f", fidelity loss {LOSS.cell(row)}"
+    return hint
+
+
+@style.styled
+def phases(times: Sequence[tuple[str, dict[str, float]]], width: float) -> Plot | None:
+    """Draw the mean step of every method as a bar of its phases: (name, milliseconds by phase)."""
+    times = [(name, ms) for name, ms in times if sum(ms.values()) > 0]
+    if not times:
+        return None
+    title = "milliseconds of a step, mean"
+    entries = [Entry(name, (f"{sum(ms.values()):.1f} ms",)) for name, ms in times]
+    signs = [Sign(phase, "swatch", shade) for phase, shade in PHASES.items()]
+    listing = Listing(entries, width, title, signs)
+    longest = max(sum(ms.values()) for _, ms in times)
+    listing.set_range((0.0, 1.04 * longest))
+    hints = {}
+    for index, (name, ms) in enumerate(times):
+        parts = ", ".join(f"{phase} {value:.2f} ms" for phase, value in ms.items())
+        hints[f"point-{index}"] = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
+        begin = 0.0
+        for phase, value in ms.items():
+            y = listing.y_of(index)
+            bar = listing.axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
+            style.set_gid(bar.patches, f"point-{index}")
+            begin += value
+    return Plot(listing.figure, title, hints)

@@ -1,0 +1,130 @@
+"""What pictures of rows share: names and ranges of axes, points, intervals and legends."""
+
+import statistics
+from collections.abc import Sequence
+from itertools import cycle
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.summary import Row
+from lanternbench.report import style
+from lanternbench.report.columns import Column, run_of
+from lanternbench.report.style import Sign, colour, family
+from lanternbench.utils.text import one_line
+
+SPEED_NAMES = {
+    "speedup": "speedup over AR",
+    "robust_speedup": "robust speedup over AR",
+    "step_compression": "step compression (tokens / steps)",
+}
+Range = tuple[float, float]
+
+
+def speed_name(column: Column) -> str:
+    """Return a column's name in a sentence."""
+    return one_line(SPEED_NAMES.get(column.key, column.title), 60)
+
+
+def axis_title(column: Column) -> str:
+    better = f"  ({column.better} is better)" if column.better else ""
+    return speed_name(column) + better
+
+
+def axis_range(column: Column, rows: Sequence[Row], also: Sequence[float] = ()) -> Range:
+    """Return a range that holds a column's values, the values ``also``, and their intervals
+    unless a few wide ones would stretch it.
+
+    An interval is cut if it goes further beyond all values than a third of their span or 1.5
+    times the median half-width of the intervals, whichever is more.
+    """
+    figures = [column.figure(row) for row in rows]
+    values = [*also, *(figure.value or 0.0 for figure in figures)]
+    ends = [(f.lo, f.hi) for f in figures if f.lo is not None and f.hi is not None]
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
+    half_widths = [(end - begin) / 2 for begin, end in ends if end > begin]
+    usual = 1.5 * statistics.median_low(half_widths) if half_widths else 0.0
+    reach = max((high - low) / 3, usual)
+    first = max(min([low, *(begin for begin, _ in ends)]), low - reach)
+    last = min(max([high, *(end for _, end in ends)]), high + reach)
+    span = (last - first) or max(abs(high), 1.0)
+    return first - 0.06 * span, last + 0.06 * span
+
+
+def ticks(limits: Range) -> list[float]:
+    """Return about five round numbers within a range."""
+    low, high = limits
+    numbers = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(number) for number in numbers if low <= number <= high]
+
+
+def number_axis(axes: Axes, which: str, limits: Range) -> None:
+    """Set the limits and numbers of one axis, "x" or "y"."""
+    numbers = ticks(limits)
+    names = [f"{number:g}" for number in numbers]
+    if which == "x":
+        axes.set_xlim(limits)
+        axes.set_xticks(numbers, names)
+    else:
+        axes.set_ylim(limits)
+        axes.set_yticks(numbers, names)
+
+
+def shape(row: Row) -> str:
+    """Return the shape of a row's point: lossless methods are circles, all others diamonds."""
+    return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
+
+
+def row_marker(
+    axes: Axes, row: Row, x: float, y: float, runs: Sequence[str | None]
+) -> list[Line2D]:
+    """Draw a row's point, filled as its run's are."""
+    fill = style.FILLS[runs.index(run_of(row)) % len(style.FILLS)]
+    artists = style.marker(x, y, shape(row), colour(row.method), fill)
+    for artist in artists:
+        axes.add_line(artist)
+    return artists
+
+
+def interval(
+    axes: Axes, column: Column, row: Row, across: float, limits: Range, upright: bool = False
+) -> list[Line2D]:
+    """Draw the interval of a figure at ``across`` on the other axis, with arrow heads where it
+    is cut.
+    """
+    value, low, high, *_ = column.figure(row)
+    if value is None or low is None or high is None:
+        return []
+    low = min(low, value)
+    high = max(high, value)
+    begin = max(low, limits[0])
+    end = min(high, limits[1])
+    look = {"color": colour(row.method)} | style.LINES["interval"]
+    artists = axes.plot(*turned([begin, end], [across, across], upright), **look)
+    heads = {"<": (low < limits[0], begin), ">": (high > limits[1], end)}
+    for sign, (is_cut, place) in heads.items():
+        if is_cut:
+            sign = {"<": "v", ">": "^"}[sign] if upright else sign
+            head = turned([place], [across], upright)
+            artists += axes.plot(*head, marker=sign, markersize=3, clip_on=False, **look)
+    return artists
+
+
+def turned(x: list[float], y: list[float], upright: bool) -> tuple[list[float], list[float]]:
+    return (y, x) if upright else (x, y)
+
+
+def legend_signs(
+    rows: Sequence[Row], runs: Sequence[str | None], signs: Sequence[Sign]
+) -> list[Sign]:
+    """Return the families of methods, then ``signs``, then the runs if there are several."""
+    families = {family(row.method): colour(row.method) for row in rows}
+    swatches = [Sign(name, "swatch", shade) for name, shade in families.items()]
+    fills: list[Sign] = []
+    if len(runs) > 1:
+        for number, (run, fill) in enumerate(zip(runs, cycle(style.FILLS)), 1):
+            fills.append(Sign(f"({number}) {one_line(run or '', 40)}", "circle", fill=fill))
+    return [*swatches, *signs, *fills]
