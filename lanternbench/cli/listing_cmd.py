@@ -220,10 +220,11 @@ def _metric_page(name: str, kind: "type[Metric]") -> dict[str, str]:
     description = (kind.__doc__ or "").partition(" Raises ")[0]
     reads = "an image" if issubclass(kind, ImageMetric) else "a set of images"
     reads += " and its caption" if getattr(kind, "captions", False) else ""
-    files = [
-        f"{w.title} ({_size(w.gigabytes, kind)}, {'here' if w.find() else 'not here'})"
-        for w in kind.weights
-    ]
+    files = []
+    for weights in kind.weights:
+        state = "downloaded" if weights.find() else "not downloaded"
+        files.append(f"{weights.title} ({_size(weights.gigabytes, kind)}, {state})")
+    by_hand = [f"save {w.url} as {w.folder / w.file}" for w in kind.weights if w.url]
     fetch = "comes with the package" if kind.embedded else f"lanternbench fetch {name}"
     return {
         "measures": " ".join(f"{module} This one: {description}".replace("``", "`").split())
@@ -234,6 +235,7 @@ def _metric_page(name: str, kind: "type[Metric]") -> dict[str, str]:
         "columns": ", ".join(f"{c.title} ({c.key})" for c in kind.columns(name)),
         "backbone, files": "; ".join(files) or "as the name says",
         "get them": fetch if kind.weights or ":" in name else "it needs none",
+        "by hand": "; ".join(by_hand) or "–",
         "computed": "where --metrics names it"
         if kind.extra
         else f"by default{' on tiny' if kind.embedded else ''}",

@@ -218,7 +218,7 @@ def score(
         str | None, Option(help="Comma-separated; all that suit the target by default.")
     ] = None,
     reference: Annotated[
-        Path | None, Option(help="Folder of real images for FID, precision, recall.")
+        Path | None, Option(help="Folder of real images, or FID's .npz statistics of some.")
     ] = None,
     captions: Annotated[str | None, Option(help=CAPTIONS)] = None,
     caption: Annotated[
@@ -242,12 +242,11 @@ def score(
     """
     from lanternbench.experiment import find, latest, scoring
     from lanternbench.metrics import Setup
+    from lanternbench.metrics.reference import check_reference
     from lanternbench.report.columns import metric_column, metric_keys
 
-    if reference is not None and not reference.is_dir():
-        raise UserError(
-            f"there is no folder {reference}: give the folder of real images to --reference."
-        )
+    if reference is not None:
+        check_reference(reference)
     names = options.listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
     plain = {

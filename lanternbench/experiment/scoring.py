@@ -42,7 +42,8 @@ from lanternbench.metrics import (
     weights_of,
 )
 from lanternbench.metrics.class_names import class_caption
-from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in, real_images
+from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in
+from lanternbench.metrics.reference import described
 from lanternbench.notes import Note
 from lanternbench.utils.files import APPEND, cache_dir
 
@@ -258,13 +259,13 @@ class Scoring:
         Notes what metrics that are not among them were compared with, where these were other
         images.
         """
-        record = real_images(self.setup.reference)
-        if record is None or not compared:
+        if self.setup.reference is None or not compared:
             return before
+        record = described(self.setup.reference)
         earlier = set(before["metrics"]) - compared if before else set()
         if before and record["hash"] == before["hash"]:
             return record | {"metrics": sorted(compared | earlier)}
-        text = f"against {before['images']} real images in {before['folder']}." if before else ""
+        text = f"against the real images in {before['folder']}." if before else ""
         self.notes += [Note("warning", name, text) for name in sorted(earlier)]
         return record | {"metrics": sorted(compared)}
 

@@ -76,7 +76,8 @@ class Summary:
         """The notes, with one on the real images and one on the time of each metric."""
         notes = list(self.notes)
         if real := self.reference:
-            text = f"Real images: {real['images']} in {real['folder']}, hash {str(real['hash'])[:16]}."
+            count = "statistics" if real["images"] is None else real["images"]
+            text = f"Real images: {count} in {real['folder']}, hash {str(real['hash'])[:16]}."
             notes.append(Note("info", None, text))
         times = {
             name: 1000 * cost["seconds"] / cost["images"] for name, cost in self.costs.items()

@@ -27,9 +27,9 @@ from torchmetrics.image.fid import NoTrainInceptionV3
 
 from lanternbench.metrics import files
 from lanternbench.metrics.clip import MEAN, STD, clip_encoder
-from lanternbench.metrics.feature_metric import Statistics
 from lanternbench.metrics.images import ImageFiles, sha256
 from lanternbench.metrics.metric import Setup
+from lanternbench.metrics.set_distances import Moments
 from lanternbench.models.tiny import evaluators
 from lanternbench.utils.device import hardware
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
@@ -126,13 +126,13 @@ def square_image(image: Image.Image) -> Tensor:
 
 
 @cache
-def tiny_net() -> tuple[Net, Statistics]:
+def tiny_net() -> tuple[Net, Moments]:
     """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside
     it.
     """
     net, real = evaluators.load_feature_net(files.WEIGHTS / files.FID_TINY.file)
-    statistics = Statistics(real["total"], real["products"], int(real["count"]))
-    return Net(net, lambda image: evaluators.to_uint8([image])[0]), statistics
+    moments = Moments.of_sums(real["total"], real["products"], int(real["count"]))
+    return Net(net, lambda image: evaluators.to_uint8([image])[0]), moments
 
 
 def clip_net(setup: Setup) -> Net:

@@ -34,19 +34,24 @@ class Weights(NamedTuple):
     url: str  # "": it comes with the package
     # the whole digest, its first digits where only these are published, or nothing where none is
     sha256: str = ""
-    elsewhere: tuple[str, ...] = ()  # other paths, ~ and $VARIABLES expanded
+    # other names in the same folder, and other paths, ~ and $VARIABLES expanded
+    elsewhere: tuple[str, ...] = ()
     hub: tuple[str, str] | None = None  # (repository, file) on the Hugging Face hub
     gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
 
+    @property
+    def folder(self) -> Path:
+        """Where the file lies when it was fetched, or was put there by hand."""
+        return cache_dir() if self.url else WEIGHTS
+
     def find(self) -> Path | None:
         """The file, or None; looks only on this machine."""
-        folder = cache_dir() if self.url else WEIGHTS
-        places = (
-            folder / self.file,
-            *(Path(os.path.expandvars(p)).expanduser() for p in self.elsewhere),
-        )
-        if (here := next((path for path in places if path.is_file()), None)) or not self.hub:
-            return here
+        for place in (self.file, *self.elsewhere):
+            path = self.folder / Path(os.path.expandvars(place)).expanduser()
+            if path.is_file():
+                return path
+        if self.hub is None:
+            return None
         from huggingface_hub import try_to_load_from_cache
 
         stored = try_to_load_from_cache(*self.hub)
@@ -72,15 +77,23 @@ def published(*names: str) -> tuple[Weights, ...]:
 
 def missing(*wanted: Weights) -> str | None:
     """None when all files are present, else a sentence with the command that fetches the missing
-    ones.
+    ones, and with their place.
     """
     absent = [w for w in wanted if not w.find()]
     if not absent:
         return None
     if not absent[0].url:
-        return f"the embedded {absent[0].title} is not in this installation; make it with `lanternbench train tiny`"
+        return (
+            f"the bundled {absent[0].title} is not in this installation: `lanternbench train tiny` "
+            "makes it"
+        )
     titles = " and ".join(w.title for w in absent)
-    return f"the files of {titles} are not here; get them: lanternbench fetch {' '.join(w.name for w in absent)}"
+    names = " ".join(w.name for w in absent)
+    paths = " and ".join(w.file for w in absent)
+    return (
+        f"the files of {titles} are not downloaded: `lanternbench fetch {names}` gets them, or put "
+        f"{paths} into {cache_dir()}"
+    )
 
 
 def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> dict[str, Tensor]:

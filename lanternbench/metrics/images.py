@@ -6,7 +6,7 @@ import json
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -107,22 +107,22 @@ class ImageFiles:
 
 def images_in(folder: Path | None) -> list[Path]:
     """The image files of a folder, sorted by name; an empty list without a folder."""
-    return (
-        sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
-        if folder and folder.is_dir()
-        else []
-    )
+    return _images(folder.iterdir()) if folder and folder.is_dir() else []
 
 
-def real_images(folder: Path | None) -> dict[str, Any] | None:
-    """The real images as results record them: folder name, count, and SHA-256 over their names and
-    sizes.
+def images_below(folder: Path | None) -> list[Path]:
+    """The image files of a folder and of its sub-folders, without hidden ones."""
+    if folder is None or not folder.is_dir():
+        return []
+    paths = _images(folder.rglob("*"))
+    return [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
+
+
+def _images(paths: Iterable[Path]) -> list[Path]:
+    """Those of some paths that are named as images, sorted; no hidden ones, which some systems
+    write next to images.
     """
-    if folder is None:
-        return None
-    paths = images_in(folder)
-    digest = sha256([f"{path.name} {path.stat().st_size}" for path in paths])
-    return {"folder": folder.resolve().name, "images": len(paths), "hash": digest}
+    return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
 
 
 def sha256(lines: list[str]) -> str:

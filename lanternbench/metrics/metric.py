@@ -19,7 +19,8 @@ from PIL import Image
 from lanternbench.errors import UserError
 from lanternbench.metrics import files
 from lanternbench.metrics.files import Weights, missing
-from lanternbench.metrics.images import images_in
+from lanternbench.metrics.images import images_below
+from lanternbench.metrics.reference import is_statistics
 from lanternbench.notes import Note
 from lanternbench.registry import plugin_errors
 
@@ -50,7 +51,7 @@ Extra = Column  # an additional column of a metric, with its first four fields s
 class Setup(NamedTuple):
     """What all scorers of one scoring share."""
 
-    reference: Path | None = None  # a folder of real images
+    reference: Path | None = None  # a folder of real images, or a file of their statistics
     device: str = "cpu"
     # networks at full size, without any file: their times are real, their values mean nothing
     random: bool = False
@@ -87,6 +88,7 @@ class Metric:
     embedded: ClassVar[bool] = False  # computed by the package's small networks
     stand_in: ClassVar[str] = ""  # the embedded metric that this name means on the tiny target
     compares: ClassVar[bool] = False  # with the real images of the setup
+    takes_statistics: ClassVar[bool] = False  # also with statistics of them alone
     # its mean is that of the means of the prompts' categories
     over_categories: ClassVar[bool] = False
     extra: ClassVar[bool] = False  # computed only when it is asked for by name
@@ -121,15 +123,26 @@ class Metric:
     def available(self) -> Note | None:
         """None, or a note on what is missing, with the command that fetches it."""
         reason = None if self.setup.random else missing(*self.weights)
-        if reason is None and self.compares and len(images_in(folder := self.setup.reference)) < 2:
-            where = (
-                f"{folder} holds fewer than two images"
-                if folder
-                else "no folder of them was given"
-            )
-            reason = f"{self.title or self.name} compares with real images and {where}"
-            reason += "; give one: lanternbench score --reference FOLDER"
+        if reason is None and self.compares:
+            reason = self.lacks_real_images()
         return self.note("missing", reason) if reason else None
+
+    def lacks_real_images(self) -> str | None:
+        """Return why there is nothing to compare with; None if there is something."""
+        reference = self.setup.reference
+        if is_statistics(reference):
+            if self.takes_statistics:
+                return None
+            reason = f"{reference} holds statistics, not images"
+        elif reference is None:
+            reason = "no folder of them was given"
+        elif len(images_below(reference)) < 2:
+            reason = f"{reference} holds fewer than two images"
+        else:
+            return None
+        title = self.title or self.name
+        advice = "give one: lanternbench score --reference FOLDER"
+        return f"{title} compares with real images and {reason}; {advice}"
 
     def note(self, kind: Literal["missing", "warning", "info"], text: str) -> Note:
         return Note(kind, self.name, text)

@@ -651,7 +651,7 @@ def test_with_all_weights_absent_a_run_works_and_the_report_names_each_metric_an
             "inception",
             "clip:ViT-L-14/openai",
         ):
-            assert f"get them: lanternbench fetch {name}" in text
+            assert f"lanternbench fetch {name}" in text
 
 
 def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(

@@ -15,7 +15,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from lanternbench import prompts
-from lanternbench.metrics import Setup, feature_metric, files, read_image, scorers_for
+from lanternbench.metrics import Setup, files, read_image, scorers_for, set_distances
 from lanternbench.metrics.features import (
     RESIZES,
     Net,
@@ -39,9 +39,7 @@ class Looked(torch.nn.Module):
 
 
 def distance(net: Net, real, made) -> float:
-    return feature_metric.fid(
-        features(net, made), feature_metric.Statistics.of(features(net, real))
-    )
+    return set_distances.fid(features(net, made), set_distances.Moments.of(features(net, real)))
 
 
 def drawn(count: int, mean: torch.Tensor, root: torch.Tensor, seed: int) -> torch.Tensor:

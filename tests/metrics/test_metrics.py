@@ -26,8 +26,9 @@ from lanternbench.metrics import (
     scorers_for,
 )
 from lanternbench.metrics.clip import Encoder
-from lanternbench.metrics.feature_metric import Fid, Statistics
+from lanternbench.metrics.feature_metric import Fid
 from lanternbench.metrics.features import Net, features, inception, inception_net, plain_image
+from lanternbench.metrics.set_distances import Moments
 from tools.train_tiny import data, scenes
 
 SEED = 4242  # scenes that no training saw
@@ -48,7 +49,7 @@ def metric(name: str, setup: Setup | None = None):
 def distance(net: Net, real: list[Image.Image], images: list[Image.Image]):
     """FID of images, all features from ``net``."""
     scorer = metric("fid")
-    scorer.net, scorer.real = net, Statistics.of(features(net, real))
+    scorer.net, scorer.real = net, Moments.of(features(net, real))
     return scorer.compute(images)
 
 
@@ -123,7 +124,7 @@ def test_undefined_cosine_is_missing_not_zero():
 
 def test_missing_clip_weights_are_reported_with_the_command_and_scored_none(no_caches):
     scorer = metric("clip")
-    assert scorer.available().text.endswith("lanternbench fetch clip")
+    assert "`lanternbench fetch clip` gets" in scorer.available().text
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]
 
 
@@ -207,21 +208,21 @@ def test_a_reference_folder_is_looked_at_once_and_again_when_it_changes(
     (folder / "notes.txt").write_text("no image")
     means, seen = _mean_net(), []
 
-    def real() -> Statistics:
+    def real() -> Moments:
         scorer = metric("fid", Setup(folder))
         scorer.net = Net(lambda x: seen.extend(x) or means(x).float(), plain_image, "means")
         return scorer.real
 
     first = real()
     assert (first.count, len(seen)) == (4, 4)
-    assert torch.equal(real().products, first.products)
+    assert torch.equal(real().covariance, first.covariance)
     assert len(seen) == 4
     images[5].save(folder / "more.png")
     assert (real().count, len(seen)) == (5, 4 + 5)
 
 
 def test_missing_inception_and_missing_reference_are_reported(no_caches, put_weights):
-    assert metric("fid").available().text.endswith("lanternbench fetch inception")
+    assert "`lanternbench fetch inception` gets" in metric("fid").available().text
     result = metric("fid").score_set([Image.new("RGB", (8, 8))] * 3)
     assert result.value is None
     assert "Inception" in result.note.text
@@ -245,6 +246,14 @@ def test_an_inception_file_that_would_run_code_is_refused(no_caches, put_weights
     with pytest.raises(UserError, match="is not the Inception-V3 file"):
         metric("fid", Setup(folder)).score_set(world[0][:2])
     assert not (no_caches / "harmed").exists()
+
+
+@pytest.mark.parametrize("place", ["cache", "torch/hub/checkpoints"])
+def test_inception_is_found_under_pytorch_fids_name(no_caches, place):
+    path = no_caches / place / "pt_inception-2015-12-05-6726825d.pth"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x")
+    assert files.published("inception")[0].find() == path
 
 
 def test_an_inception_file_of_another_digest_is_refused(no_caches, put_weights):

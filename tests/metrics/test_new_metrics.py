@@ -19,7 +19,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import summarise
-from lanternbench.metrics import Setup, clip, feature_metric, geneval, read_image, scorers_for
+from lanternbench.metrics import Setup, clip, geneval, read_image, scorers_for, set_distances
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.files import pretrained
 from lanternbench.metrics.geneval import COLOURS, Detection, confident, correct, relations
@@ -155,7 +155,7 @@ def gaussian(count: int, width: int, mean: float, seed: int) -> torch.Tensor:
 
 
 def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
-    monkeypatch.setattr(feature_metric, "CHUNK", 5)
+    monkeypatch.setattr(set_distances, "CHUNK", 5)
     x, y = gaussian(13, 4, 0, 1), gaussian(9, 4, 0.5, 2)
 
     def k(a, b):
@@ -173,20 +173,20 @@ def test_mmd_is_the_sum_over_pairs_of_its_definition(monkeypatch):
     unbiased += (
         sum(k(y[i], y[j]) for i in range(9) for j in range(9) if i != j) / (9 * 8) - 2 * across
     )
-    assert feature_metric.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
-    assert feature_metric.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
+    assert set_distances.mmd2(x, y, unbiased=False) == pytest.approx(1000 * biased, abs=1e-8)
+    assert set_distances.mmd2(x, y) == pytest.approx(1000 * unbiased, abs=1e-8)
 
 
 def test_cmmd_of_two_samples_of_one_distribution_is_zero_in_the_mean_and_the_biased_one_is_not():
     # 40 pairs of samples; the mean of the unbiased estimates has a standard error of 0.4, the bias
     # is 41
     pairs = [(gaussian(60, 8, 0, 2 * s), gaussian(40, 8, 0, 2 * s + 1)) for s in range(40)]
-    unbiased = [feature_metric.mmd2(x, y) for x, y in pairs]
+    unbiased = [set_distances.mmd2(x, y) for x, y in pairs]
     error = np.std(unbiased) / math.sqrt(len(pairs))
     assert abs(np.mean(unbiased)) < 4 * error < 5
     # 1 − E k(x, x') of two draws, over each count
     bias = 1000 * (1 - (1 + 2 / 100) ** -4) * (1 / 60 + 1 / 40)
-    assert np.mean([feature_metric.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(
+    assert np.mean([set_distances.mmd2(x, y, unbiased=False) for x, y in pairs]) == pytest.approx(
         bias, abs=4 * error
     )
 
@@ -231,7 +231,7 @@ def test_cmmd_of_photographs_is_that_of_their_embeddings(small_cmmd, photographs
     for name, unbiased in (("cmmd", True), ("cmmd-biased", False)):
         (scorer,) = scorers_for([name], "full", setup)
         found = scorer.score_set(photographs[2:])
-        assert found.value == pytest.approx(feature_metric.mmd2(real, made, unbiased), abs=1e-4)
+        assert found.value == pytest.approx(set_distances.mmd2(real, made, unbiased), abs=1e-4)
         assert abs(found.value) > 1e-2
         assert found.count == 3
 
@@ -534,14 +534,13 @@ def test_geneval_scores_each_image_by_the_line_of_its_prompt(small_geneval, no_c
 
 
 def test_geneval_names_what_it_lacks_also_with_random_networks(small_geneval, no_caches):
-    (scorer,) = scorers_for(["geneval"], "full")
-    assert scorer.available().text.endswith(
-        "lanternbench fetch mask2former clip-l14 geneval-prompts geneval-names"
-    )
-    (scorer,) = scorers_for(["geneval"], "full", Setup(random=True))
-    assert scorer.available().text.endswith("lanternbench fetch geneval-prompts geneval-names")
-    (scorer,) = scorers_for([f"geneval:{small_geneval}"], "full")
-    assert scorer.available().text.endswith("lanternbench fetch mask2former clip-l14")
+    for name, setup, lacking in (
+        ("geneval", Setup(), "mask2former clip-l14 geneval-prompts geneval-names"),
+        ("geneval", Setup(random=True), "geneval-prompts geneval-names"),
+        (f"geneval:{small_geneval}", Setup(), "mask2former clip-l14"),
+    ):
+        (scorer,) = scorers_for([name], "full", setup)
+        assert f"`lanternbench fetch {lacking}` gets them" in scorer.available().text
     with pytest.raises(UserError, match="there is no file"):
         scorers_for(["geneval:nowhere.jsonl"], "full")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 
 import numpy as np
@@ -20,17 +21,18 @@ from lanternbench.metrics import (
     blip_reward,
     clip,
     columns,
-    feature_metric,
     files,
     metric,
     read_image,
     scorers_for,
+    set_distances,
 )
 from lanternbench.metrics.clip import MEAN, STD, Encoder, clip_encoder, openai_pixels
-from lanternbench.metrics.feature_metric import InceptionScore, Statistics
+from lanternbench.metrics.feature_metric import InceptionScore
 from lanternbench.metrics.features import Net, clean_image, features, inception_net, plain_image
 from lanternbench.metrics.files import linear_head, seeded
 from lanternbench.metrics.images import ImageFiles
+from lanternbench.metrics.set_distances import Moments
 from lanternbench.utils.files import cache_dir, replacing
 
 GREY = Image.new("RGB", (8, 8), "gray")
@@ -87,27 +89,27 @@ def test_the_distance_of_two_gaussians_is_the_closed_form():
     # covariances with the same eigenvectors: |shift|² + Σ (√a − √b)²
     a, b = (turned @ torch.diag(values) @ turned.T for values in (first, second))
     expected = float(shift.square().sum() + (first.sqrt() - second.sqrt()).square().sum())
-    assert feature_metric.frechet(
-        shift, a, torch.zeros(width, dtype=torch.float64), feature_metric.root(b)
+    assert set_distances.frechet(
+        shift, a, torch.zeros(width, dtype=torch.float64), set_distances.root(b)
     ) == pytest.approx(expected, rel=1e-9)
 
 
 def test_fid_infinity_removes_the_bias_of_few_images():
     width = 16
-    reference_set = Statistics.of(gaussian(10_000, width))
+    reference_set = Moments.of(gaussian(10_000, width))
     truth = width * (0.3**2 + (1.1 - 1) ** 2)
     found = [gaussian(20 * width, width, 0.3, 1.1, seed) for seed in range(1, 6)]
-    extrapolations = [feature_metric.fid_infinity(f, reference_set) for f in found]
-    plain = np.mean([feature_metric.fid(f, reference_set) for f in found])
+    extrapolations = [set_distances.fid_infinity(f, reference_set) for f in found]
+    plain = np.mean([set_distances.fid(f, reference_set) for f in found])
     assert plain > truth * 1.15
     assert abs(np.mean(extrapolations) - truth) < 0.3 * (plain - truth)
-    assert feature_metric.fid_infinity(found[0], reference_set) == extrapolations[0]
+    assert set_distances.fid_infinity(found[0], reference_set) == extrapolations[0]
 
 
 def test_fid_infinity_needs_enough_images_and_says_how_many():
     net = Net(Means(), plain_image)
     (scorer,) = scorers_for(["fid-inf-tiny"])
-    scorer.net, scorer.real = net, Statistics.of(features(net, coloured(30, 0)))
+    scorer.net, scorer.real = net, Moments.of(features(net, coloured(30, 0)))
     few, enough = scorer.score_set(coloured(11, 1)), scorer.score_set(coloured(60, 1))
     assert few.value is None
     assert "at least 12 images; there are 11" in few.note.text
@@ -224,14 +226,13 @@ def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(sa
 
 def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
     (scorer,) = scorers_for(["fid-tiny"])
-    scorer.net, scorer.real = Net(Means(), plain_image), Statistics.of(gaussian(50, 3))
+    scorer.net, scorer.real = Net(Means(), plain_image), Moments.of(gaussian(50, 3))
     (kind, about, note) = scorer.score_set(coloured(30, 1)).note
     assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
-    assert "fid-inf, which takes the bias off, needs 8192" in scorer.caution(
-        torch.zeros(4999, 2048)
-    )
+    scorer.real = Moments(torch.zeros(2048), torch.zeros(2048, 2048), 50)
+    assert "fid-inf, which takes the bias off, needs 8192" in scorer.few_images(4999)
 
 
 def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
@@ -250,16 +251,16 @@ def test_the_clean_resize_is_pillows_bicubic_and_never_leaves_the_range():
 
 def test_precision_and_recall_of_a_set_with_itself_are_one_and_of_far_sets_zero():
     found = gaussian(50, 4)
-    assert feature_metric.precision_recall(found, found) == (1.0, 1.0)
-    assert feature_metric.precision_recall(found, found + 100) == (0.0, 0.0)
+    assert set_distances.precision_recall(found, found) == (1.0, 1.0)
+    assert set_distances.precision_recall(found, found + 100) == (0.0, 0.0)
 
 
 def test_a_set_that_shows_one_kind_only_is_precise_and_recalls_little():
     two_kinds = torch.cat([gaussian(100, 4), gaussian(100, 4, mean=50.0)])
-    precise, recalled = feature_metric.precision_recall(two_kinds, gaussian(100, 4, seed=1))
+    precise, recalled = set_distances.precision_recall(two_kinds, gaussian(100, 4, seed=1))
     assert precise > 0.7
     assert 0.3 < recalled <= 0.5
-    assert feature_metric.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (
+    assert set_distances.precision_recall(gaussian(100, 4, seed=1), two_kinds) == (
         recalled,
         precise,
     )
@@ -275,8 +276,8 @@ def test_precision_is_what_the_definition_says(monkeypatch):
             if float((point - centre).norm()) <= radius:
                 expected += 1
                 break
-    monkeypatch.setattr(feature_metric, "CHUNK", 5)
-    assert feature_metric.precision_recall(real, made)[0] == pytest.approx(expected / 17)
+    monkeypatch.setattr(set_distances, "CHUNK", 5)
+    assert set_distances.precision_recall(real, made)[0] == pytest.approx(expected / 17)
 
 
 # Inception Score
@@ -537,7 +538,9 @@ def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches
     (scorer,) = scorers_for([name], "full")
     kind, about, reason = scorer.available()
     assert (kind, about) == ("missing", scorer.name)
-    command = reason.partition("get them: lanternbench fetch ")[2].split()
+    command = re.search("`lanternbench fetch (.*)` gets them", reason)[1].split()
+    assert reason.endswith(f"into {cache_dir()}")
+    assert all(w.file in reason for w in scorer.weights)
     named = {remote.path.name for word in command for remote in plain_files(word) or []}
     assert {w.file.rpartition("/")[2] for w in scorer.weights} == named
     assert len(reason.splitlines()) == 1
@@ -550,7 +553,7 @@ def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches
 def test_any_model_of_open_clip_is_a_metric_that_says_how_to_get_it(no_caches):
     (scorer,) = scorers_for(["clip:ViT-L-14/openai"], "tiny")
     assert scorer.name == "clip:ViT-L-14/openai"
-    assert scorer.available().text.endswith("lanternbench fetch clip:ViT-L-14/openai")
+    assert "`lanternbench fetch clip:ViT-L-14/openai` gets" in scorer.available().text
     (remote,) = plain_files("clip:ViT-L-14/openai")
     assert remote.path.name == scorer.weights[0].file.rpartition("/")[2]
     assert remote.url.startswith(
@@ -618,11 +621,11 @@ def test_random_weights_need_no_files_carry_their_mark_and_are_the_same_every_ti
 
 def test_one_command_gets_all_files_of_a_metric(no_caches):
     (scorer,) = scorers_for(["image-reward"], "full")
-    assert scorer.available().text.endswith("lanternbench fetch image-reward bert-vocabulary")
+    assert "`lanternbench fetch image-reward bert-vocabulary` gets" in scorer.available().text
     path = cache_dir() / files.published("image-reward")[0].file
     path.parent.mkdir()
     path.write_bytes(b"")
-    assert scorer.available().text.endswith("lanternbench fetch bert-vocabulary")
+    assert "`lanternbench fetch bert-vocabulary` gets" in scorer.available().text
 
 
 def test_all_full_metrics_are_there_by_default_but_the_extra_ones():
