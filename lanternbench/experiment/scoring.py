@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
@@ -35,6 +35,7 @@ from lanternbench.metrics import (
     Evaluators,
     ImageMetric,
     SetMetric,
+    SetScore,
     Setup,
     files,
     read_image,
@@ -50,6 +51,7 @@ from lanternbench.utils.files import APPEND, cache_dir
 BATCH = 32
 Progress = Callable[[int, int, str], None]  # done, of, what is being done or was just done
 Values = dict[str, float | None]  # by the key of an image; None where the score is undefined
+Scorer = ImageMetric | SetMetric
 Names = Sequence[str] | None
 
 
@@ -70,6 +72,16 @@ class Item(NamedTuple):
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
+class Entry(TypedDict):
+    """One score on disk, and the seconds that it took."""
+
+    key: str
+    metric: str
+    stamp: str
+    value: float | None
+    seconds: float
+
+
 class Journal:
     """Scores by image and metric, append-only: a JSON line each; a torn or damaged line counts as
     not scored.
@@ -77,15 +89,14 @@ class Journal:
 
     def __init__(self, path: Path):
         self._path = path
-        self._entries: dict[tuple[str, str], dict[str, Any]] = {}  # by image and metric
+        self._entries: dict[tuple[str, str], Entry] = {}  # by image and metric
         data = path.read_bytes() if path.is_file() else b""
         self._torn = bool(data) and not data.endswith(b"\n")
         for line in data.splitlines():
             with suppress(ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 entry = json.loads(line)
-                if math.isfinite(entry["seconds"]) and (
-                    entry["value"] is None or math.isfinite(entry["value"])
-                ):
+                figures = (entry["seconds"], 0 if entry["value"] is None else entry["value"])
+                if all(map(math.isfinite, figures)):
                     self._entries[entry["key"], entry["metric"]] = entry
 
     def scores(self, scorer: ImageMetric, items: Iterable[Item]) -> Values:
@@ -99,30 +110,31 @@ class Journal:
 
     def cost(self, metric: str) -> Costs:
         """What the scores of a metric took, as they were computed; nothing where there are none."""
-        seconds = [
-            entry["seconds"] for (_, name), entry in self._entries.items() if name == metric
-        ]
-        return {metric: {"images": len(seconds), "seconds": sum(seconds)}} if seconds else {}
+        entries = [entry for entry in self._entries.values() if entry["metric"] == metric]
+        if not entries:
+            return {}
+        seconds = sum(entry["seconds"] for entry in entries)
+        return {metric: {"images": len(entries), "seconds": seconds}}
 
     def add(
         self,
         scorer: ImageMetric,
         items: Sequence[Item],
         values: Sequence[float | None],
-        seconds: float = 0.0,
+        seconds: float,
     ) -> None:
         """Store scores and their time on disk when this returns.  Raises UserError when it is full
         or not writable.
         """
         lines = [b""] if self._torn else []
         for item, value in zip(items, values, strict=True):
-            entry = {
-                "key": item.key,
-                "metric": scorer.name,
-                "stamp": item.stamp(scorer),
-                "value": value,
-                "seconds": seconds / len(items),
-            }
+            entry = Entry(
+                key=item.key,
+                metric=scorer.name,
+                stamp=item.stamp(scorer),
+                value=value,
+                seconds=seconds / len(items),
+            )
             self._entries[item.key, scorer.name] = entry
             lines.append(json.dumps(entry).encode())
         try:
@@ -139,20 +151,23 @@ class Journal:
 
 
 class Scoring:
-    """Scores images by some metrics and holds what they gave; what is scored is scored ``again``
-    only if asked for.
+    """Scores images by some metrics and holds the results; what is scored is scored ``again`` only
+    if asked for, or if it was scored by other weights.
     """
 
     def __init__(
         self,
-        scorers: Sequence[ImageMetric | SetMetric],
+        scorers: Sequence[Scorer],
         setup: Setup,
         again: bool = False,
         progress: Progress = silent,
         recorded: Mapping[str, str] | None = None,
     ):
         """``recorded``: the weights, by metric, of what is scored; by default those of now."""
-        self.scorers, self.setup, self.again, self.progress = scorers, setup, again, progress
+        self.scorers = scorers
+        self.setup = setup
+        self.again = again
+        self.progress = progress
         self.recorded = recorded
         self.values: dict[str, Values] = {}  # of single images, by metric
         self.sets: Sets = {}  # of whole sets, by label
@@ -161,7 +176,7 @@ class Scoring:
         self.computed = set[str]()  # metrics whose notes are new
         self.compared = set[str]()  # columns of sets that saw real images
 
-    def is_stale(self, scorer: ImageMetric | SetMetric) -> bool:
+    def is_stale(self, scorer: Scorer) -> bool:
         """Return whether what is scored was scored by other weights, or by unknown ones."""
         if self.recorded is None or not scorer.weights_digest:
             return False
@@ -171,22 +186,16 @@ class Scoring:
         self, items: Sequence[Item], journal: Journal, scored: Container[tuple[str, str]] = ()
     ) -> None:
         """Score single images, but for the (metric, image) that are ``scored``."""
-        for scorer in (scorer for scorer in self.scorers if isinstance(scorer, ImageMetric)):
-            stale = self.is_stale(scorer)
-            left = [item for item in items if stale or (scorer.name, item.key) not in scored]
-            self.values[scorer.name] = {} if self.again else journal.scores(scorer, left)
-            left = [item for item in left if item.key not in self.values[scorer.name]]
-            missing = scorer.available() if left else None
-            if (
-                left
-                and not missing
-                and scorer.captions
-                and any(item.caption is None for item in left)
-            ):
-                missing = Note(
-                    "missing", scorer.name, "it reads captions; give their file by --captions FILE"
-                )
-            if missing:
+        for scorer in self.scorers:
+            if not isinstance(scorer, ImageMetric):
+                continue
+            wanted = list(items)
+            if not self.is_stale(scorer):
+                wanted = [item for item in items if (scorer.name, item.key) not in scored]
+            known = {} if self.again else journal.scores(scorer, wanted)
+            self.values[scorer.name] = known
+            left = [item for item in wanted if item.key not in known]
+            if left and (missing := lacking(scorer, left)):
                 self.notes.append(missing)
             elif left:
                 self._score_batches(scorer, left, journal)
@@ -200,7 +209,9 @@ class Scoring:
         scorer.prepare()
         for start in range(0, len(items), BATCH):
             self.progress(start, len(items), scorer.name)
-            clock, readable, images = time.perf_counter(), [], []
+            clock = time.perf_counter()
+            readable = []
+            images = []
             for item in items[start : start + BATCH]:
                 try:
                     images.append(read_image(item.path))
@@ -210,45 +221,76 @@ class Scoring:
             if readable:
                 values = scorer.score(images, [item.caption or "" for item in readable])
                 journal.add(scorer, readable, values, time.perf_counter() - clock)
-                self.values[scorer.name] |= {
-                    item.key: value for item, value in zip(readable, values, strict=True)
-                }
+                keys = [item.key for item in readable]
+                self.values[scorer.name].update(zip(keys, values, strict=True))
         self.progress(len(items), len(items), scorer.name)
-        self.notes += _left_out(scorer, unreadable) + scorer.notes()
+        self._note_unreadable(scorer, unreadable)
+        self.notes += scorer.notes()
+
+    def _note_unreadable(self, scorer: Scorer, reasons: list[str]) -> None:
+        if reasons:
+            text = f"{len(reasons)} images are left out. {reasons[0]}"
+            self.notes.append(Note("warning", scorer.name, text))
 
     def score_sets(self, groups: Mapping[str, Sequence[Path]], known: Sets) -> None:
         """Score whole sets, label by label, where ``known`` has no score; all ``again``, or with
         real images.
         """
         self.sets = {label: dict(columns) for label, columns in known.items()}
-        for scorer in (scorer for scorer in self.scorers if isinstance(scorer, SetMetric)):
-            with_real = self.setup.reference is not None and scorer.compares
-            values = [known.get(label, {}).get(scorer.name, Estimate()).value for label in groups]
-            redo = self.again or with_real or self.is_stale(scorer)
-            if None not in values and (scorer.available() or not redo):
+        for scorer in self.scorers:
+            if isinstance(scorer, SetMetric) and self._is_to_do(scorer, groups):
+                self._score_groups(scorer, groups)
+
+    def _sees_real_images(self, scorer: Scorer) -> bool:
+        return self.setup.reference is not None and scorer.compares
+
+    def _is_to_do(self, scorer: SetMetric, groups: Iterable[str]) -> bool:
+        """Return whether a set has no score, or all are to be scored again and can be."""
+        for label in groups:
+            if self.sets.get(label, {}).get(scorer.name, Estimate()).value is None:
+                return True
+        redo = self.again or self._sees_real_images(scorer) or self.is_stale(scorer)
+        return redo and not scorer.available()
+
+    def _score_groups(self, scorer: SetMetric, groups: Mapping[str, Sequence[Path]]) -> None:
+        self.progress(0, 0, scorer.name)
+        self.computed.add(scorer.name)
+        if not scorer.available():
+            scorer.prepare()
+        count = 0
+        seconds = 0.0
+        for label, paths in groups.items():
+            images = ImageFiles(paths)
+            clock = time.perf_counter()
+            score = scorer.score_set(images)
+            if images.read:  # else all features were cached
+                count += images.read
+                seconds += time.perf_counter() - clock
+            self._keep(scorer, label, score)
+            self._note_unreadable(scorer, images.broken)
+        if count:
+            self.costs[scorer.name] = {"images": count, "seconds": seconds}
+
+    def _keep(self, scorer: SetMetric, label: str, score: SetScore) -> None:
+        columns = {scorer.name: score.value, **score.more}
+        for name, value in columns.items():
+            self.sets.setdefault(label, {})[name] = Estimate(value, n=score.count)
+        if self._sees_real_images(scorer):
+            self.compared.update(columns)
+        if score.note:
+            self.notes.append(score.note)
+
+    def rescored(self, sample: Sample) -> Sample:
+        """Return a sample with its new scores, and without those of other weights."""
+        metrics = dict(sample.metrics)
+        for scorer in self.scorers:
+            if not isinstance(scorer, ImageMetric):
                 continue
-            self.progress(0, 0, scorer.name)
-            self.computed.add(scorer.name)
-            count, seconds = 0, 0.0
-            if not scorer.available():
-                scorer.prepare()
-            for label, paths in groups.items():
-                images, clock = ImageFiles(paths), time.perf_counter()
-                score = scorer.score_set(images)
-                count, seconds = (
-                    count + images.read,
-                    seconds + (time.perf_counter() - clock if images.read else 0),
-                )
-                columns = {scorer.name: score.value, **score.more}
-                self.sets.setdefault(label, {}).update(
-                    {k: Estimate(v, n=score.count) for k, v in columns.items()}
-                )
-                self.compared.update(columns if with_real else ())
-                self.notes += _left_out(scorer, images.broken) + (
-                    [score.note] if score.note else []
-                )
-            if count:  # else all features were cached
-                self.costs[scorer.name] = {"images": count, "seconds": seconds}
+            if scorer.name in (self.recorded or ()) and self.is_stale(scorer):
+                metrics[scorer.name] = None
+            if sample.key in self.values[scorer.name]:
+                metrics[scorer.name] = self.values[scorer.name][sample.key]
+        return sample.model_copy(update={"metrics": metrics})
 
     def real_images(
         self, compared: set[str], before: dict[str, Any] | None = None
@@ -256,8 +298,7 @@ class Scoring:
         """The record of the real images that metrics were ``compared`` with; without any, the one
         ``before``.
 
-        Notes what metrics that are not among them were compared with, where these were other
-        images.
+        Notes what metrics that are not among them were compared with, if these were other images.
         """
         if self.setup.reference is None or not compared:
             return before
@@ -265,23 +306,28 @@ class Scoring:
         earlier = set(before["metrics"]) - compared if before else set()
         if before and record["hash"] == before["hash"]:
             return record | {"metrics": sorted(compared | earlier)}
-        text = f"against the real images in {before['folder']}." if before else ""
-        self.notes += [Note("warning", name, text) for name in sorted(earlier)]
+        for name in sorted(earlier):
+            text = f"against the real images in {before and before['folder']}."
+            self.notes.append(Note("warning", name, text))
         return record | {"metrics": sorted(compared)}
 
     def unread_reference(self) -> list[Note]:
         """A note if there are real images that no metric uses."""
-        names = ", ".join(s.name for s in self.scorers)
-        text = f"No metric here ({names}) compares with the real images of --reference: precision-recall does."
-        used = self.setup.reference is None or any(s.compares for s in self.scorers)
-        return [] if used else [Note("warning", None, text)]
+        if self.setup.reference is None or any(scorer.compares for scorer in self.scorers):
+            return []
+        names = ", ".join(scorer.name for scorer in self.scorers)
+        text = f"No metric here ({names}) compares with the real images of --reference"
+        return [Note("warning", None, f"{text}: precision-recall does.")]
 
 
-def _left_out(scorer: ImageMetric | SetMetric, unreadable: list[str]) -> list[Note]:
-    return [
-        Note("warning", scorer.name, f"{len(unreadable)} images are left out. {why}")
-        for why in unreadable[:1]
-    ]
+def lacking(scorer: ImageMetric, items: Iterable[Item]) -> Note | None:
+    """Return a note on what a metric lacks to score these images; None where it can."""
+    if missing := scorer.available():
+        return missing
+    if scorer.captions and any(item.caption is None for item in items):
+        text = "it reads captions; give their file by --captions FILE"
+        return Note("missing", scorer.name, text)
+    return None
 
 
 def score_run(
@@ -301,58 +347,57 @@ def score_run(
     """
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
-        evaluators: Evaluators = (folder.run.get("target") or {}).get("evaluators") or "tiny"
+        target = folder.run.get("target") or {}
+        evaluators: Evaluators = target.get("evaluators") or "tiny"
         if evaluators == "none":
             raise UserError(
-                f"{folder.path} has no images to score, as its target has no image tokeniser: leave it out"
+                f"{folder.path} has no images to score, as its target has no image tokeniser: "
+                "leave it out"
             )
-        recorded = folder.metric_weights
         scorers = scorers_for(metrics, evaluators, setup)
-        scoring = Scoring(scorers, setup, again, progress, recorded)
-        stale = {s.name for s in scorers if s.name in recorded and scoring.is_stale(s)}
-        # of a target that draws classes
-        labels = (folder.run.get("target") or {}).get("labels")
-        items, scored = [], set()
-        for sample in folder.samples():
-            scored |= {
-                (name, sample.key) for name, value in sample.metrics.items() if value is not None
-            }
-            if sample.image:
-                caption = class_caption(sample.prompt) if labels else sample.prompt
-                items.append(Item(sample.key, folder.path / sample.image, caption))
-        if not any(item.path.is_file() for item in items):
-            raise UserError(
-                f"{folder.path} has no images left: put them back, or draw them again with --fresh."
-            )
+        scoring = Scoring(scorers, setup, again, progress, folder.metric_weights)
+        items, scored = read_items(folder, bool(target.get("labels")))
         old = previous_summary(folder)
-        scoring.score_images(items, Journal(folder.path / "scores.jsonl"), () if again else scored)
+        journal = Journal(folder.path / "scores.jsonl")
+        scoring.score_images(items, journal, () if again else scored)
         scoring.score_sets(folder.images, kept_sets(folder.figures, old))
-        real = scoring.real_images(scoring.compared, old.reference)
-
-        def rescored(sample: Sample) -> Sample:
-            new = {
-                metric: scores[sample.key]
-                for metric, scores in scoring.values.items()
-                if sample.key in scores
-            }
-            kept = {m: None if m in stale else v for m, v in sample.metrics.items()}
-            return sample.model_copy(update={"metrics": kept | new})
-
-        folder.replace(map(rescored, folder.samples()))
-        folder.record(metric_weights=recorded | weights_of(scorers))
-        summary = summarise(
-            folder.figures, folder.run, scoring.sets, folder.run.get("config", {}).get("seed") or 0
-        )
-        notes = (
-            summary.notes
-            + [n for n in old.notes if n.metric not in scoring.computed]
-            + scoring.notes
-        )
-        summary = replace(
-            summary, notes=[*dict.fromkeys(notes)], costs=old.costs | scoring.costs, reference=real
-        )
+        folder.replace(map(scoring.rescored, folder.samples()))
+        folder.record(metric_weights=folder.metric_weights | weights_of(scorers))
+        summary = rescored_summary(folder, scoring, old)
         folder.finish(summary)
         return replace(summary, notes=summary.notes + scoring.unread_reference())
+
+
+def read_items(folder: RunFolder, labels: bool) -> tuple[list[Item], set[tuple[str, str]]]:
+    """Return the images of a run and which (metric, image) have a score.
+
+    ``labels``: whether its prompts are classes.  Raises UserError where it has lost its images.
+    """
+    items = []
+    scored = set()
+    for sample in folder.samples():
+        for name, value in sample.metrics.items():
+            if value is not None:
+                scored.add((name, sample.key))
+        if sample.image:
+            caption = class_caption(sample.prompt) if labels else sample.prompt
+            items.append(Item(sample.key, folder.path / sample.image, caption))
+    if not any(item.path.is_file() for item in items):
+        raise UserError(
+            f"{folder.path} has no images left: put them back, or draw them again with --fresh."
+        )
+    return items, scored
+
+
+def rescored_summary(folder: RunFolder, scoring: Scoring, old: Summary) -> Summary:
+    """Return the summary of a run with its new scores."""
+    seed = folder.run.get("config", {}).get("seed") or 0
+    summary = summarise(folder.figures, folder.run, scoring.sets, seed)
+    real = scoring.real_images(scoring.compared, old.reference)
+    kept = [note for note in old.notes if note.metric not in scoring.computed]
+    notes = dict.fromkeys(summary.notes + kept + scoring.notes)
+    costs = old.costs | scoring.costs
+    return replace(summary, notes=list(notes), costs=costs, reference=real)
 
 
 def score_folder(
@@ -381,45 +426,51 @@ def score_folder(
         raise UserError(
             f"{folder} holds no images ({kinds}) and no run.json: give a run or a folder of images."
         )
-    texts = (
-        {p.image: p.text for p in reversed(prompts.load(captions, caption=caption).prompts)}
-        if captions
-        else {}
-    )
-    items = [Item(p.name, p, texts.get(p.name)) for p in paths if not captions or p.name in texts]
-    if not items:
-        raise UserError(
-            f"{captions} names none of the {len(paths)} images in {folder}: give their captions file."
-        )
+    items = captioned(paths, captions, caption)
     name = hashlib.sha256(str(folder.resolve()).encode("utf-8", "replace")).hexdigest()[:16]
     scoring = Scoring(scorers_for(metrics, "full", setup), setup, again, progress)
+    if len(items) < len(paths):
+        without = f"{len(paths) - len(items)} of {len(paths)} images have no caption"
+        scoring.notes.append(Note("warning", None, f"{without} and are left out."))
     scoring.score_images(items, Journal(cache_dir() / "scores" / f"{name}.jsonl"))
     scoring.score_sets({"": [item.path for item in items]}, {})
-    columns = scoring.sets.get("", {})
-    defined = {
-        metric: [v for v in scores.values() if v is not None]
-        for metric, scores in scoring.values.items()
-    }
-    figures = {
-        metric: bootstrap_mean(scores) if scores else Estimate()
-        for metric, scores in defined.items()
-    } | columns
-    without = len(paths) - len(items)
-    text = f"{without} of {len(paths)} images have no caption and are left out."
-    notes = [Note("warning", None, text)] if without else []
-    notes += [
-        *scoring.notes,
-        *([RANDOM_NOTE] if setup.random else []),
-        *scoring.unread_reference(),
-    ]
-    compared = {
-        s.name
-        for s in scoring.scorers
-        if s.compares and figures.get(s.name, Estimate()).value is not None
-    }
-    real = scoring.real_images(compared)
-    row = Row(folder.resolve().name, "", len(items), figures)
-    return Summary([row], list(dict.fromkeys(notes)), list(columns), scoring.costs, real)
+    return folder_summary(folder, scoring, len(items))
+
+
+def captioned(paths: Sequence[Path], captions: str | None, caption: prompts.Caption) -> list[Item]:
+    """Return the images to score: all, or those that a file of captions names.
+
+    Raises UserError where it names none.
+    """
+    if not captions:
+        return [Item(path.name, path, None) for path in paths]
+    texts: dict[str | None, str] = {}
+    for prompt in prompts.load(captions, caption=caption).prompts:
+        texts.setdefault(prompt.image, prompt.text)
+    items = [Item(path.name, path, texts[path.name]) for path in paths if path.name in texts]
+    if not items:
+        raise UserError(
+            f"{captions} names none of the {len(paths)} images in {paths[0].parent}: give their "
+            "captions file."
+        )
+    return items
+
+
+def folder_summary(folder: Path, scoring: Scoring, images: int) -> Summary:
+    """Return the summary of a plain folder."""
+    sets = scoring.sets.get("", {})
+    figures: dict[str, Estimate] = {}
+    for metric, scores in scoring.values.items():
+        defined = [value for value in scores.values() if value is not None]
+        figures[metric] = bootstrap_mean(defined) if defined else Estimate()
+    figures |= sets
+    real = scoring.real_images(
+        {name for name in scoring.compared if figures[name].value is not None}
+    )
+    random = [RANDOM_NOTE] if scoring.setup.random else []
+    notes = dict.fromkeys(scoring.notes + random + scoring.unread_reference())
+    row = Row(folder.resolve().name, "", images, figures)
+    return Summary([row], list(notes), list(sets), scoring.costs, real)
 
 
 def previous_summary(folder: RunFolder) -> Summary:

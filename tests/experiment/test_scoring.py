@@ -168,7 +168,7 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
     Image.new("RGB", (2, 2)).save(path)
     item = scoring.Item("a", path, "one")
     scorer, other = ImageMetric("m", Setup()), ImageMetric("other", Setup())
-    scoring.Journal(tmp_path / "j.jsonl").add(scorer, [item], [0.5])
+    scoring.Journal(tmp_path / "j.jsonl").add(scorer, [item], [0.5], 0.0)
     journal = scoring.Journal(tmp_path / "j.jsonl")
     assert journal.scores(scorer, [item]) == {"a": 0.5}
     assert journal.scores(scorer, [item._replace(caption="two")]) == {}
