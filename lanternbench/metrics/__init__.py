@@ -39,12 +39,10 @@ def metric_class(name: str) -> type[ImageMetric] | type[SetMetric]:
     """
     known = components("metric")
     head, colon, _ = name.partition(":")
-    registered = (
-        next((one for one in known if one.startswith(f"{head}:")), name) if colon else name
-    )
-    if registered not in known:
-        raise unknown(f"there is no metric called '{name}'", name, known)
-    return known[registered]
+    for registered, kind in known.items():
+        if registered == name or (colon and registered.startswith(f"{head}:")):
+            return kind
+    raise unknown(f"there is no metric called '{name}'", name, known)
 
 
 def scorers_for(
@@ -55,7 +53,7 @@ def scorers_for(
     """The metrics of a run, in the order asked for, each once; without names, all that suit
     ``evaluators``.
 
-    On "tiny" a metric with a stand-in means that one: "clip" is the embedded CLIP, whose column is
+    On "tiny" a metric with a stand-in means that one: "clip" is the bundled CLIP, whose column is
     "clip-tiny"; with random weights there is no stand-in, on "none" no metric.  Nothing is loaded
     here: ask ``available()``. Raises UserError for a name that no metric has, and for trained
     networks where random ones are asked for.
@@ -64,15 +62,19 @@ def scorers_for(
     if evaluators == "none":
         return []
     tiny = evaluators == "tiny" and not setup.random
-    kinds = {name: metric_class(name) for name in (names() if wanted is None else wanted)}
-    if wanted is None:
-        kinds = {
-            name: kind for name, kind in kinds.items() if not kind.extra and kind.embedded == tiny
-        }
-    chosen = dict.fromkeys((tiny and kind.stand_in) or name for name, kind in kinds.items())
-    if setup.random and (trained := [name for name in chosen if metric_class(name).embedded]):
-        raise UserError(f"{trained[0]} comes with trained weights: leave out --random-weights")
-    return [metric_class(name)(name, setup) for name in chosen]
+    scorers: dict[str, ImageMetric | SetMetric] = {}
+    for name in names() if wanted is None else wanted:
+        kind = metric_class(name)
+        if wanted is None and (kind.extra or kind.embedded != tiny):
+            continue
+        if tiny and kind.stand_in:
+            name = kind.stand_in
+            kind = metric_class(name)
+        if setup.random and kind.embedded:
+            raise UserError(f"{name} comes with trained weights: leave out --random-weights")
+        if name not in scorers:
+            scorers[name] = kind(name, setup)
+    return list(scorers.values())
 
 
 def weights_of(scorers: Iterable[ImageMetric | SetMetric]) -> dict[str, str]:
@@ -84,15 +86,13 @@ def columns() -> dict[str, Column]:
     """The columns of all registered metrics by key; also those that networks with random weights
     fill.
     """
-    kinds = {name: metric_class(name) for name in names()}
-    trained = [c for name, kind in kinds.items() for c in kind.columns(name)]
-    noise = [
-        c
-        for name, kind in kinds.items()
-        if not kind.embedded
-        for c in kind.columns(name, random=True)
-    ]
-    return {column.key: column for column in trained + noise}
+    found = []
+    for name in names():
+        kind = metric_class(name)
+        found += kind.columns(name)
+        if not kind.embedded:
+            found += kind.columns(name, random=True)
+    return {column.key: column for column in found}
 
 
 def column(key: str) -> Column:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig, BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextModel
@@ -20,8 +21,9 @@ from lanternbench.metrics import files
 from lanternbench.metrics.clip import openai_pixels
 from lanternbench.metrics.metric import ScoreFunction
 
-# of the raw reward over the authors' data: makes it a z-score
-MEAN, STD = 0.16717362830052426, 1.0333394966054072
+# of the raw reward over the authors' data: they make it a z-score
+MEAN = 0.16717362830052426
+STD = 1.0333394966054072
 CAPTION = 35  # tokens; longer captions are cut
 VISION = {
     "hidden_size": 1024,
@@ -128,15 +130,17 @@ def score_function(path: Path | None, vocabulary: Path | None, device: str) -> S
     """Images and captions -> rewards; random weights without files.  Raises UserError for another
     or damaged one.
     """
-    bert, pixels = tokenizer(vocabulary_tokens(vocabulary)), openai_pixels()
+    bert = tokenizer(vocabulary_tokens(vocabulary))
+    pixels = openai_pixels()
     with files.seeded():
         model = RewardModel()
     files.filled(
         model, path, "ImageReward", device, lambda *file: from_official(files.tensors(*file))
     )
-    return lambda images, captions: model(
-        *(
-            x.to(device)
-            for x in (torch.stack(list(map(pixels, images))), *tokenize(bert, captions))
-        )
-    )
+
+    def score(images: list[Image.Image], captions: list[str]) -> Tensor:
+        prepared = torch.stack([pixels(image) for image in images])
+        ids, mask = tokenize(bert, captions)
+        return model(prepared.to(device), ids.to(device), mask.to(device))
+
+    return score

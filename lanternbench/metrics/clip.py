@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Pixels = Callable[[Image.Image], "Tensor"]  # an RGB image of any size -> [3, H, W]
 # of pixels, as CLIP has them
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
 END = 49407  # the token whose state is PickScore's embedding of a caption; its ViT-H/14 is
 TEXT = {
     "hidden_size": 1024,
@@ -105,7 +106,7 @@ def clip_encoder(
     import open_clip
     import torch
 
-    each = pixels or openai_pixels()
+    prepare = pixels or openai_pixels()
     # not through ``create_model(pretrained=…)``: that may go online when it cannot use what it
     # finds
     if model is None:
@@ -116,7 +117,7 @@ def clip_encoder(
     files.filled(model, setup.find(weights), weights.title, setup.device, read)
     tokenize = open_clip.get_tokenizer(config)
     return Encoder(
-        model, lambda images: torch.stack(list(map(each, images))), tokenize, setup.device
+        model, lambda images: torch.stack(list(map(prepare, images))), tokenize, setup.device
     )
 
 
@@ -127,7 +128,9 @@ class Clip(ImageMetric):
     """
 
     paper = "Hessel et al. 2021, arXiv 2104.08718"
-    title, stand_in, weights = "CLIP", "clip-tiny", files.published("clip")
+    title = "CLIP"
+    stand_in = "clip-tiny"
+    weights = files.published("clip")
 
     def load(self) -> ScoreFunction:
         return clip_encoder(self.setup, self.weights[0], "ViT-B-32-quickgelu").cosine()
@@ -135,9 +138,12 @@ class Clip(ImageMetric):
 
 @register("metric", "clip-tiny")
 class ClipTiny(Clip):
-    """CLIP score by the embedded CLIP, trained on this package's own scenes."""
+    """CLIP score by the bundled CLIP, trained on this package's own scenes."""
 
-    title, stand_in, embedded, weights = "CLIP-tiny", "", True, (files.CLIP_TINY,)
+    title = "CLIP-tiny"
+    stand_in = ""
+    embedded = True
+    weights = (files.CLIP_TINY,)
 
     def load(self) -> ScoreFunction:
         return tiny_encoder().cosine()
@@ -149,25 +155,23 @@ class OpenClip(ImageMetric):
     for no such.
     """
 
-    paper, extra = Clip.paper, True
+    paper = Clip.paper
+    extra = True
 
     def __init__(self, name: str, setup: Setup):
-        import open_clip
         from open_clip.pretrained import get_pretrained_cfg
 
         super().__init__(name, setup)
         self.model, _, tag = name.removeprefix("clip:").partition("/")
         self.about = get_pretrained_cfg(self.model, tag)
         if not self.about:
-            known = ", ".join(open_clip.list_pretrained_tags_by_model(self.model)[:4])
-            example = f"{self.model}/ with one of {known}" if known else "ViT-L-14/openai"
-            text = f"open_clip has no weights {tag or '(none named)'} of a model {self.model}"
-            raise UserError(f"{text}: write clip:MODEL/TAG, for example clip:{example}.")
-        owner, repo, file = [*self.about["hf_hub"].strip("/").split("/"), "", "", ""][:3]
-        hub = (f"{owner}/{repo}", file or "open_clip_model.safetensors") if owner else None
-        url = (
-            "https://huggingface.co/{}/resolve/main/{}".format(*hub) if hub else self.about["url"]
-        )
+            raise no_model(self.model, tag)
+        hub = None
+        url = self.about["url"]
+        if place := self.about["hf_hub"].strip("/"):  # owner, repository and maybe a file
+            owner, repo, *file = place.split("/")
+            hub = (f"{owner}/{repo}", file[0] if file else "open_clip_model.safetensors")
+            url = f"https://huggingface.co/{hub[0]}/resolve/main/{hub[1]}"
         local = f"clip/{self.model}-{tag}{Path(url).suffix}"
         title = f"open_clip's {self.model} ({tag})"
         self.weights = (files.Weights(name, title, local, url, hub=hub),)  # type: ignore[misc]
@@ -188,15 +192,24 @@ class OpenClip(ImageMetric):
             raise UserError(
                 f"{self.weights[0].title} needs files from the hub ({reason}): go online."
             ) from None
-        wanted = {
-            k: v
-            for k, v in self.about.items()
-            if k in ("mean", "std", "interpolation", "resize_mode")
+        preparation = {
+            name: self.about[name]
+            for name in ("mean", "std", "interpolation", "resize_mode")
+            if name in self.about
         }
-        pixels = image_transform_v2(
-            PreprocessCfg(size=net.visual.image_size, **wanted), is_train=False
-        )
+        config = PreprocessCfg(size=net.visual.image_size, **preparation)
+        pixels = image_transform_v2(config, is_train=False)
         return clip_encoder(self.setup, self.weights[0], self.model, pixels, net).cosine()
+
+
+def no_model(model: str, tag: str) -> UserError:
+    """The error for a model or a tag that open_clip does not have."""
+    import open_clip
+
+    tags = open_clip.list_pretrained_tags_by_model(model)[:4]
+    example = f"{model}/ with one of {', '.join(tags)}" if tags else "ViT-L-14/openai"
+    text = f"open_clip has no weights {tag or '(none named)'} of a model {model}"
+    return UserError(f"{text}: write clip:MODEL/TAG, for example clip:{example}.")
 
 
 def letterbox(image: Image.Image, size: int = 224) -> Tensor:
@@ -218,7 +231,8 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
         pixels = F.interpolate(
             pixels[None], new, mode="bicubic", align_corners=False, antialias=True
         )[0]
-    down, right = size - pixels.shape[1], size - pixels.shape[2]
+    down = size - pixels.shape[1]
+    right = size - pixels.shape[2]
     pixels = F.pad(pixels, (right // 2, right - right // 2, down // 2, down - down // 2))
     return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
@@ -230,7 +244,8 @@ class HpsV2(ImageMetric):
     """
 
     paper = "Wu et al. 2023, arXiv 2306.09341"
-    title, weights = "HPSv2", files.published("hpsv2")
+    title = "HPSv2"
+    weights = files.published("hpsv2")
 
     def load(self) -> ScoreFunction:
         return clip_encoder(self.setup, self.weights[0], "ViT-H-14", letterbox).cosine()
@@ -240,7 +255,9 @@ class HpsV2(ImageMetric):
 class HpsV21(HpsV2):
     """HPSv2 with the checkpoint of v2.1, whose scale is another."""
 
-    title, weights, extra = "HPSv2.1", files.published("hpsv2.1"), True
+    title = "HPSv2.1"
+    weights = files.published("hpsv2.1")
+    extra = True
 
 
 @register("metric", "aesthetic")
@@ -250,18 +267,15 @@ class Aesthetic(ImageMetric):
     """
 
     paper = "LAION 2022, github.com/christophschuhmann/improved-aesthetic-predictor"
-    title, form, captions, weights = (
-        "Aesthetic",
-        ".3f",
-        False,
-        files.published("aesthetic", "clip-l14"),
-    )
+    title = "Aesthetic"
+    form = ".3f"
+    captions = False
+    weights = files.published("aesthetic", "clip-l14")
 
     def load(self) -> ScoreFunction:
         head, clip = self.weights
-        return aesthetic_score(
-            clip_encoder(self.setup, clip, "ViT-L-14-quickgelu"), self.setup.find(head)
-        )
+        encoder = clip_encoder(self.setup, clip, "ViT-L-14-quickgelu")
+        return aesthetic_score(encoder, self.setup.find(head))
 
 
 def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
@@ -270,10 +284,8 @@ def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> Sc
     """
 
     def read(path: Path, title: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix("layers."): tensor
-            for name, tensor in files.tensors(path, title).items()
-        }
+        state = files.tensors(path, title)
+        return {name.removeprefix("layers."): tensor for name, tensor in state.items()}
 
     with files.seeded():
         head = files.linear_head(width)
@@ -288,7 +300,9 @@ class PickScore(ImageMetric):
     """
 
     paper = "Kirstain et al. 2023, arXiv 2305.01569"
-    title, form, weights = "PickScore", ".3f", files.published("pickscore")
+    title = "PickScore"
+    form = ".3f"
+    weights = files.published("pickscore")
 
     def load(self) -> ScoreFunction:
         """exp(logit_scale) · cos(image, caption) by the official weights in transformers' CLIP."""
@@ -296,11 +310,13 @@ class PickScore(ImageMetric):
         import torch
         from transformers import CLIPModel
 
-        (weights,), device = self.weights, self.setup.device
+        (weights,) = self.weights
+        device = self.setup.device
         model = files.pretrained(
             CLIPModel, pickscore_config(), self.setup.find(weights), weights.title, device
         )
-        pixels, tokenize = openai_pixels(), open_clip.get_tokenizer("ViT-H-14")
+        pixels = openai_pixels()
+        tokenize = open_clip.get_tokenizer("ViT-H-14")
 
         def score(images: list[Image.Image], captions: list[str]) -> Tensor:
             prepared = torch.stack([pixels(image) for image in images])
@@ -320,11 +336,11 @@ def pickscore_config(
     from transformers import CLIPConfig
 
     both = {"hidden_act": "gelu", "projection_dim": width}
-    text, vision = (
-        {"eos_token_id": END} | both | text,
-        {"patch_size": 14, "image_size": 224} | both | vision,
+    return CLIPConfig(
+        text_config={"eos_token_id": END} | both | text,
+        vision_config={"patch_size": 14, "image_size": 224} | both | vision,
+        projection_dim=width,
     )
-    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=width)
 
 
 @register("metric", "image-reward")
@@ -334,7 +350,8 @@ class ImageReward(ImageMetric):
     """
 
     paper = "Xu et al. 2023, arXiv 2304.05977"
-    title, weights = "ImageReward", files.published("image-reward", "bert-vocabulary")
+    title = "ImageReward"
+    weights = files.published("image-reward", "bert-vocabulary")
 
     def load(self) -> ScoreFunction:
         from lanternbench.metrics import blip_reward

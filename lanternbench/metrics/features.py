@@ -35,7 +35,8 @@ from lanternbench.utils.device import hardware
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
 
 BLOCK = 64  # the largest batch, and the number of images in one cache file
-SIDE, CLIP_SIDE = 299, 336  # pixels that Inception and CLIP see
+SIDE = 299  # pixels that Inception sees
+CLIP_SIDE = 336  # pixels that CLIP sees
 
 
 class Net(NamedTuple):
@@ -53,27 +54,25 @@ def features(net: Net, images: Iterable[Image.Image]) -> Tensor:
     block by block.
     """
     with torch.inference_mode():
-        if not isinstance(images, ImageFiles) or net.settings is None:
-            blocks = list(_computed(net, images))
-        else:
-            blocks = [
-                _cached(net, images, images.paths[i : i + BLOCK])
-                for i in range(0, len(images.paths), BLOCK)
-            ]
-        blocks = [block.double() for block in blocks if len(block)]
+        blocks = [block.double() for block in _blocks(net, images) if len(block)]
         return torch.cat(blocks) if blocks else torch.zeros(0, 0, dtype=torch.float64)
+
+
+def _blocks(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
+    if not isinstance(images, ImageFiles) or net.settings is None:
+        yield from _computed(net, images)
+        return
+    for start in range(0, len(images.paths), BLOCK):
+        yield _cached(net, images, images.paths[start : start + BLOCK])
 
 
 def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
     """Features [n, D] of a block of files, stored or computed.  Raises UserError when the disk is
     full or read-only.
     """
-    digest = sha256(
-        [
-            f"features {net.settings} {hardware(net.device)}",
-            *(f"{path.parent.resolve()} {files.stamp(path)}" for path in block),
-        ]
-    )
+    lines = [f"features {net.settings} {hardware(net.device)}"]
+    lines += [f"{path.parent.resolve()} {files.stamp(path)}" for path in block]
+    digest = sha256(lines)
     path = cache_dir() / "features" / f"{digest[:16]}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):  # absent or damaged
         stored = load_file(path)["features"]
@@ -83,17 +82,16 @@ def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
     result = torch.cat([torch.zeros(0), *_computed(net, images.images(block))])
     with writing(path, HOME):
         path.parent.mkdir(parents=True, exist_ok=True)
+    about = {"settings": str(net.settings), "fingerprint": digest}
     with replacing(path, HOME, shared=True) as file:
-        file.write(
-            save({"features": result}, {"settings": str(net.settings), "fingerprint": digest})
-        )
+        file.write(save({"features": result}, about))
     return result
 
 
 def _computed(net: Net, images: Iterable[Image.Image]) -> Iterator[Tensor]:
     """[B, D] on the CPU, neighbours of one size together."""
-    for _, run in groupby(map(net.prepare, images), key=lambda t: t.shape):
-        while block := list(islice(run, BLOCK)):
+    for _, same_size in groupby(map(net.prepare, images), key=lambda pixels: pixels.shape):
+        while block := list(islice(same_size, BLOCK)):
             yield net.module(torch.stack(block).to(net.device)).cpu()
 
 
@@ -106,21 +104,22 @@ def clean_image(image: Image.Image) -> Tensor:
     """RGB image of any size -> uint8 [3, 299, 299] as clean-fid scales: Pillow's bicubic on each
     colour as float.
     """
-    planes = [np.asarray(plane, np.float32) for plane in image.convert("RGB").split()]
-    scaled = [
-        Image.fromarray(plane).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for plane in planes
-    ]
-    return torch.from_numpy(
-        (np.stack([np.asarray(s) for s in scaled]).clip(0, 255) + 0.5).astype(np.uint8)
-    )
+    planes = []
+    for plane in image.convert("RGB").split():
+        scaled = plane.convert("F").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        planes.append(np.asarray(scaled))
+    rounded = np.stack(planes).clip(0, 255) + 0.5
+    return torch.from_numpy(rounded.astype(np.uint8))
 
 
 def square_image(image: Image.Image) -> Tensor:
     """RGB image of any size -> uint8 [3, 336, 336]: the central square, scaled by Pillow's
     bicubic.
     """
-    side = min(image.size)
-    left, top = ((length - side) // 2 for length in image.size)
+    width, height = image.size
+    side = min(width, height)
+    left = (width - side) // 2
+    top = (height - side) // 2
     square = image.crop((left, top, left + side, top + side))
     return plain_image(square.resize((CLIP_SIDE, CLIP_SIDE), Image.Resampling.BICUBIC))
 
@@ -137,14 +136,16 @@ def tiny_net() -> tuple[Net, Moments]:
 
 def clip_net(setup: Setup) -> Net:
     """Unit embeddings of CLIP ViT-L/14 at 336 pixels on the setup's device."""
-    weights, device = files.published("clip-l14-336")[0], setup.device
+    (weights,) = files.published("clip-l14-336")
     model = clip_encoder(setup, weights, "ViT-L-14-336-quickgelu").model
-    mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (MEAN, STD))
+    mean = torch.tensor(MEAN, device=setup.device)[:, None, None]
+    std = torch.tensor(STD, device=setup.device)[:, None, None]
 
     def embed(images: Tensor) -> Tensor:
-        return nn.functional.normalize(model.encode_image((images / 255 - mean) / std), dim=-1)
+        pixels = (images / 255 - mean) / std
+        return nn.functional.normalize(model.encode_image(pixels), dim=-1)
 
-    return Net(embed, square_image, f"cmmd {content(setup.find(weights))}", device)
+    return Net(embed, square_image, f"cmmd {content(setup.find(weights))}", setup.device)
 
 
 RESIZES = {"": (plain_image, True), "-clean": (clean_image, True), "-legacy": (plain_image, False)}

@@ -9,7 +9,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +35,7 @@ class Weights(NamedTuple):
     sha256: str = ""
     # other names in the same folder, and other paths, ~ and $VARIABLES expanded
     elsewhere: tuple[str, ...] = ()
-    hub: tuple[str, str] | None = None  # (repository, file) on the Hugging Face hub
+    hub: tuple[str, str] | None = None  # repository and file on the Hugging Face hub
     gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
 
     @property
@@ -60,19 +59,23 @@ class Weights(NamedTuple):
 
 CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
-_ROWS = {
-    name: Weights(
-        name, **dict[str, Any]((k, tuple(v) if isinstance(v, list) else v) for k, v in row.items())
-    )
-    for name, row in yaml.safe_load(
-        Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")
-    ).items()
-}
+
+
+def _read_rows() -> dict[str, Weights]:
+    text = Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")
+    rows = {}
+    for name, row in yaml.safe_load(text).items():
+        lists = {field: tuple(value) for field, value in row.items() if isinstance(value, list)}
+        rows[name] = Weights(name, **row | lists)
+    return rows
+
+
+_ROWS = _read_rows()
 
 
 def published(*names: str) -> tuple[Weights, ...]:
     """The rows of ``weights.yaml`` by name."""
-    return tuple(map(_ROWS.__getitem__, names))
+    return tuple(_ROWS[name] for name in names)
 
 
 def missing(*wanted: Weights) -> str | None:
@@ -199,9 +202,9 @@ def pretrained(
             )
     except (RuntimeError, ValueError) as error:
         raise wrong_file(path, title, error) from None
-    absent = [str(key) for reason in ("missing_keys", "mismatched_keys") for key in about[reason]]
-    if absent := [key for key in absent if not any(part in key for part in unused)]:
-        raise wrong_file(path, title, ValueError(f"{absent[0]} is missing or has another shape"))
+    for key in map(str, [*about["missing_keys"], *about["mismatched_keys"]]):
+        if not any(part in key for part in unused):
+            raise wrong_file(path, title, ValueError(f"{key} is missing or has another shape"))
     return filled(model, None, title, device)
 
 
@@ -211,7 +214,13 @@ def linear_head(width: int) -> nn.Sequential:
     """
     from torch import nn
 
-    layers: list[nn.Module] = []
-    for i, (into, out) in enumerate(pairwise((width, 1024, 128, 64, 16, 1))):
-        layers += [nn.Linear(into, out)] + ([nn.Identity()] if i < 3 else [])
-    return nn.Sequential(*layers)
+    return nn.Sequential(
+        nn.Linear(width, 1024),
+        nn.Identity(),
+        nn.Linear(1024, 128),
+        nn.Identity(),
+        nn.Linear(128, 64),
+        nn.Identity(),
+        nn.Linear(64, 16),
+        nn.Linear(16, 1),
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,16 +33,19 @@ METADATA = files.Weights(
     "geneval-prompts", "GenEval's prompts", f"prompts/{_official.file}", _official.url
 )
 DETECTOR, CLIP, NAMES = files.published("mask2former", "clip-l14", "geneval-names")
-# names that NAMES has beside the metadata
+# names that NAMES may have next to the metadata
 BESIDE = ("geneval_object_names.txt", "object_names.txt")
-CONFIDENCE, COUNTING_CONFIDENCE = 0.3, 0.9
+CONFIDENCE = 0.3
+COUNTING_CONFIDENCE = 0.9  # of prompts that ask for a number of objects
 MOST = 16  # objects of a class
 OVERLAP = 0.1  # share of both objects' sizes that counts as no offset
 DIRECTION = 0.5  # of the offset's norm, from which on it counts
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
-# pixels: of the shorter side, of the longer at most, and what both are padded to
-SHORT, LONG, STRIDE = 800, 1333, 32
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of the detector's pixels
+SHORT = 800  # pixels of the shorter side
+LONG = 1333  # of the longer side at most
+STRIDE = 32  # both are padded to a multiple of it
+MEAN = (123.675, 116.28, 103.53)  # of the detector's pixels
+STD = (58.395, 57.12, 57.375)
 DETECTIONS = 100  # of an image
 TEMPLATES = (
     "a photo of a {colour} {name}",
@@ -64,16 +68,17 @@ Colours = Callable[[list[Detection], str], list[str]]
 def confident(objects: Iterable[Detection], tag: str) -> list[Detection]:
     """The detections of one class that count for prompts of a tag, best first."""
     threshold = COUNTING_CONFIDENCE if tag == "counting" else CONFIDENCE
-    return sorted(
-        (one for one in objects if one.confidence > threshold), key=lambda one: -one.confidence
-    )[:MOST]
+    found = [detection for detection in objects if detection.confidence > threshold]
+    found.sort(key=lambda detection: -detection.confidence)
+    return found[:MOST]
 
 
 def relations(a: Sequence[float], b: Sequence[float]) -> set[str]:
     """Where box a lies, seen from box b: any of "left of", "right of", "above", "below"."""
     corners = np.array([a[:4], b[:4]], dtype=float).reshape(2, 2, 2)  # [box, corner, axis]
-    (centre_a, centre_b), sizes = corners.mean(1), np.abs(corners[:, 1] - corners[:, 0])
-    offset = centre_a - centre_b
+    centres = corners.mean(1)
+    sizes = np.abs(corners[:, 1] - corners[:, 0])
+    offset = centres[0] - centres[1]
     beyond = np.maximum(np.abs(offset) - OVERLAP * sizes.sum(0), 0) * np.sign(offset)
     if (np.abs(beyond) < 1e-3).all():
         return set()
@@ -90,32 +95,47 @@ def relations(a: Sequence[float], b: Sequence[float]) -> set[str]:
 def correct(
     metadata: Mapping[str, Any], objects: Mapping[str, list[Detection]], colours: Colours
 ) -> bool:
-    """Does an image with these objects (by class, best first) satisfy a line of the metadata?"""
-    groups: list[list[Detection] | None] = []  # the objects that satisfy each requirement
+    """Return whether an image with these objects (by class, best first) satisfies a line of the
+    metadata.
+    """
+    groups: list[list[Detection]] = []  # the objects that satisfy each requirement so far
     for requirement in metadata.get("include", ()):
-        name, count, colour = requirement["class"], requirement["count"], requirement.get("color")
+        name = requirement["class"]
+        count = requirement["count"]
         best = objects.get(name, [])[:count]
-        met = len(best) >= count and (colour is None or colours(best, name).count(colour) >= count)
-        if met and "position" in requirement:
+        if len(best) < count:
+            return False
+        if (colour := requirement.get("color")) and colours(best, name).count(colour) < count:
+            return False
+        if "position" in requirement:
             relation, group = requirement["position"]
-            others = groups[group]
-            met = others is not None and all(
-                relation in relations(a.box, b.box) for a in best for b in others
-            )
-        groups.append(best if met else None)
-    too_many = any(
-        len(objects.get(bad["class"], [])) >= bad["count"] for bad in metadata.get("exclude", ())
-    )
-    return None not in groups and not too_many
+            if not all_stand(best, relation, groups[group]):
+                return False
+        groups.append(best)
+    for excluded in metadata.get("exclude", ()):
+        if len(objects.get(excluded["class"], [])) >= excluded["count"]:
+            return False
+    return True
+
+
+def all_stand(objects: list[Detection], relation: str, others: list[Detection]) -> bool:
+    """Return whether each object stands in a relation to each of the others."""
+    pairs = product(objects, others)
+    return all(relation in relations(a.box, b.box) for a, b in pairs)
 
 
 def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> Any:
     """transformers' Mask2Former from its published file; random weights without one."""
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
 
-    kind, config = Mask2FormerForUniversalSegmentation, Mask2FormerConfig(num_labels=classes)  # type: ignore[call-arg]
+    config = Mask2FormerConfig(num_labels=classes)  # type: ignore[call-arg]
     return files.pretrained(
-        kind, config, path, DETECTOR.title, device, unused=("swin.layernorm", "criterion")
+        Mask2FormerForUniversalSegmentation,
+        config,
+        path,
+        DETECTOR.title,
+        device,
+        unused=("swin.layernorm", "criterion"),
     )
 
 
@@ -145,19 +165,23 @@ def instances(
     image.
     """
     scores = classes.softmax(-1)[:, :-1]
-    best, place = scores.flatten().topk(min(most, scores.numel()))
+    best = scores.flatten().topk(min(most, scores.numel()))
     objects = []
-    for score, query, label in zip(
-        best, place // scores.shape[1], place % scores.shape[1], strict=True
-    ):
+    for score, place in zip(best.values, best.indices.tolist(), strict=True):
+        query, label = divmod(place, scores.shape[1])
         mask = masks[query] > 0
-        if not mask.any():
-            continue
-        certainty = masks[query].sigmoid()[mask].mean()  # of the mask, over its pixels
-        ys, xs = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
-        box = [float(v) for v in (xs[0], ys[0], xs[-1] + 1, ys[-1] + 1)]
-        objects.append((int(label), Detection(box, float(score * certainty), mask.cpu().numpy())))
+        if mask.any():
+            certainty = masks[query].sigmoid()[mask].mean()  # of the mask, over its pixels
+            confidence = float(score * certainty)
+            objects.append((label, Detection(box_of(mask), confidence, mask.cpu().numpy())))
     return objects
+
+
+def box_of(mask: Tensor) -> list[float]:
+    """The box around a mask [H, W] that is not empty: x1, y1, x2, y2."""
+    ys = mask.any(1).nonzero().flatten()
+    xs = mask.any(0).nonzero().flatten()
+    return [float(xs[0]), float(ys[0]), float(xs[-1] + 1), float(ys[-1] + 1)]
 
 
 def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Detection]]:
@@ -216,9 +240,8 @@ def read_names(path: Path) -> list[str]:
     another.
     """
     try:
-        names = [
-            line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
-        ]
+        lines = path.read_text(encoding="utf-8").splitlines()
+        names = [line.strip() for line in lines if line.strip()]
         if len(names) != len(set(names)) or not names:
             raise ValueError("a name is there twice, or there is none")
     except (OSError, ValueError) as error:
@@ -234,7 +257,11 @@ class GenEval(ImageMetric):
     """
 
     paper = "Ghosh et al. 2023, arXiv 2310.11513"
-    title, key, form, extra, over_categories = "GenEval", "geneval", ".3f", True, True
+    title = "GenEval"
+    key = "geneval"
+    form = ".3f"
+    extra = True
+    over_categories = True
     weights = (DETECTOR, CLIP, METADATA, NAMES)
 
     def __init__(self, name: str, setup: Setup):
@@ -268,10 +295,8 @@ class GenEval(ImageMetric):
         import torch
 
         metadata, names_file = self.paths.values()  # of files, else it is not available
-        names, lines = (
-            read_names(names_file),
-            {line["prompt"]: line for line in geneval_metadata(metadata)},
-        )
+        names = read_names(names_file)
+        lines = {line["prompt"]: line for line in geneval_metadata(metadata)}
         model = detector(self.setup.find(DETECTOR), len(names), self.setup.device)
         colours = colour_names(clip_encoder(self.setup, CLIP, "ViT-L-14-quickgelu"))
 
@@ -279,10 +304,8 @@ class GenEval(ImageMetric):
             if (line := lines.get(caption)) is None:
                 self.unknown[caption] = None
                 return math.nan
-            objects = {
-                name: confident(group, line["tag"])
-                for name, group in detect(model, image, names).items()
-            }
+            found = detect(model, image, names)
+            objects = {name: confident(group, line["tag"]) for name, group in found.items()}
             return float(correct(line, objects, partial(colours, image)))
 
         return lambda images, captions: torch.tensor(list(map(correctness, images, captions)))

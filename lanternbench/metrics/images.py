@@ -86,7 +86,8 @@ class ImageFiles:
     """
 
     def __init__(self, paths: Sequence[Path], strict: bool = False):
-        self.paths, self.strict = list(paths), strict
+        self.paths = list(paths)
+        self.strict = strict
         self.broken: list[str] = []
         self.read = 0
 
@@ -142,9 +143,8 @@ def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> s
         path = component("prompts", name)().locate(name, where if colon else None)
         return f"{export_geneval(images, geneval_metadata(path), folder)} images in {folder}"
     if name == "dpg":
-        count, side = export_dpg(
-            images, {prompt.text: prompt.id for prompt in load(layout)}, folder
-        )
+        ids = {prompt.text: prompt.id for prompt in load(layout)}
+        count, side = export_dpg(images, ids, folder)
         return f"{count} files in {folder}, for --resolution {side}"
     raise UserError(f"there is no layout {name}: use geneval or dpg.")
 
@@ -182,33 +182,43 @@ def export_dpg(
     one image in pixels. Raises UserError when none belongs to a prompt, an id is no file name,
     images differ in size or are not square, or the disk is full.
     """
-    if wrong := [
-        name for name in ids.values() if Path(name).name != name or len(name.encode()) > MAX_NAME
-    ]:
-        raise UserError(
-            f"the id {wrong[0][:60]!r} is no file name: correct it in the prompts of DPG-Bench."
-        )
-    sides, count = set(), 0
+    for name in ids.values():
+        if Path(name).name != name or len(name.encode()) > MAX_NAME:
+            raise UserError(
+                f"the id {name[:60]!r} is no file name: correct it in the prompts of DPG-Bench."
+            )
+    sides = set[int]()
+    count = 0
     for text, name in ids.items():
         parts = [read_image(path) for path in images.get(text, ())[:GRID]]
         if not parts:
             continue
-        parts = parts if len(parts) == GRID else parts[:1]
-        sides |= {side for part in parts for side in part.size}
+        if len(parts) < GRID:
+            parts = parts[:1]
+        for part in parts:
+            sides.update(part.size)
         if len(sides) > 1:
-            found = sorted(sides)
             raise UserError(
-                f"DPG-Bench reads square images of one size, and there are sides of {found} pixels."
+                "DPG-Bench reads square images of one size, and there are sides of "
+                f"{sorted(sides)} pixels."
             )
-        side = parts[0].width
-        whole = Image.new("RGB", parts[0].size if len(parts) == 1 else (2 * side, 2 * side))
-        for i, part in enumerate(parts):  # row by row
-            whole.paste(part, (i % 2 * side, i // 2 * side))
-        _save(whole, folder / f"{name}.png")
+        _save(_grid(parts), folder / f"{name}.png")
         count += 1
     if not count:
         raise UserError("no image has a prompt of DPG-Bench: run with --prompts dpg, then export.")
     return count, sides.pop()
+
+
+def _grid(parts: Sequence[Image.Image]) -> Image.Image:
+    """Four square images of one size, two by two, row by row; a single one as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    side = parts[0].width
+    whole = Image.new("RGB", (2 * side, 2 * side))
+    for i, part in enumerate(parts):
+        row, column = divmod(i, 2)
+        whole.paste(part, (column * side, row * side))
+    return whole
 
 
 def _save(image: Image.Image, path: Path) -> None:

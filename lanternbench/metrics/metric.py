@@ -58,10 +58,11 @@ class Setup(NamedTuple):
 
     def find(self, weights: Weights) -> Path | None:
         """The file to read; None for random weights.  Raises UserError for a missing file."""
-        path = None if self.random else weights.find()
-        if path is None and not self.random:
-            raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
-        return path
+        if self.random:
+            return None
+        if path := weights.find():
+            return path
+        raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,20 @@ class Metric:
         """The columns of the metric registered as ``name``, with trained or random weights."""
         mark = RANDOM if random else ""
         first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
-        about = name, cls.embedded, random, cls.over_categories
-        return [
-            Column(c.key + mark, c.title + mark, c.higher_is_better, c.form, *about)
-            for c in (first, *cls.more)
-        ]
+        columns = []
+        for key, title, higher_is_better, form, *_ in (first, *cls.more):
+            column = Column(
+                key + mark,
+                title + mark,
+                higher_is_better,
+                form,
+                metric=name,
+                embedded=cls.embedded,
+                random=random,
+                over_categories=cls.over_categories,
+            )
+            columns.append(column)
+        return columns
 
     @cached_property
     def weights_digest(self) -> str:
@@ -180,13 +190,12 @@ class ImageMetric(Metric):
             return [None] * len(images)
         import torch
 
-        starts = range(0, len(images), BATCH)
+        values: list[float] = []
         with plugin_errors(self), torch.inference_mode():
-            batches = [
-                self.score_batch(images[i : i + BATCH], captions[i : i + BATCH]) for i in starts
-            ]
-            values = torch.cat(batches).tolist()
-        return [v if math.isfinite(v) else None for v in values]
+            for start in range(0, len(images), BATCH):
+                batch = slice(start, start + BATCH)
+                values += self.score_batch(images[batch], captions[batch]).tolist()
+        return [value if math.isfinite(value) else None for value in values]
 
 
 class SetMetric(Metric):
@@ -198,9 +207,10 @@ class SetMetric(Metric):
 
     def score_set(self, images: Iterable[Image.Image]) -> SetScore:
         """As ``compute``; every value is None when files are missing."""
-        missing = self.available()
-        with plugin_errors(self):
-            score = SetScore(None, 0, missing) if missing else self.compute(images)
-        return replace(
-            score, more={f"{c.key}{self.mark}": score.more.get(c.key) for c in self.more}
-        )
+        if missing := self.available():
+            score = SetScore(None, 0, missing)
+        else:
+            with plugin_errors(self):
+                score = self.compute(images)
+        more = {column.key + self.mark: score.more.get(column.key) for column in self.more}
+        return replace(score, more=more)
