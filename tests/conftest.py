@@ -13,6 +13,7 @@ from typing import Any
 
 # a process per core runs tests: more threads would wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_CACHE"] = "/no-files-of-the-hub"  # those of this machine's user stay out
 # or every process that a test starts would compile the package anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

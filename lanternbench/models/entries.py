@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Z = 2.576  # of a two-sided 99 % interval
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
-DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml")
+DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml", ".tiktoken")
 FEATURES = "features"  # where older versions kept text features; no part of a target
 # bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are
 # read

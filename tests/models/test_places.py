@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.models.catalogue import load_target, with_drafter
-from lanternbench.models.entries import entry, lacking
+from lanternbench.models.entries import entry, lacking, role_fingerprints
 from lanternbench.models.places import cached, locate
 from lanternbench.models.state_files import read_state, state_files
 from lanternbench.utils.damage import damage
@@ -258,3 +258,20 @@ def test_a_text_encoder_loads_without_a_report_of_what_it_leaves_out(tmp_path, c
     assert logging.get_verbosity() == level
     T5EncoderModel.from_pretrained(tmp_path)
     assert "Loading weights" in "".join(capfd.readouterr())
+
+
+def test_a_file_that_changes_anywhere_changes_the_digest_of_its_role(tmp_path):
+    row = entry("anole-7b")
+    mine = tmp_path / "mine"
+    put(mine / "model.safetensors", mine / "config.json", tmp_path / "notes.json")
+    put(row.folder / "vq" / "tokenizer" / "vqgan.ckpt")
+    before = role_fingerprints(row.locate(mine))
+    assert before.keys() == {"model", "vq"}
+    (tmp_path / "notes.json").write_text("{}")  # outside both
+    assert role_fingerprints(row.locate(mine)) == before
+    (row.folder / "vq" / "tokenizer" / "vqgan.ckpt").write_bytes(b"y")
+    after = role_fingerprints(row.locate(mine))
+    assert after["model"] == before["model"]
+    assert after["vq"] != before["vq"]
+    (mine / "config.json").write_text("{}")
+    assert role_fingerprints(row.locate(mine))["model"] != before["model"]
