@@ -9,7 +9,6 @@ vectors (``tests/golden.py``).
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
@@ -66,12 +65,12 @@ class RewardModel(nn.Module):
     on [CLS].
     """
 
-    def __init__(self, vision: Mapping[str, Any] = VISION, text: Mapping[str, Any] = TEXT):
+    def __init__(self, vision: Mapping[str, int] = VISION, text: Mapping[str, int] = TEXT):
         super().__init__()
         self.vision = BlipVisionModel(
-            BlipVisionConfig(**{"image_size": 224, "layer_norm_eps": 1e-6} | dict(vision))
+            BlipVisionConfig.from_dict({"image_size": 224, "layer_norm_eps": 1e-6, **vision})
         )
-        self.text = BlipTextModel(BlipTextConfig(**text), add_pooling_layer=False)
+        self.text = BlipTextModel(BlipTextConfig.from_dict({**text}), add_pooling_layer=False)
         self.head = files.linear_head(self.text.config.hidden_size)
 
     def forward(self, pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:

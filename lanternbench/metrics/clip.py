@@ -9,10 +9,10 @@ model of open_clip.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,9 @@ from lanternbench.metrics.metric import ImageMetric, ScoreFunction, Setup
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
+    from open_clip import CLIP
     from torch import Tensor
+    from transformers import CLIPConfig
 
 Pixels = Callable[[Image.Image], "Tensor"]  # an RGB image of any size -> [3, H, W]
 # of pixels, as CLIP has them
@@ -44,10 +46,18 @@ VISION = {
 }
 
 
+class TwoTowers(Protocol):
+    """What is used of open_clip's CLIP, in evaluation mode: inputs -> embeddings [B, D]."""
+
+    def encode_image(self, image: Tensor) -> Tensor: ...
+
+    def encode_text(self, text: Tensor) -> Tensor: ...
+
+
 class Encoder(NamedTuple):
     """An open_clip model with what prepares its inputs."""
 
-    model: Any  # open_clip's CLIP, in evaluation mode
+    model: TwoTowers
     prepare: Callable[[list[Image.Image]], Tensor]  # -> [B, 3, H, W]
     tokenize: Callable[[list[str]], Tensor]  # -> [B, context]
     device: str = "cpu"
@@ -96,7 +106,7 @@ def clip_encoder(
     weights: files.Weights,
     config: str,
     pixels: Pixels | None = None,
-    model: Any = None,
+    model: CLIP | None = None,
 ) -> Encoder:
     """``model``, or open_clip's CLIP of a ``config``, with the tensors of its file, and
     open_clip's tokenizer for it.
@@ -328,8 +338,8 @@ class PickScore(ImageMetric):
 
 
 def pickscore_config(
-    text: dict[str, Any] = TEXT, vision: dict[str, Any] = VISION, width: int = 1024
-) -> Any:
+    text: Mapping[str, int] = TEXT, vision: Mapping[str, int] = VISION, width: int = 1024
+) -> CLIPConfig:
     """transformers' ``CLIPConfig`` of ViT-H/14 with GELU and a joint space of ``width``
     dimensions.
     """
@@ -337,8 +347,8 @@ def pickscore_config(
 
     both = {"hidden_act": "gelu", "projection_dim": width}
     return CLIPConfig(
-        text_config={"eos_token_id": END} | both | text,
-        vision_config={"patch_size": 14, "image_size": 224} | both | vision,
+        text_config={"eos_token_id": END, **both, **text},
+        vision_config={"patch_size": 14, "image_size": 224, **both, **vision},
         projection_dim=width,
     )
 

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import yaml
 
@@ -22,6 +22,10 @@ from lanternbench.utils.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+Network = TypeVar("Network", bound="nn.Module")
+Pretrained = TypeVar("Pretrained", bound="PreTrainedModel")
 
 
 class Weights(NamedTuple):
@@ -162,12 +166,12 @@ def seeded() -> Iterator[None]:
 
 
 def filled(
-    model: Any,
+    model: Network,
     path: Path | None,
     title: str,
     device: str = "cpu",
-    read: Callable[..., Any] = tensors,
-) -> Any:
+    read: Callable[[Path, str], dict[str, Tensor]] = tensors,
+) -> Network:
     """``model`` in evaluation mode, with a file's tensors by ``read``, as floats.  Raises
     UserError for another.
     """
@@ -181,13 +185,13 @@ def filled(
 
 
 def pretrained(
-    kind: Any,
-    config: Any,
+    kind: type[Pretrained],
+    config: PretrainedConfig,
     path: Path | None,
     title: str,
     device: str = "cpu",
     unused: tuple[str, ...] = (),
-) -> Any:
+) -> Pretrained:
     """A transformers model with a file's tensors, which may lack ``unused`` parts.  Raises
     UserError for another.
     """
@@ -197,11 +201,12 @@ def pretrained(
     state = tensors(path, title)
     try:  # names of older versions of transformers are translated
         with quiet_transformers():
-            model, about = kind.from_pretrained(
+            loaded: tuple[Pretrained, dict[str, Iterable[object]]] = kind.from_pretrained(  # type: ignore[assignment]
                 None, config=config, state_dict=state, output_loading_info=True
             )
     except (RuntimeError, ValueError) as error:
         raise wrong_file(path, title, error) from None
+    model, about = loaded
     for key in map(str, [*about["missing_keys"], *about["mismatched_keys"]]):
         if not any(part in key for part in unused):
             raise wrong_file(path, title, ValueError(f"{key} is missing or has another shape"))

@@ -27,6 +27,7 @@ from lanternbench.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 _official = GenEvalPrompts.official
 METADATA = files.Weights(
@@ -58,7 +59,7 @@ BACKGROUND = "#999"
 class Detection(NamedTuple):
     box: Sequence[float]  # x1, y1, x2, y2 in pixels, y downwards
     confidence: float
-    mask: Any = None  # bool [H, W]
+    mask: np.ndarray | None = None  # bool [H, W]
 
 
 # objects of a class, its name -> the colour of each
@@ -124,7 +125,7 @@ def all_stand(objects: list[Detection], relation: str, others: list[Detection]) 
     return all(relation in relations(a.box, b.box) for a, b in pairs)
 
 
-def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> Any:
+def detector(path: Path | None, classes: int = 80, device: str = "cpu") -> PreTrainedModel:
     """transformers' Mask2Former from its published file; random weights without one."""
     from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation
 
@@ -184,7 +185,9 @@ def box_of(mask: Tensor) -> list[float]:
     return [float(xs[0]), float(ys[0]), float(xs[-1] + 1), float(ys[-1] + 1)]
 
 
-def detect(model: Any, image: Image.Image, names: Sequence[str]) -> dict[str, list[Detection]]:
+def detect(
+    model: PreTrainedModel, image: Image.Image, names: Sequence[str]
+) -> dict[str, list[Detection]]:
     """The objects of an RGB image by class; masks are bool [H, W] of the image's size."""
     import torch
     import torch.nn.functional as F

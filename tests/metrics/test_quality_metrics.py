@@ -12,7 +12,9 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment.fetching import plain_files
 from lanternbench.metrics import (
@@ -636,3 +638,10 @@ def test_all_full_metrics_are_there_by_default_but_the_extra_ones():
     assert [s.name for s in scorers_for(["hpsv2.1", "fid-inf", "precision-recall"], "tiny")] == [
         "hpsv2.1", "fid-inf-tiny", "precision-tiny"
     ]  # fmt: skip
+
+
+def test_the_page_of_a_metric_says_which_file_goes_where(no_caches):
+    done = CliRunner().invoke(app, ["metrics", "image-reward", "--json"], catch_exceptions=False)
+    by_hand = json.loads(done.stdout)["about"]["by hand"]
+    for weights in files.published("image-reward", "bert-vocabulary"):
+        assert f"save {weights.url} as {cache_dir() / weights.file}" in by_hand
