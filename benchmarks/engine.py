@@ -202,7 +202,7 @@ def memory(target: Target) -> Rows:
     """
     decoder = build(target, method("eagle-1", shape="chain-4"))
     cfg = target.model.config.decoder
-    slots = target.model.config.prefix + target.length + 6
+    slots = target.model.prompt_positions + target.length + 6
     caches = 2 * 2 * slots * cfg.dim * 4 * (cfg.n_layer + 1)
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

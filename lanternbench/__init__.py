@@ -36,7 +36,8 @@ def load(
     ``drafter``: a smaller target, or a file or folder with an EAGLE drafter, in place of the
     target's own of that kind. ``dtype``: of the weights, ``float32``, ``bfloat16`` or ``float16``
     (default: float32 on a CPU and for ``tiny``, else bfloat16, and float16 on a GPU without it).
-    ``compile_mode``: ``eager``, or ``graphs`` for CUDA graphs (default: on a GPU). ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for
+    ``compile_mode``: ``eager``, ``graphs`` for CUDA graphs (default: on a GPU), or ``inductor``
+    for fused kernels in them. ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for
     a GPU if there is one. ``threads``: of the CPU (default: one for a small model such as
     ``tiny``, else one per physical core). ``random_weights``: the architecture at full size
     without any file: its images are noise, its speed is real. Raises UserError for unknown names,

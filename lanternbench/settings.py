@@ -28,7 +28,7 @@ MAX_SEED = 2**63 - 1
 MAX_NAME = 80  # characters
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-CompileMode = Literal["eager", "graphs"]
+CompileMode = Literal["eager", "graphs", "inductor"]
 Caption = Literal["first", "longest", "random"]
 Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 MethodSpec = dict[str, Any]  # "method", and options; a list of values stands for a grid
@@ -157,7 +157,8 @@ class ModelSpec(Settings):
         default=None, description="Of the weights (default: by target and device)."
     )
     compile: Annotated[CompileMode | None, UNLESS_DEFAULT] = Field(
-        default=None, description="graphs: CUDA graphs (default on a GPU)."
+        default=None,
+        description="graphs: CUDA graphs (default on a GPU); inductor: with fused kernels.",
     )
     random_weights: Annotated[bool, UNLESS_DEFAULT] = Field(
         default=False, description="Full size without files, to measure speed alone."

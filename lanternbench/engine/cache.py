@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from lanternbench.engine.address import Address, Cursor, Layout, Lengths, Span
 from lanternbench.engine.draft import additive
-from lanternbench.models.transformer import AuxStates, DecoderConfig, Put
+from lanternbench.models.compiled import CacheParts, CompilationFailed, CompiledForward, watched
+from lanternbench.models.transformer import AuxStates, DecoderConfig
+from lanternbench.utils.graph_capture import Graphs
 
 
 class DecoderCache:
@@ -32,23 +35,39 @@ class DecoderCache:
         like: Tensor,
     ):
         """``rope``: rotary table [positions, …]; ``like`` gives dtype and device."""
-        self.net, self.layout, self.dtype, self.device = net, layout, like.dtype, like.device
+        self.net = net
+        self.layout = layout
+        self.dtype = like.dtype
+        self.device = like.device
         self.rope = self._rows(rope)
         self.pads: Tensor | None = None  # additive [R, 1, 1, capacity]
-        # [dim] its embedding of a row end, where the target writes them
+        # [dim] its embedding of a row end, if the target writes them
         self.row_end: Tensor | None = None
-        shape = (config.n_layer, rows, 2 * config.kv_heads, layout.capacity, config.cache_width)
-        self._hold(torch.zeros(shape, dtype=like.dtype, device=like.device))
+        self.compiled: CompiledForward | None = None  # forward passes whose slots are tensors
+        store = torch.zeros(
+            config.n_layer,
+            rows,
+            2 * config.kv_heads,
+            layout.capacity,
+            config.cache_width,
+            dtype=like.dtype,
+            device=like.device,
+        )
+        self._hold(store)
 
     def _hold(self, store: Tensor) -> None:
-        """``store`` [layers, R, 2H, capacity, d], the keys' heads first."""
-        self.store, self.rows, self.layers = store, store.shape[1], list(store)
-        lines = torch.arange(self.rows * store.shape[2], device=store.device) * store.shape[3]
-        self.lines = lines.view(self.rows, -1, 1)  # where each row's and head's slots begin
+        """``store`` [layers, R, 2K, capacity, d], the keys' heads first."""
+        self.store = store
+        self.layers = list(store)
+        self.rows = store.shape[1]
+        lines = torch.arange(self.rows * store.shape[2], device=store.device)
+        # where each row's and head's slots begin
+        self.lines = (lines * store.shape[3]).view(self.rows, -1, 1)
 
     def _rows(self, rope: Tensor) -> Tensor:
         """A rotary table with a row for every slot: drafts past the image need one too."""
-        beyond = rope[-1:].expand(max(0, self.layout.capacity + 1 - len(rope)), -1)
+        missing = max(0, self.layout.capacity + 1 - len(rope))
+        beyond = rope[-1:].expand(missing, -1)
         return torch.cat([rope, beyond])[:, None]
 
     def reset(self, rope: Tensor) -> None:
@@ -73,35 +92,56 @@ class DecoderCache:
         if self.pads is not None:
             pads = self.pads[..., : at.span]
             mask = pads.expand(-1, -1, x.shape[1], -1) if mask is None else mask + pads
+        if isinstance(at.slots, Tensor) and self.compiled is not None and not watched():
+            slots = self.per_row(at.slots)
+            parts = CacheParts(self.keys, self.values, slots, at.span)
+            states = self._in_fused_kernels(self.compiled, x, rope, mask, parts, last, aux)
+            if states is not None:
+                return states
         if isinstance(at.slots, slice):
-            put = self._write_run(at.slots.start, at.span)
+            put = partial(write_run, self.layers, at.slots.start, at.span)
         else:
-            put = self._write_places(self.places(at.slots), at.span)
+            put = partial(write_places, self.layers, self.places(at.slots), at.span)
         if aux is not None:
             return self.net(x, rope, mask, put, last, aux)
         return self.net(x, rope, mask, put, last)
 
-    def _write_run(self, start: int, span: int) -> Put:
-        """Return a function that writes slots in a row from ``start`` on, and reads ``span``."""
-        layers = self.layers
+    def _in_fused_kernels(
+        self,
+        compiled: CompiledForward,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None,
+        parts: CacheParts,
+        last: bool,
+        aux: AuxStates | None,
+    ) -> Tensor | None:
+        """As ``forward``; None if the forward pass cannot be compiled."""
+        angles = torch.view_as_real(rope)
+        layers = () if aux is None else aux.layers
+        try:
+            states, inner = compiled(x, angles, mask, parts, last, layers)
+        except CompilationFailed:
+            self.compiled = None
+            return None
+        if aux is not None:
+            aux.states.update(zip(layers, inner, strict=True))
+        return states
 
-        def put(layer: int, kv: Tensor) -> Tensor:
-            slots = layers[layer]
-            slots.narrow(2, start, kv.shape[2]).copy_(kv)
-            return slots.narrow(2, 0, span)
-
-        return put
-
-    def _write_places(self, places: Tensor, span: int) -> Put:
-        """Return a function that writes ``places`` of each layer, and reads ``span`` slots."""
-        layers = self.layers
-
-        def put(layer: int, kv: Tensor) -> Tensor:
-            slots = layers[layer]
-            slots.flatten(0, 2).index_copy_(0, places, kv.flatten(0, 2))
-            return slots.narrow(2, 0, span)
-
-        return put
+    def compile(self, graphs: Graphs) -> None:
+        """Let forward passes whose slots are tensors run in fused kernels, if ``graphs`` has
+        them.
+        """
+        self.compiled = graphs.compiled(self.net)
+        if self.compiled is None:
+            return
+        # tensors that share no storage, so that a compiler may write one and read the others
+        self.keys = []
+        self.values = []
+        for layer in self.layers:
+            keys, values = layer.chunk(2, 1)
+            self.keys.append(torch.from_dlpack(keys))
+            self.values.append(torch.from_dlpack(values))
 
     def forward_last(self, x: Tensor, at: Address, count: Lengths) -> Tensor:
         """The states [R, 1, dim] of each prompt's last entry, where entries past ``count`` are
@@ -126,11 +166,15 @@ class DecoderCache:
         return Cursor.at(self.layout, lengths, span)
 
     def hide_pads(self, valid: Tensor) -> None:
-        if not bool(valid.all()):
-            seen = F.pad(valid, (0, self.layout.capacity - valid.shape[1]), value=True)
-            pads = additive(seen, self.dtype)[:, None, None]
-            # recordings read it where it is
-            self.pads = pads if self.pads is None else self.pads.copy_(pads)
+        """Let no later input attend to slots that are not valid [R, P]."""
+        if bool(valid.all()):
+            return
+        after = self.layout.capacity - valid.shape[1]
+        pads = additive(F.pad(valid, (0, after), value=True), self.dtype)[:, None, None]
+        if self.pads is None:
+            self.pads = pads
+        else:
+            self.pads.copy_(pads)  # recordings read it where it is
 
     def places(self, slots: Tensor) -> Tensor:
         """Slots [b, n] -> places [R · 2H · n] among all slots of all rows and heads."""
@@ -147,14 +191,17 @@ class DecoderCache:
         """A cache of these rows [R'] alone."""
         other = copy(self)
         other._hold(self.store.index_select(1, rows))
-        other.pads = None if self.pads is None else self.pads[rows]
+        other.compiled = None  # it writes the other store
+        if self.pads is not None:
+            other.pads = self.pads[rows]
         return other
 
     def per_row(self, x: Tensor) -> Tensor:
         """[B, …] -> [R, …]: repeat for the unconditional half; a single prompt broadcasts instead."""
-        if x.shape[0] == 1 or x.shape[0] == self.rows:
+        prompts = x.shape[0]
+        if prompts in (1, self.rows):
             return x
-        return x.repeat(self.rows // x.shape[0], *[1] * (x.ndim - 1))
+        return torch.cat([x] * (self.rows // prompts))
 
     def all_rows(self, x: Tensor) -> Tensor:
         """[B, …] -> [R, …], a single prompt expanded as well."""
@@ -164,3 +211,21 @@ class DecoderCache:
         """states [R, N, dim] at index [B, n] -> [R, n, dim]."""
         rows = self.per_row(index)[..., None]
         return states.gather(1, rows.expand(len(states), -1, states.shape[-1]))
+
+
+def write_run(layers: list[Tensor], start: int, span: int, layer: int, kv: Tensor) -> Tensor:
+    """Write keys and values [R, 2K, n, d] of a layer to n slots from ``start`` on; return those in
+    the first ``span`` slots.
+    """
+    slots = layers[layer]
+    slots.narrow(2, start, kv.shape[2]).copy_(kv)
+    return slots.narrow(2, 0, span)
+
+
+def write_places(
+    layers: list[Tensor], places: Tensor, span: int, layer: int, kv: Tensor
+) -> Tensor:
+    """As ``write_run``, to ``places`` among all slots of all rows and heads."""
+    slots = layers[layer]
+    slots.flatten(0, 2).index_copy_(0, places, kv.flatten(0, 2))
+    return slots.narrow(2, 0, span)

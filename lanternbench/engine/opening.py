@@ -171,6 +171,7 @@ def shared_cache(
     slot_of = cache.layout.slot_of.copy_(layout.slot_of)
     cache.layout = replace(layout, slot_of=slot_of)
     cache.reset(rope)
+    cache.compile(graphs)
     return cache
 
 

@@ -299,7 +299,7 @@ def mode(target: Target) -> dict[str, str]:
     return {
         "device": str(target.device),
         "dtype": dtype,
-        "compile": "eager" if target.graphs is None else "graphs",
+        "compile": "eager" if target.graphs is None else target.graphs.mode,
     }
 
 

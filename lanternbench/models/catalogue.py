@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from lanternbench.errors import UserError, unknown
+from lanternbench.models.compiled import Inductor, of_mode
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.entries import (
     Entry,
@@ -26,7 +27,6 @@ from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.settings import ModelSpec
 from lanternbench.utils.device import fit_threads, prepare_gpu
-from lanternbench.utils.graph_capture import of_mode
 
 _SIZE = r"(?:layers=[1-9]\d?|grid=[1-9]\d{0,2}(?:x[1-9]\d{0,2})?)"
 _SIZED = re.compile(rf"(?P<name>[^=:]+):(?P<sizes>{_SIZE}(?:,{_SIZE})?)(?:=(?P<folder>.+))?")
@@ -172,7 +172,12 @@ def with_drafter(
         raise unknown(what, title, catalogue())
     found = {} if folder is None else fingerprints(folder)
     digests = {f"drafter.{part}": digest for part, digest in found.items()}
-    return packed(replace(target, weights=target.weights | digests)), kind
+    return in_fast_layout(replace(target, weights=target.weights | digests)), kind
+
+
+def in_fast_layout(target: Target) -> Target:
+    """``target`` with its layers packed in place; a compiler knows no packed layers."""
+    return target if isinstance(target.graphs, Inductor) else packed(target)
 
 
 def _drafter_folder(row: Entry, where: str) -> Path:
@@ -203,8 +208,9 @@ def load_with_drafter(
     of none of them.
     """
     graphs = of_mode(spec.compile, device)
-    target = load_target(spec.target, device, spec.random_weights, spec.dtype)
-    target = replace(target, graphs=graphs)
+    target = load_unpacked(spec.target, device, spec.random_weights, spec.dtype)
+    fit_threads(target.model)
+    target = in_fast_layout(replace(target, graphs=graphs))
     if not spec.drafter:
         return target
     target, kind = with_drafter(target, spec.drafter, device, spec.random_weights)

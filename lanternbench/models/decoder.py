@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.grids import Grid, written
+from lanternbench.models.interface import ImageConfig
 from lanternbench.models.key_names import rotary_pairs, to_published
 from lanternbench.models.loading import State
 from lanternbench.models.transformer import DecoderConfig, Mask, Stack
@@ -41,33 +42,35 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
     pads and the whole caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter
     reads the pads' hidden states.
     """
-    keys = F.pad(valid.bool(), (0, n - valid.shape[1]), value=True)  # [B, n]
+    past_prefix = (0, n - valid.shape[1])
+    keys = F.pad(valid.bool(), past_prefix, value=True)  # [B, n]
     causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
     if pad_rows == "uniform":
-        caption = F.pad(valid.bool(), (0, n - valid.shape[1]))
-        return torch.where(keys[..., None], causal & keys[:, None], causal | caption[:, None])[
-            :, None
-        ]
-    return ((causal & keys[:, None]) | torch.eye(n, dtype=torch.bool, device=valid.device))[
-        :, None
-    ]
+        caption = F.pad(valid.bool(), past_prefix)
+        seen = causal & keys[:, None]
+        seen_by_pads = causal | caption[:, None]
+        return torch.where(keys[..., None], seen, seen_by_pads)[:, None]
+    itself = torch.eye(n, dtype=torch.bool, device=valid.device)
+    return (causal & keys[:, None] | itself)[:, None]
 
 
 class ImageDecoder(Stack):
-    """A stack, prompt encoder, image tokens' table, and head; ``config`` has ``decoder``,
-    ``vocab_size``, ``grid``.
-    """
+    """A stack, prompt encoder, image tokens' table, and head."""
 
     # entries of ``config`` in which an independent drafter must equal its target, and what they
     # count
-    fits: ClassVar[Any] = (("vocab_size", "image tokens to choose from"), ("grid", "image tokens"))
+    fits: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("vocab_size", "image tokens to choose from"),
+        ("grid", "image tokens"),
+    )
     rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``rotary_pairs``
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
     tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
+    image_ids: Tensor  # [vocab_size] the prompt id of each image token, if it has one
     output: nn.Module  # hidden states [..., dim] -> logits [..., V]
 
-    def __init__(self, config: Any):
+    def __init__(self, config: ImageConfig):
         super().__init__(config.decoder)
         self.config = config
 
@@ -123,24 +126,26 @@ class ImageDecoder(Stack):
         A left-padded row's positions start at its pads: only distances between positions count.
         """
         x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        n, prompt = x.shape[1], prefix.shape[1]
-        return self(x, self.position_table(prompt)[None, :n, None], causal_mask(valid, n))[
-            :, prompt - 1 :
-        ]
+        n = x.shape[1]
+        prompt = prefix.shape[1]
+        positions = self.position_table(prompt)[None, :n, None]
+        return self(x, positions, causal_mask(valid, n))[:, prompt - 1 :]
 
     @property
     def about(self) -> str:
         return f"{type(self).__name__}, {len(self.layers)} layers"
 
     def misfit(self, target: Target) -> str | None:
-        """Why it cannot draft for ``target``, as a clause; None where it can."""
-        if type(self) is not type(target.model):
-            return (
-                f"it is a {type(self).__name__} model, the target a {type(target.model).__name__}"
-            )
+        """Return why it cannot draft for ``target``, as a clause; None if it can."""
+        other = target.model
+        if type(self) is not type(other):
+            return f"it is a {type(self).__name__} model, the target a {type(other).__name__}"
         for name, what in self.fits:
-            sizes = [getattr(net.config, name) for net in (self, target.model)]
-            ours, theirs = map(written, sizes) if name == "grid" else sizes
+            ours = getattr(self.config, name)
+            theirs = getattr(other.config, name)
+            if name == "grid":
+                ours = written(ours)
+                theirs = written(theirs)
             if ours != theirs:
                 return f"it has {ours} {what}, the target {theirs}"
         return None
@@ -158,10 +163,13 @@ class ImageDecoder(Stack):
         return self.config.vocab_size, 0
 
     def new_eagle(self, fused: bool = False) -> Eagle:
-        """An untrained EAGLE drafter for this decoder; EAGLE-3 where ``fused``."""
-        return Eagle(self.eagle_config, norm_eps=self.eagle_config.norm_eps, fused=fused)
+        """Return an untrained EAGLE drafter for this decoder; with ``fused`` an EAGLE-3 one."""
+        config = self.eagle_config
+        return Eagle(config, norm_eps=config.norm_eps, fused=fused)
 
     def eagle_state(self, net: Eagle) -> State:
         """A drafter in the layout that ``eagle.load`` reads."""
         state = to_published(net.state_dict())
-        return rotary_pairs(state, net.config, back=True) if self.rotates_halves else state
+        if self.rotates_halves:
+            return rotary_pairs(state, net.config, back=True)
+        return state

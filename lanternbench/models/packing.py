@@ -76,12 +76,10 @@ class HalfLinear(Packed):
     """
 
     def __init__(self, linear: nn.Linear):
-        bias, schema = (
-            linear.bias,
-            torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema,
-        )
-        # earlier builds ask for one
-        if bias is None and schema.arguments[2].type.kind() != "OptionalType":
+        bias = linear.bias
+        schema = torch.ops.aten.fbgemm_linear_fp16_weight_fp32_activation.default._schema
+        needs_bias = schema.arguments[2].type.kind() != "OptionalType"  # in earlier builds
+        if bias is None and needs_bias:
             bias = torch.zeros(linear.out_features)
         super().__init__(linear.weight.detach().half(), bias)
         self._pack()
@@ -91,8 +89,9 @@ class HalfLinear(Packed):
         self.for_many: Tensor | None = None
 
     def __getstate__(self) -> dict:
-        # these cannot be copied
-        return {k: v for k, v in self.__dict__.items() if k not in ("packed", "for_many")}
+        state = self.__dict__.copy()
+        del state["packed"], state["for_many"]  # which cannot be copied
+        return state
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
@@ -101,25 +100,25 @@ class HalfLinear(Packed):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[:-1].numel() >= MANY and torch.get_num_threads() > 1 and available():
             if self.for_many is None:
-                self.for_many = torch.ops.mkldnn._reorder_linear_weight(
-                    self.weight.detach().float()
-                )
+                weight = self.weight.detach().float()
+                self.for_many = torch.ops.mkldnn._reorder_linear_weight(weight)
             return torch.ops.mkldnn._linear_pointwise(x, self.for_many, self.bias, "none", [], "")
         return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.packed, self.bias)
 
     @staticmethod
     def holds(linear: nn.Linear) -> bool:
-        """Whether ``linear`` is float32 with every weight exact in float16, and the operator is
-        available.
+        """Return whether ``linear`` is float32 with every weight exact in float16, and the
+        operator is available.
         """
         weight = linear.weight.detach()
-        usable = weight.dtype == torch.float32 and available(kind=HalfLinear)
-        return usable and bool((weight.half().float() == weight).all())
+        if weight.dtype != torch.float32 or not available(kind=HalfLinear):
+            return False
+        return torch.equal(weight.half().float(), weight)
 
 
 class QuickNorm(Packed):
-    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), the root being
-    a hypotenuse's.
+    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), in which the
+    root is a hypotenuse's.
     """
 
     def __init__(self, norm: RMSNorm):
@@ -128,17 +127,16 @@ class QuickNorm(Packed):
         self.floor = torch.tensor((width * norm.eps) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x * self.weight).div_(
-            torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
-        )
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
+        return (x * self.weight).div_(length)
 
 
 @cache
 def available(
     dtype: torch.dtype = torch.float32, kind: Callable[[nn.Linear], nn.Module] = PackedLinear
 ) -> bool:
-    """Does this build of torch run layers of this kind here?  (bfloat16 in oneDNN's layout: x86
-    with AVX-512.)
+    """Return whether this build of torch runs layers of this kind on this processor.  (bfloat16 in
+    oneDNN's layout: x86 with AVX-512.)
     """
     try:
         # torch calls FBGEMM's operators deprecated, once
@@ -153,32 +151,41 @@ def pack(net: nn.Module) -> None:
     """Replace the linear layers and norms of ``net`` that are on a CPU, one at a time: none but
     one is held twice.
     """
-    kinds = (nn.Linear, RMSNorm)
-    places = [
-        (p, name)
-        for p in net.modules()
-        for name, child in p.named_children()
-        if isinstance(child, kinds)
-    ]
-    for parent, name in places:
-        layer = getattr(parent, name)
-        if layer.weight.device.type != "cpu":
-            continue
-        if isinstance(layer, RMSNorm):
-            if layer.weight.dtype == torch.float32:
-                setattr(parent, name, QuickNorm(layer))
-        elif layer.weight.numel() < LARGE:
-            setattr(
-                parent,
-                name,
-                HalfLinear(layer) if HalfLinear.holds(layer) else TransposedLinear(layer),
-            )
-        elif available(layer.weight.dtype):
-            setattr(parent, name, PackedLinear(layer))
-            del layer
-            if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-                # glibc would keep each unpacked weight, and hold everything twice
-                libc.malloc_trim(0)
+    for parent, name in packable(net):
+        layer = packed_layer(getattr(parent, name))
+        setattr(parent, name, layer)
+        if isinstance(layer, PackedLinear):
+            free_memory()
+
+
+def packable(net: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return parent and name of the linear layers and norms of ``net`` that are on a CPU."""
+    places = []
+    for parent in net.modules():
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.Linear | RMSNorm) and layer.weight.device.type == "cpu":
+                places.append((parent, name))
+    return places
+
+
+def packed_layer(layer: nn.Linear | RMSNorm) -> nn.Module:
+    """Return the fastest layer that computes what ``layer`` does; itself if there is none."""
+    dtype = layer.weight.dtype
+    if isinstance(layer, RMSNorm):
+        return QuickNorm(layer) if dtype == torch.float32 else layer
+    if layer.weight.numel() >= LARGE:
+        return PackedLinear(layer) if available(dtype) else layer
+    if HalfLinear.holds(layer):
+        return HalfLinear(layer)
+    return TransposedLinear(layer)
+
+
+def free_memory() -> None:
+    """Hand unpacked weights back to the system: glibc would keep each, and hold everything
+    twice.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def packed(target: Target) -> Target:

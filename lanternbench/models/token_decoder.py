@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,20 +59,14 @@ class TokenDecoderConfig(DecoderConfig):
         ``VARIANTS``, which no published model of this kind uses, and for a size that is absent.
         """
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-        asked = [name for name in VARIANTS[:3] if text.get(name)]
-        asked += (
-            ["rope_scaling"]
-            if rope.get("rope_type", rope.get("type", "default")) != "default"
-            else []
-        )
-        asked += ["hidden_act"] if text.get("hidden_act", "silu") != "silu" else []
-        if refused := [
-            f"{name} {text.get(name) or ''}".strip() for name in asked if name not in allowed
-        ]:
-            name = cls.__name__.removesuffix("Config")
-            raise UserError(
-                f"config.json asks for {refused[0]}, which no {name} uses: use the original checkpoint"
-            )
+        for name in variants(text, rope):
+            if name not in allowed:
+                asked = f"{name} {text.get(name) or ''}".strip()
+                family = cls.__name__.removesuffix("Config")
+                raise UserError(
+                    f"config.json asks for {asked}, which no {family} uses: "
+                    "use the original checkpoint"
+                )
         try:
             return {
                 "dim": text["hidden_size"],
@@ -92,14 +86,24 @@ class TokenDecoderConfig(DecoderConfig):
             ) from None
 
 
+def variants(text: Mapping[str, Any], rope: Mapping[str, Any]) -> list[str]:
+    """Return the names of ``VARIANTS`` that a config.json asks for; ``rope``: its rotary part."""
+    asked = [name for name in VARIANTS[:3] if text.get(name)]
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        asked.append("rope_scaling")
+    if text.get("hidden_act", "silu") != "silu":
+        asked.append("hidden_act")
+    return asked
+
+
 class TokenDecoder(ImageDecoder):
     """``output`` gives the logits of image tokens alone: no other token may be drawn inside an
     image.
     """
 
     fits = (*ImageDecoder.fits, ("prompt_ids", "prompt ids"))
+    config: TokenDecoderConfig
     rotates_halves = True
-    image_ids: Tensor  # [vocab_size] the prompt id of each image token
     # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
     cls_embedding: nn.Embedding
 
@@ -113,9 +117,8 @@ class TokenDecoder(ImageDecoder):
         rope = rope_1d(config.positions, config.head_dim, config.rope_base, config.rotary_width)
         self.register_buffer("rope", rope, persistent=False)
         if image_ids is None:
-            image_ids = torch.arange(config.vocab_size) + (
-                config.first_image_id if config.prompt_ids else 0
-            )
+            first = config.first_image_id if config.prompt_ids else 0
+            image_ids = torch.arange(first, first + config.vocab_size)
         self.register_buffer("image_ids", image_ids, persistent=False)
 
     @property
@@ -131,9 +134,11 @@ def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
     """Raises UserError unless ``model_type`` of a config.json is one of ``types``; ``name``: of
     the model.
     """
-    if (kind := config.get("model_type")) not in types:
+    kind = config.get("model_type")
+    if kind not in types:
         raise UserError(
-            f"config.json describes a model of type '{kind}', not {name}: name the target it belongs to"
+            f"config.json describes a model of type '{kind}', not {name}: "
+            "name the target it belongs to"
         )
 
 
@@ -169,15 +174,16 @@ class IdTokeniser:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.names: dict[str, int] = self.tokenizer.get_vocab(with_added_tokens=True)
-        if absent := [name for name in named if name not in self.names]:
-            raise UserError(
-                f"the tokeniser {path} has no token {absent[0]}: use the one published with the model"
-            )
-        self.ids = {name: self.names[name] for name in named}
+        self.ids: dict[str, int] = {}
+        for name in named:
+            if name not in self.names:
+                raise UserError(
+                    f"the tokeniser {path} has no token {name}: use the one published with the model"
+                )
+            self.ids[name] = self.names[name]
         self.template = template
-        special = {
-            i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
-        }
+        added = self.tokenizer.get_added_tokens_decoder()
+        special = {number for number, token in added.items() if token.special}
         self.reserved = special | set(self.ids.values())
 
     @staticmethod
@@ -192,12 +198,15 @@ class IdTokeniser:
 
     def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
         """Ids of all three; reserved tokens may stand in the template alone."""
-        start, stop = len(before), len(before) + len(caption)
+        start = len(before)
+        stop = start + len(caption)
         encoding = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
-        spans = zip(encoding.ids, encoding.offsets, strict=True)
-        return [
-            i for i, (a, b) in spans if i not in self.reserved or not (start <= a and b <= stop)
-        ]
+        kept = []
+        for number, (first, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            in_caption = start <= first and end <= stop
+            if number not in self.reserved or not in_caption:
+                kept.append(number)
+        return kept
 
 
 def words(caption: str) -> list[str]:
@@ -217,26 +226,31 @@ class WordIds(IdTokeniser):
     """
 
     def __init__(self, size: int, named: Mapping[str, int]):
-        self.size, self.ids, self.template = (
-            size,
-            {name: i % size for name, i in named.items()},
-            ("", ""),
-        )
+        self.size = size
+        self.ids = {name: number % size for name, number in named.items()}
+        self.template = ("", "")
 
     def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
-        return [self.size - BUCKETS + word_id(word) for word in words(f"{before}{caption}{after}")]
+        first = self.size - BUCKETS
+        return [first + word_id(word) for word in words(f"{before}{caption}{after}")]
 
 
 def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
     """A vocabulary -> the id of each image token [V]; ``number``: its number by name.  Raises
     UserError for gaps.
     """
-    numbered = sorted((n, i) for name, i in names.items() if (n := number(name)) is not None)
-    if not numbered or [n for n, _ in numbered] != list(range(len(numbered))):
+    id_of: dict[int, int] = {}
+    count = 0
+    for name, token_id in names.items():
+        index = number(name)
+        if index is not None:
+            id_of[index] = token_id
+            count += 1
+    if count == 0 or set(id_of) != set(range(count)):
         raise UserError(
-            f"the tokeniser names {len(numbered)} image tokens but not every one once: use the original"
+            f"the tokeniser names {count} image tokens but not every one once: use the original"
         )
-    return torch.tensor([i for _, i in numbered])
+    return torch.tensor([id_of[index] for index in range(count)])
 
 
 def padded(rows: Sequence[list[int]], pad: int = 0, side: str = "right") -> tuple[Tensor, Tensor]:
@@ -248,7 +262,7 @@ def padded(rows: Sequence[list[int]], pad: int = 0, side: str = "right") -> tupl
 
 @dataclass(frozen=True)
 class PromptFrame:
-    """The ids around a caption's, as a target's ``condition``."""
+    """The ids around those of a caption; it serves a target as ``condition``."""
 
     before: list[int]
     after: list[int]
@@ -259,26 +273,37 @@ class PromptFrame:
 
     def prompt(self, text: list[int]) -> Prompt:
         """The ids of a caption -> the prompt."""
-        padded = [*self.before, *[self.pad] * len(text), *self.after]
-        return Prompt(
-            [*self.before, *text, *self.after], padded if self.uncond is None else self.uncond
-        )
+        cond = [*self.before, *text, *self.after]
+        if self.uncond is not None:
+            return Prompt(cond, self.uncond)
+        return Prompt(cond, [*self.before, *[self.pad] * len(text), *self.after])
 
     def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
         """Prompts left-padded to the longest; EAGLE reads their ids, one ahead.  Raises UserError
         for one too long.
         """
-        texts, mask = target.text(
-            [self.template.replace("{caption}", caption) for caption in captions]
+        texts, mask = target.text([self.template.replace("{caption}", x) for x in captions])
+        prompts = []
+        for caption, ids, seen in zip(captions, texts, mask, strict=True):
+            prompt = self.prompt(ids[seen].tolist())
+            check_length(prompt, target, caption)
+            prompts.append(prompt)
+        rows = [prompt.cond for prompt in prompts]
+        if guided:
+            rows += [prompt.uncond for prompt in prompts]
+        prompt_ids, valid = padded(rows, self.pad, "left")
+        prompt_ids = prompt_ids.to(target.device)
+        valid = valid.to(target.device)
+        embeddings = target.model.cls_embedding(prompt_ids)
+        return Prefix(embeddings, valid, prompt_ids, prompt_ids[:, 1:], valid[:, :-1])
+
+
+def check_length(prompt: Prompt, target: Target, caption: str) -> None:
+    """Raises UserError if the prompt leaves no room for the image."""
+    config = cast(TokenDecoderConfig, target.model.config)
+    longest = config.positions - target.image_slots
+    if len(prompt.cond) > longest:
+        raise UserError(
+            f"the prompt '{caption[:60]}…' is {len(prompt.cond)} ids long, but before the image "
+            f"there is room for {longest}: shorten it"
         )
-        prompts = [self.prompt(ids[seen].tolist()) for ids, seen in zip(texts, mask, strict=True)]
-        longest = target.model.config.positions - target.image_slots
-        for caption, prompt in zip(captions, prompts, strict=True):
-            if len(prompt.cond) > longest:
-                raise UserError(
-                    f"the prompt '{caption[:60]}…' is {len(prompt.cond)} ids long, but before the image there is room "
-                    f"for {longest}: shorten it"
-                )
-        rows = [p.cond for p in prompts] + ([p.uncond for p in prompts] if guided else [])
-        ids, valid = (x.to(target.device) for x in padded(rows, self.pad, "left"))
-        return Prefix(target.model.cls_embedding(ids), valid, ids, ids[:, 1:], valid[:, :-1])

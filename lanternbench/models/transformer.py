@@ -8,7 +8,7 @@ heads of keys and values, g = H / K, d head width.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 # A layer's number and its new keys and values [R, 2K, N, d] -> all that is attended to [R, 2K, S,
 # d], keys' heads first
 Put = Callable[[int, Tensor], Tensor]
+# In compiled code: a layer's number, its new keys and its new values -> all keys and all values
+PutParts = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+QKV = tuple[Tensor, Tensor, Tensor]  # [R, H, N, d], and keys and values [R, K, S, d]
 # Additive or bool [R|1, 1, N, S]; "causal": each input attends to itself and those before; None:
 # all keys may be attended to
 Mask = Tensor | Literal["causal"] | None
@@ -109,13 +112,14 @@ def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
     return torch.cat([torch.zeros(prefix, half, dtype=grid.dtype), grid])
 
 
-def rotate(x: Tensor, rope: Tensor) -> None:
-    """Rotary embedding on interleaved pairs, in place: x [R, N, H, d], rope [R|1, N, 1, d/2]
-    complex.
+def rotated(x: Tensor, rope: Tensor) -> Tensor:
+    """Rotary embedding on interleaved pairs, without complex numbers: x [R, N, H, d], ``rope``
+    [R|1, N, 1, d/2, 2] of cosines and sines.
     """
-    pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2)).mul_(rope)
-    if x.dtype != torch.float32:  # else the pairs are x itself
-        x.copy_(torch.view_as_real(pairs).flatten(-2))
+    cos, sin = rope.unbind(-1)
+    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([first * cos - second * sin, first * sin + second * cos], -1)
+    return turned.flatten(-2).to(x.dtype)
 
 
 def mask_of_heads(mask: Mask, group: int) -> Mask:
@@ -149,6 +153,8 @@ class Direct(nn.Module):
     ``nn.Module`` searches for each part and prepares each call: on a CPU a fifth of a small
     decoder's time.
     """
+
+    compiles: ClassVar[bool] = True  # as a decoder: see ``models.compiled``
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -232,21 +238,14 @@ class Attention(Direct):
         """
         rows, n, _ = x.shape
         qkv = self.wqkv(x).view(rows, n, self.n_head + 2 * self.n_kv, self.head_dim)
-        qk = qkv.narrow(2, 0, self.n_head + self.n_kv)
-        if self.normed:
-            self.normalise(qk)
-        rotate(qk, rope)
-        if self.padding:
-            qkv = F.pad(qkv, (0, self.padding))
-        kv = qkv.narrow(2, self.n_head, 2 * self.n_kv).transpose(1, 2)
-        if put is not None:
-            kv = put(self.layer, kv)
+        if rope.is_complex():
+            q, k, v = self.in_place(qkv, rope, put)
+        else:
+            q, k, v = self.in_fused_kernels(qkv, rope, cast(PutParts, put))
         if last:
-            qkv = qkv[:, -last:]
+            q = q[:, :, -last:]
             if isinstance(mask, Tensor):
                 mask = mask[..., -last * self.group :, :]
-        q = qkv.narrow(2, 0, self.n_head).transpose(1, 2)
-        k, v = kv.chunk(2, 1)
         if self.group > 1:
             y = self.attend_in_groups(q, k, v, mask)
         elif isinstance(mask, str):
@@ -256,6 +255,38 @@ class Attention(Direct):
         if self.padding:
             y = y[..., : self.head_dim]
         return self.wo(y.transpose(1, 2).reshape(rows, last or n, -1))
+
+    def in_place(self, qkv: Tensor, rope: Tensor, put: Put | None) -> QKV:
+        """Return rotated queries, and all keys and values, from qkv [R, N, H + 2K, d]."""
+        qk = qkv.narrow(2, 0, self.n_head + self.n_kv)
+        if self.normed:
+            self.normalise(qk)
+        pairs = torch.view_as_complex(qk.float().view(*qk.shape[:-1], -1, 2)).mul_(rope)
+        if qk.dtype != torch.float32:  # else the pairs are qk itself
+            qk.copy_(torch.view_as_real(pairs).flatten(-2))
+        if self.padding:
+            qkv = F.pad(qkv, (0, self.padding))
+        kv = qkv.narrow(2, self.n_head, 2 * self.n_kv).transpose(1, 2)
+        if put is not None:
+            kv = put(self.layer, kv)
+        k, v = kv.chunk(2, 1)
+        return qkv.narrow(2, 0, self.n_head).transpose(1, 2), k, v
+
+    def in_fused_kernels(self, qkv: Tensor, rope: Tensor, put: PutParts) -> QKV:
+        """As ``in_place``, for a compiler, which knows no complex numbers.
+
+        Queries, keys and values that are of one size become one kernel, which writes the cache too.
+        """
+        q, k, v = qkv.split((self.n_head, self.n_kv, self.n_kv), 2)
+        if self.normed:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        q = rotated(q, rope)
+        k = rotated(k, rope)
+        if self.padding:
+            q, k, v = (F.pad(x, (0, self.padding)) for x in (q, k, v))
+        k, v = put(self.layer, k.transpose(1, 2), v.transpose(1, 2))
+        return q.transpose(1, 2), k, v
 
     def attend_in_groups(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """softmax(q kᵀ / √d + mask) v of q [R, H, N, d] and of k and v [R, K, S, d]: [R, H, N, d].
@@ -298,6 +329,8 @@ class Layer(Direct):
     """Attention and feed-forward with their norms: before each; with ``swin_norm`` after; with
     ``sandwich_norm`` both.
     """
+
+    attention_norm: nn.Module
 
     def __init__(self, config: DecoderConfig, layer: int = 0):
         super().__init__()
@@ -368,7 +401,8 @@ class Stack(Direct):
         ``rope`` [R|1, N|1, 1, d/2] complex.  ``put`` stores keys and values in a cache; None:
         there are none but those of x.  ``aux``: the inner layers whose states are wanted too.
         """
-        mask = mask_of_heads(mask, self.group)
+        if self.group > 1 or x.is_cuda:
+            mask = mask_of_heads(mask, self.group)
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rope, mask, put, last and number == len(self.layers))
             if aux is not None and number in aux.layers:

@@ -163,10 +163,16 @@ class Replay:
 class Graphs:
     """Recordings are bound to the memory of the caches that they write, so those outlive a decode."""
 
+    mode = "graphs"  # the value of --compile
+
     def __init__(self, record: Recorder = cuda_graph):
         self.record = record
         self.caches: dict[Any, Any] = {}  # see ``open_cache``
         self.tables: dict[tuple[int, ...], Tensor] = {}  # see ``DecodeState.table``
+
+    def compiled(self, net: Any) -> Any:
+        """Return the compiled forward pass of a decoder, see ``models.compiled``: none."""
+        return None
 
     def recorder(self, pool: list[Pool]) -> Recorder:
         """Return what records graphs whose memory is shared through ``pool``, a list that the
@@ -189,7 +195,7 @@ def of_mode(mode: str | None, device: str) -> Graphs | None:
     """
     on_gpu = device.startswith("cuda")
     if mode not in (None, "eager", "graphs"):
-        raise UserError(f"unknown compile mode '{mode}': use eager or graphs")
+        raise UserError(f"unknown compile mode '{mode}': use eager, graphs or inductor")
     if mode == "graphs" and not on_gpu:
         raise UserError(
             f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager"

@@ -6,14 +6,14 @@ Sources: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.drafters.eagle import wrong_width
+from lanternbench.models.interface import HasDecoder, TargetDecoder, wrong_width
 from lanternbench.models.loading import State, explain_errors, load_into, read_state
 from lanternbench.models.transformer import (
     DecoderConfig,
@@ -49,7 +49,10 @@ class DFlash(Direct):
 
     def __init__(self, config: DecoderConfig, block: int, depths: Depths, causal: bool = False):
         super().__init__()
-        self.config, self.block, self.depths, self.causal = config, block, depths, causal
+        self.config = config
+        self.block = block
+        self.depths = depths
+        self.causal = causal
         self.group = config.n_head // config.kv_heads
         self.fc = nn.Linear((1 + len(depths)) * config.dim, config.dim, bias=False)
         self.hidden_norm = RMSNorm(config.dim, config.norm_eps)
@@ -59,20 +62,20 @@ class DFlash(Direct):
         self.norm = RMSNorm(config.dim, config.norm_eps)
 
     @classmethod
-    def untrained(cls, model: Any, block: int = 6, layers: int = 1, causal: bool = False) -> Self:
+    def untrained(
+        cls, model: TargetDecoder, block: int = 6, layers: int = 1, causal: bool = False
+    ) -> Self:
         """For a target's decoder: layers of the same width, and a copy of the target's last norm."""
-        net = cls(
-            shape(model.config.decoder, layers),
-            block,
-            spread(model.config.decoder.n_layer),
-            causal,
-        )
+        config = model.config.decoder
+        net = cls(shape(config, layers), block, spread(config.n_layer), causal)
         with torch.no_grad():
             net.norm.weight.copy_(model.norm.weight)
         return net
 
-    def aux_layers(self, model: Any) -> Depths:
-        """After how many layers of ``model``, the target's, it reads states beside the last ones."""
+    def aux_layers(self, model: TargetDecoder) -> Depths:
+        """The numbers of the target's layers after which it reads states, in addition to the last
+        ones.
+        """
         return self.depths
 
     def read(self, states: Tensor) -> Tensor:
@@ -101,9 +104,11 @@ class DFlash(Direct):
         ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, ≥ inputs, S], of
         which the last rows are the blocks'.
         """
-        m = inputs or self.block
-        context, x = x[:, :-m], x[:, -m:]
-        mask = mask_of_heads(mask, self.group)
+        count = inputs or self.block
+        context = x[:, :-count]
+        x = x[:, -count:]
+        if self.group > 1 or x.is_cuda:
+            mask = mask_of_heads(mask, self.group)
         for layer in self.layers:
             x = layer(x, context, rope, mask, put)
         return self.norm(x)
@@ -111,10 +116,13 @@ class DFlash(Direct):
     @property
     def about(self) -> str:
         kind = "JetSpec's causal head" if self.causal else "DFlash"
-        return f"{kind}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, blocks of {self.block}"
+        count = len(self.layers)
+        layers = "1 layer" if count == 1 else f"{count} layers"
+        return f"{kind}, {layers}, blocks of {self.block}"
 
-    def misfit(self, target: Any) -> str | None:
-        deepest, layers = max(self.depths, default=0), target.model.config.decoder.n_layer
+    def misfit(self, target: HasDecoder) -> str | None:
+        deepest = max(self.depths, default=0)
+        layers = target.model.config.decoder.n_layer
         if deepest > layers:
             return f"it reads states after {deepest} layers, the target has {layers}"
         return wrong_width(self.config.dim, target)
@@ -138,40 +146,40 @@ class Medusa(nn.Module):
     def about(self) -> str:
         return f"Medusa, {self.heads} heads"
 
-    def misfit(self, target: Any) -> str | None:
+    def misfit(self, target: HasDecoder) -> str | None:
         return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The target's last hidden states [..., dim] -> what each head hands to the output head
         [..., heads, dim].
         """
-        return hidden[..., None, :] + F.silu(
-            torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias
-        )
+        projected = torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias
+        return hidden[..., None, :] + F.silu(projected)
 
 
 def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
-    """Of a drafter's layers for a target's decoder: the same width and heads, norms as DFlash has
-    them.
+    """Return the shape of a drafter's layers for a target's decoder: of the same width and heads,
+    with the norms that DFlash has.
     """
-    norms: dict[str, Any] = {
-        "qk_norm": "shared",
-        "swin_norm": False,
-        "sandwich_norm": False,
-        "first_norm": True,
-    }
-    return replace(config, n_layer=layers, qkv_bias=False, out_bias=False, **norms)
+    return replace(
+        config,
+        n_layer=layers,
+        qkv_bias=False,
+        out_bias=False,
+        qk_norm="shared",
+        swin_norm=False,
+        sandwich_norm=False,
+        first_norm=True,
+    )
 
 
 def spread(n_layer: int, count: int = 5) -> Depths:
     """Numbers of target layers: layer ids round(1 + i(N − 4)/(L − 1)), counted from 1; fewer for a
     small target.
     """
-    ids = (
-        {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)}
-        if n_layer > 4
-        else range(n_layer - 1)
-    )
+    if n_layer <= 4:
+        return tuple(range(1, n_layer))
+    ids = {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)}
     return tuple(sorted(1 + i for i in ids))
 
 
@@ -181,20 +189,22 @@ def to_file(net: DFlash) -> State:
     return net.state_dict() | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
 
 
-def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> DFlash:
+def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> DFlash:
     """The drafter at ``path``, as ``to_file`` gives it, for a target's decoder.  Raises UserError."""
     state = read_state(path)
+    decoder = model.config.decoder
     with explain_errors(path, "holds no DFlash drafter of this target"):
-        block, causal = int(state.pop("block_size")), bool(state.pop("causal"))
+        block = int(state.pop("block_size"))
+        causal = bool(state.pop("causal"))
         depths = tuple(int(n) for n in state.pop("target_layers"))
         layers = len({key.split(".")[1] for key in state if key.startswith("layers.")})
-        kv = (
-            len(state["layers.0.attention.wqkv.weight"]) // model.config.decoder.head_dim
-            - model.config.decoder.n_head
+        heads = len(state["layers.0.attention.wqkv.weight"]) // decoder.head_dim
+        config = replace(
+            shape(decoder, layers),
+            hidden=state["layers.0.feed_forward.w2.weight"].shape[1],
+            n_kv_head=(heads - decoder.n_head) // 2,
         )
-        hidden = state["layers.0.feed_forward.w2.weight"].shape[1]
-        config = replace(shape(model.config.decoder, layers), hidden=hidden, n_kv_head=kv // 2)
-    if not (2 <= block <= MAX_BLOCK and all(n > 0 for n in depths)):
+    if not 2 <= block <= MAX_BLOCK or min(depths, default=1) < 1:
         raise UserError(
             f"{path} holds no DFlash drafter: blocks of {block} after target layers {depths}"
         )

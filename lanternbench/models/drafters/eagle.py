@@ -1,7 +1,7 @@
 """The EAGLE drafter: fc([embedding; hidden]) -> layers of the target's kind -> the target's head.
 
 Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class has a separate embedding table, which
-need not be the target's: it is filled from the target's ``lm_head`` where the target is a single
+need not be the target's: it is filled from the target's ``lm_head`` if the target is a single
 file.
 """
 
@@ -9,20 +9,33 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
+from lanternbench.models.interface import HasDecoder, TargetDecoder, wrong_width
 from lanternbench.models.key_names import TABLE, from_published
-from lanternbench.models.loading import explain_errors, load_layers, read_config, read_state
-from lanternbench.models.transformer import DecoderConfig, Direct, Layer, Mask, Put, mask_of_heads
+from lanternbench.models.loading import (
+    State,
+    explain_errors,
+    load_layers,
+    read_config,
+    read_state,
+)
+from lanternbench.models.transformer import (
+    DecoderConfig,
+    Depths,
+    Direct,
+    Layer,
+    Mask,
+    Put,
+    mask_of_heads,
+)
 
 
 class Eagle(Direct):
-    """``layers``: how many.  ``token_ids``, ``prompt_ids``: rows of its tables of image tokens and
-    of prompt ids.
+    """``token_ids``, ``prompt_ids``: rows of its tables of image tokens and of prompt ids.
 
     0 rows: no such table.  Without tables it embeds tokens with the target's; with ``token_ids``
     alone, prompt ids are image tokens (LlamaGen).  Only the first layer may lack an input norm
@@ -47,37 +60,44 @@ class Eagle(Direct):
             alone = torch.eye(*self.fusion.weight.shape)
             self.fusion.weight.data.copy_(alone)
         self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
+        self.group = config.n_head // config.kv_heads
         self.tok_embeddings = nn.Embedding(token_ids, config.dim) if token_ids else None
         self.prompt_embeddings = nn.Embedding(prompt_ids, config.dim) if prompt_ids else None
         self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
+        self.layers = nn.ModuleList([Layer(self.config)])
         later = replace(self.config, first_norm=True)
-        self.layers = nn.ModuleList(Layer(later if i else self.config, i) for i in range(layers))
-        self.group = config.n_head // config.kv_heads
+        for number in range(1, layers):
+            self.layers.append(Layer(later, number))
 
-    def embed(self, tokens: Tensor, model: Any) -> Tensor:
-        """Image tokens [...] -> [..., dim], by its table, or that of ``model`` (the target) if it
-        has none.
+    def embed(self, tokens: Tensor, model: TargetDecoder) -> Tensor:
+        """Image tokens [...] -> [..., dim], by its table, or by that of the target's decoder
+        ``model`` if it has none.
         """
-        return (model.tok_embeddings if self.tok_embeddings is None else self.tok_embeddings)(
-            tokens
-        )
+        if self.tok_embeddings is None:
+            return model.tok_embeddings(tokens)
+        return self.tok_embeddings(tokens)
 
-    def embed_prompt(self, ids: Tensor, model: Any) -> Tensor:
+    def embed_prompt(self, ids: Tensor, model: TargetDecoder) -> Tensor:
         """Ids before the image (``Prefix.ahead_ids``, row ends) [...] -> [..., dim]."""
-        table = self.tok_embeddings if self.prompt_embeddings is None else self.prompt_embeddings
-        return (model.prompt_embeddings if table is None else table)(ids)
+        if self.prompt_embeddings is not None:
+            return self.prompt_embeddings(ids)
+        if self.tok_embeddings is not None:
+            return self.tok_embeddings(ids)
+        return model.prompt_embeddings(ids)
 
     @property
     def kind(self) -> str:
         """The kind of drafter, a key of ``Target.drafters``."""
         return "eagle" if self.fusion is None else "eagle-3"
 
-    def aux_layers(self, model: Any) -> tuple[int, ...]:
-        """After how many layers of ``model``, the target's, it reads states beside the last ones:
-        low and middle.
+    def aux_layers(self, model: TargetDecoder) -> Depths:
+        """The numbers of the target's layers after which it reads states, in addition to the last
+        ones: low and middle.
         """
+        if self.fusion is None:
+            return ()
         n = model.config.decoder.n_layer
-        return () if self.fusion is None else (max(1, n // 2), max(1, 3 * n // 4))
+        return max(1, n // 2), max(1, 3 * n // 4)
 
     def read(self, states: Tensor) -> Tensor:
         """Target states [..., (1 + aux) · dim] -> [..., dim]: EAGLE-3 projects them (its g),
@@ -95,99 +115,128 @@ class Eagle(Direct):
         self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False
     ) -> Tensor:
         """x [R, N, dim] -> features [R, N, dim], or [R, 1, dim] of the ``last`` position alone."""
-        mask = mask_of_heads(mask, self.group)
+        if self.group > 1 or x.is_cuda:
+            mask = mask_of_heads(mask, self.group)
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rope, mask, put, last and number == len(self.layers))
         return x
 
     @property
     def about(self) -> str:
-        table = "the target's" if self.tok_embeddings is None else "its own"
         name = "EAGLE" if self.fusion is None else "EAGLE-3"
-        return f"{name}, {len(self.layers)} layer{'s' * (len(self.layers) > 1)}, {table} embedding table"
+        count = len(self.layers)
+        layers = "1 layer" if count == 1 else f"{count} layers"
+        table = "the target's" if self.tok_embeddings is None else "its own"
+        return f"{name}, {layers}, {table} embedding table"
 
-    def misfit(self, target: Any) -> str | None:
+    def misfit(self, target: HasDecoder) -> str | None:
         return wrong_width(self.config.dim, target)
 
     def fused(self) -> "Eagle":
-        """An EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 drafter."""
-        tokens, prompts = (
-            0 if x is None else x.num_embeddings
-            for x in (self.tok_embeddings, self.prompt_embeddings)
-        )
-        bias, eps = self.fc.bias is not None, self.config.norm_eps
-        net = Eagle(self.config, bias, eps, len(self.layers), tokens, prompts, fused=True).to(
-            self.fc.weight
+        """Return an EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 one."""
+        net = Eagle(
+            self.config,
+            bias=self.fc.bias is not None,
+            norm_eps=self.config.norm_eps,
+            layers=len(self.layers),
+            token_ids=rows_of(self.tok_embeddings),
+            prompt_ids=rows_of(self.prompt_embeddings),
+            fused=True,
         )
         net.load_state_dict(net.state_dict() | self.state_dict())
-        return net
+        return net.to(self.fc.weight)
 
 
-def wrong_width(dim: int, target: Any) -> str | None:
-    """What keeps a drafter that reads hidden states ``dim`` wide from drafting for ``target``."""
-    width = target.model.config.decoder.dim
-    return (
-        None
-        if dim == width
-        else f"it is made for hidden states {dim} wide, the target's are {width} wide"
-    )
+def rows_of(table: nn.Embedding | None) -> int:
+    return 0 if table is None else table.num_embeddings
 
 
-def load(path: Path, model: Any, device: str, dtype: torch.dtype) -> Eagle:
+def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> Eagle:
     """The drafter at ``path`` in the layout published for the decoder ``model``.
 
     Values in neither its tensors nor its config.json are those of ``model.eagle_config``.  Raises
-    UserError where ``path`` holds no drafter, or one of another width or other heads, and for a
+    UserError if ``path`` holds no drafter, or one of another width or other heads, and for a
     tensor that has no place in it.
     """
-    state, config = read_state(path), model.eagle_config
+    state = read_state(path)
     if "fc.weight" not in state:
         raise UserError(
             f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout"
         )
-    beside = (path if path.is_dir() else path.parent) / "config.json"
-    published = read_config(beside) if beside.is_file() else {}
-    heads, n = published.get("num_attention_heads", config.n_head), config.n_head
-    if heads != n:
-        raise UserError(
-            f"{beside}: the drafter has {heads} attention heads but the target has {n}: give another"
-        )
-    attention = "layers.0.self_attn."
+    norm_eps = published_eps(path, model.eagle_config)
+    has_tables = len(state.get(TABLE, ())) > 0
     with explain_errors(path, "is no EAGLE drafter of this target"):
-        shape: dict[str, Any] = {"sandwich_norm": "layers.0.post_mlp_layernorm.weight" in state}
-        shape |= {
-            "qkv_bias": f"{attention}q_proj.bias" in state,
-            "out_bias": f"{attention}o_proj.bias" in state,
-        }
-        if (down := state.get("layers.0.mlp.down_proj.weight")) is not None:
-            shape["hidden"] = down.shape[1]
-        if (keys := state.get(f"{attention}k_proj.weight")) is not None:
-            shape["n_kv_head"] = len(keys) // config.head_dim
-        config, norm_eps = (
-            replace(config, **shape),
-            published.get("rms_norm_eps") or config.norm_eps,
-        )
-        layers = 1 + max(
-            (int(m[1]) for key in state if (m := re.match(r"layers\.(\d+)\.", key))), default=0
-        )
-        token_ids, prompt_ids = model.eagle_tables if len(state.get(TABLE, ())) else (0, 0)
-        fused = "fusion.weight" in state
+        config = layer_shape(state, model.eagle_config)
+        token_ids, prompt_ids = model.eagle_tables if has_tables else (0, 0)
         new = partial(
-            Eagle, config, "fc.bias" in state, norm_eps, layers, token_ids, prompt_ids, fused
+            Eagle,
+            config,
+            bias="fc.bias" in state,
+            norm_eps=norm_eps,
+            layers=count_layers(state),
+            token_ids=token_ids,
+            prompt_ids=prompt_ids,
+            fused="fusion.weight" in state,
         )
 
-    def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def renamed(state: State) -> State:
         state = from_published(state, halves=config if model.rotates_halves else None)
-        table, ids = (
-            state.get("tok_embeddings.weight"),
-            model.image_ids.cpu() if prompt_ids else None,
-        )
-        if table is None or ids is None:
-            return state
-        if (top := int(ids.max())) >= len(table):
-            raise UserError(
-                f"'{TABLE}' has {len(table)} ids but the target image tokens up to id {top}: give another"
-            )
-        return state | {"tok_embeddings.weight": table[ids], "prompt_embeddings.weight": table}
+        if prompt_ids and "tok_embeddings.weight" in state:
+            return state | split_table(state["tok_embeddings.weight"], model.image_ids.cpu())
+        return state
 
     return load_layers(new, path, renamed, device, dtype, strict=True)
+
+
+def published_eps(path: Path, config: DecoderConfig) -> float:
+    """Return the norms' epsilon of the config.json next to a drafter, or that of ``config``.
+
+    Raises UserError if the drafter has another number of heads.
+    """
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        return config.norm_eps
+    published = read_config(file)
+    heads = published.get("num_attention_heads", config.n_head)
+    if heads != config.n_head:
+        raise UserError(
+            f"{file}: the drafter has {heads} attention heads but the target has"
+            f" {config.n_head}: give another"
+        )
+    return published.get("rms_norm_eps") or config.norm_eps
+
+
+def layer_shape(state: State, config: DecoderConfig) -> DecoderConfig:
+    """Return ``config`` with what a drafter's tensors say of its first layer."""
+    attention = "layers.0.self_attn."
+    config = replace(
+        config,
+        sandwich_norm="layers.0.post_mlp_layernorm.weight" in state,
+        qkv_bias=f"{attention}q_proj.bias" in state,
+        out_bias=f"{attention}o_proj.bias" in state,
+    )
+    down = state.get("layers.0.mlp.down_proj.weight")
+    if down is not None:
+        config = replace(config, hidden=down.shape[1])
+    keys = state.get(f"{attention}k_proj.weight")
+    if keys is not None:
+        config = replace(config, n_kv_head=len(keys) // config.head_dim)
+    return config
+
+
+def count_layers(state: State) -> int:
+    numbers = [int(m[1]) for m in map(re.compile(r"layers\.(\d+)\.").match, state) if m]
+    return 1 + max(numbers, default=0)
+
+
+def split_table(table: Tensor, image_ids: Tensor) -> State:
+    """Return the tables of image tokens and of prompt ids from one that has both.
+
+    ``image_ids``: the id of each image token.  Raises UserError if it has too few.
+    """
+    top = int(image_ids.max())
+    if top >= len(table):
+        raise UserError(
+            f"'{TABLE}' has {len(table)} ids but the target image tokens up to id {top}: give another"
+        )
+    return {"tok_embeddings.weight": table[image_ids], "prompt_embeddings.weight": table}

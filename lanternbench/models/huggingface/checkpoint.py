@@ -104,6 +104,7 @@ class TransformersDecoder(TokenDecoder):
     for drafters.
     """
 
+    compiles = False
     places: Tensor
 
     def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):

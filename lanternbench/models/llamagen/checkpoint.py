@@ -155,6 +155,7 @@ class LlamaGen(ImageDecoder):
         ("caption_dim", "as width of captions"),
         ("cls_token_num", "conditioning positions"),
     )
+    config: LlamaGenConfig
     cls_embedding: CaptionEmbedding | LabelEmbedding
 
     def __init__(self, config: LlamaGenConfig):

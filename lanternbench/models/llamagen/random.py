@@ -3,7 +3,7 @@ counting operators, and for measuring speed.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.entries import Entry
-from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
+from lanternbench.models.llamagen.checkpoint import LlamaGenConfig, LlamaGenFamily
 from lanternbench.models.loading import random_net
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import words
@@ -63,7 +63,7 @@ class SyntheticFeatures:
 
 def without_encoder(target: Target) -> Target:
     """Return a text-to-image LlamaGen with synthetic features."""
-    config = target.model.config
+    config = cast(LlamaGenConfig, target.model.config)
     device = str(target.device)
     text = SyntheticFeatures(config.cls_token_num, config.caption_dim, device, target.dtype)
     return replace(target, text=text)
