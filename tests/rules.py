@@ -1,8 +1,7 @@
-"""Components prepared by hand, without a target."""
+"""Components built by hand, without a target."""
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,56 +9,76 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.plain import PlainRule, TreeSpec, WindowSpec
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.verify import ExactTest, RatioTest
+from lanternbench.lossless.definitions import plain_rule
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
-from lanternbench.methods.acceptance.exact import Annealed, Exact
-from lanternbench.methods.acceptance.lantern import Lantern, LanternPP, Neighbourly
-from lanternbench.methods.residuals import PLAIN
+from lanternbench.methods.acceptance.exact import ScaledTest
+from lanternbench.methods.acceptance.lantern import (
+    Bound,
+    JensenShannonBound,
+    NearbyTest,
+    PublicNearbyTest,
+    RatioBound,
+    VariationBound,
+)
 from lanternbench.registry import component
 
-EXACT = Exact()
+EXACT = ExactTest()
 
 
-def annealed(omega: list[float]) -> Annealed:
-    return Annealed().ready(omega=torch.tensor([math.nan, *omega]))
+def annealed(omega: list[float]) -> ScaledTest:
+    return ScaledTest.of(omega, torch.device("cpu"))
 
 
-def lantern(near: Tensor, bound: str, limit: float, barred: Tensor | None = None) -> Neighbourly:
-    """``near`` [V, k]; ``bound``: tvd, jsd or multiplicative; ``barred``: of the public code's
+def lantern(near: Tensor, kind: str, limit: float, barred: Tensor | None = None) -> NearbyTest:
+    """``near`` [V, k]; ``kind``: tvd, jsd or multiplicative; ``barred``: of the public code's
     form.
     """
-    variant: Any = {"variant": "paper" if barred is None else "reference"}
-    if bound == "multiplicative":
-        rule: Neighbourly = LanternPP(lam=limit, **variant)
-    else:
-        rule = Lantern(delta=limit, divergence=bound, **variant)  # type: ignore[arg-type]
-    return rule.ready(near=near, barred=barred, group_size=near.shape[1])
+    is_below = torch.lt if barred is None else torch.le
+    bounds: dict[str, Bound] = {
+        "tvd": VariationBound(limit, is_below),
+        "jsd": JensenShannonBound(limit, is_below),
+        "multiplicative": RatioBound(limit),
+    }
+    if barred is None:
+        return NearbyTest(near, bounds[kind])
+    return PublicNearbyTest(near, bounds[kind], barred)
 
 
 def on_codes(
     name: str, codebook: Any = ((0.0,),) * 3, depth: int = 1, **options: Any
-) -> AcceptanceRule:
+) -> RatioTest:
     """A registered rule on a codebook [V, d], for drafts of ``depth`` levels."""
     codes = torch.as_tensor(codebook, dtype=torch.float64)
     target: Any = SimpleNamespace(codebook=codes, near={}, vocab=len(codes), device=codes.device)
-    return component("acceptance", name)(**options).prepare(target, depth)
+    return component("acceptance", name)(**options).build(target, depth)
+
+
+def plainly(name: str, codebook: Any = ((0.0,),) * 3, depth: int = 1, **options: Any) -> PlainRule:
+    """The plain definition of a registered rule on a codebook, for drafts of ``depth`` levels."""
+    codes = torch.as_tensor(codebook, dtype=torch.float64).tolist()
+    rule = plain_rule(component("acceptance", name)(**options), codes, depth)
+    assert rule is not None
+    return rule
+
+
+def plain_residual(name: str) -> Any:
+    return component("residual", name).plain
 
 
 def drafted(
-    tree: TreeSpec,
-    rule: PlainRule = EXACT,
-    residual: str = "standard",
-    sampled: bool = True,
-    block: Any = None,
+    tree: TreeSpec, rule: PlainRule | None = None, residual: str = "standard", sampled: bool = True
 ) -> MethodSpec:
-    """The plain definition of a drafted method."""
-    return MethodSpec(tree, rule, PLAIN[residual], sampled, block)
+    """The plain definition of a drafted method; the rule is exact unless one is given."""
+    return MethodSpec(tree, rule or PlainRule(), plain_residual(residual), sampled)
 
 
 def chain(length: int) -> TreeSpec:
     return TreeSpec(paths=tuple((0,) * d for d in range(1, length + 1)))
 
 
-def windowed(rule: PlainRule = EXACT, residual: str = "standard", **spec: Any) -> WindowMethod:
+def windowed(
+    rule: PlainRule | None = None, residual: str = "standard", **spec: Any
+) -> WindowMethod:
     """The plain definition of a Jacobi window."""
-    return WindowMethod(WindowSpec(**spec), rule, PLAIN[residual])
+    return WindowMethod(WindowSpec(**spec), rule or PlainRule(), plain_residual(residual))

@@ -45,7 +45,7 @@ from lanternbench.engine.state import (
     StepResult,
 )
 from lanternbench.engine.trace import Generation, Log, Trace
-from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms
+from lanternbench.engine.verify import RatioTest, Residual, Uniforms
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import AuxStates
@@ -168,7 +168,7 @@ class Strategy(Generic[D, R]):
     """
 
     proposer: Any  # sizes of drafts, see ``Growing``
-    rule: AcceptanceRule
+    rule: RatioTest
     residual: Residual
     rates: Tensor | None  # [D + 1, D] if acceptance is simulated: ``simulation.reach``
     in_raster_order: bool = True
@@ -222,7 +222,7 @@ class Speculation(Strategy[Draft, StepResult]):
     """Draft trees, each verified by one forward pass over all its nodes."""
 
     proposer: Proposal
-    rule: AcceptanceRule
+    rule: RatioTest
     residual: Residual
     rates: Tensor | None = None
 
@@ -386,7 +386,7 @@ class SpeculativeDecoder:
         return self.strategy.proposer
 
     @property
-    def rule(self) -> AcceptanceRule:
+    def rule(self) -> RatioTest:
         return self.strategy.rule
 
     @property
@@ -407,7 +407,7 @@ class SpeculativeDecoder:
     @property
     def parts(self) -> tuple[Any, ...]:
         """The method's components, and the target's model."""
-        return (*self.method.parts, self.residual, self.target.model)
+        return (*self.method.parts, self.residual.weights, self.target.model)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
@@ -51,11 +52,46 @@ class Level(NamedTuple):
     mask: Tensor | None  # additive [1, m, nodes expanded so far but the root]; None in a chain
 
 
-class Rank(NamedTuple):
-    """The j-th children of a static tree."""
+class LaterRank(NamedTuple):
+    """The j-th children of a static tree, j > 1: m of them, each with an elder sibling."""
 
-    families: Tensor  # [m] index of their parent among the inner nodes
-    nodes: Tensor  # [m] their ids
+    elders: Tensor  # [m] node ids of the siblings before
+    elder_places: Tensor  # [m] places of these siblings among those of their own rank
+    depth: Tensor  # [m]
+
+
+class SiblingOrder(NamedTuple):
+    """The C = N − 1 children of a static tree, first children first, then second children, …
+
+    Column j of a node's W + 1 outcomes: its child j is the first that passed; the first column
+    without a child: none did.
+    """
+
+    nodes: Tensor  # [C] their ids
+    depth: Tensor  # [C]
+    later: tuple[LaterRank, ...]
+    last_child: Tensor  # [N] place of each node's last child; 0 for leaves
+    is_leaf: Tensor  # [N, 1] bool
+    tests: (
+        Tensor  # [N, W + 1] place of the child that decides on an outcome; C where there is none
+    )
+    outcomes: Tensor  # [N] number of each node's first outcome, if all are counted node by node
+    onward: Tensor  # [N · (W + 1)] where an outcome leads: to a child, or nowhere on
+    tried: Tensor  # [N · (W + 1)] how many children an outcome examined
+    paths: Tensor  # [N, D + 1] from the root to each node, padded with the node
+    levels: Tensor  # [N] depth of each node
+
+    def walk(self, passed: Tensor) -> tuple[Tensor, Tensor]:
+        """passed [B, C]: which children are accepted if tried -> the node at which each prompt
+        stops [B], children of each node that were examined if it was reached [B, N].
+        """
+        decided = F.pad(passed, (0, 1), value=True)[:, self.tests]  # [B, N, W + 1]
+        outcome = decided.int().argmax(-1) + self.outcomes
+        onward = self.onward.take(outcome)
+        depth = self.paths.shape[1] - 1
+        for _ in range((depth - 1).bit_length()):  # doubles the number of steps onward
+            onward = onward.gather(1, onward)
+        return onward.select(1, 0), self.tried.take(outcome)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +104,7 @@ class StaticTree:
     levels: tuple[Level, ...]
     inner_ids: Tensor  # [M] nodes that have children, in order of depth
     inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
-    ranks: tuple[Rank, ...]  # first children, second children, …
+    siblings: SiblingOrder
     sizes: Tensor  # [1, N] number of children of every node
     paths: Paths  # of every node but the root, ranks from the root
     mask: Tensor | None  # additive [1, N, N] of ``ancestors``, None for a lone root

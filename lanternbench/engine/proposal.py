@@ -16,7 +16,7 @@ from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.draft import Draft
 from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.verify import AcceptanceRule, RatioTest
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
 
@@ -156,7 +156,7 @@ class Proposal(Growing):
         """Its plain definition with this tree; None where it has none."""
         return None
 
-    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
+    def verification(self, rule: RatioTest) -> RatioTest:
         """The rule that verifies its drafts in a method with ``rule``."""
         return rule
 

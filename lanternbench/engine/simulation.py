@@ -11,8 +11,8 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft, path_to
-from lanternbench.engine.verify import VerifyResult
+from lanternbench.engine.draft import Draft, VerifyResult
+from lanternbench.engine.tree import path_to
 from lanternbench.errors import UserError
 
 

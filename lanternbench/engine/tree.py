@@ -5,11 +5,20 @@
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.draft import MAX_DEPTH as MAX_DEPTH
 from lanternbench.engine.draft import Draft as Draft
-from lanternbench.engine.draft import Level, Paths, Rank, StaticTree, Tree, additive
+from lanternbench.engine.draft import (
+    LaterRank,
+    Level,
+    Paths,
+    SiblingOrder,
+    StaticTree,
+    Tree,
+    additive,
+)
 from lanternbench.errors import UserError
 
 
@@ -31,7 +40,7 @@ def from_paths(paths: Paths) -> StaticTree:
     parent_of, depth = [-1, *(index[p[:-1]] for p in nodes)], [len(p) for p in index]
     width, deepest = 1 + max((p[-1] for p in nodes), default=-1), depth[-1]
     tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), deepest, width)
-    (children,), (ancestors,) = tree.children, tree.ancestors
+    ancestors = tree.ancestors[0]
     levels: list[Level] = []
     inner: list[int] = []
     for d in range(1, deepest + 1):
@@ -56,9 +65,44 @@ def from_paths(paths: Paths) -> StaticTree:
         )
     ids, inner_index = torch.tensor(inner, dtype=torch.long), torch.full((len(depth),), -1)
     inner_index[ids] = torch.arange(len(inner))
-    by_rank = tuple(Rank((c >= 0).nonzero()[:, 0], c[c >= 0]) for c in children[ids].T)
     sizes, mask = (tree.children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
-    return StaticTree(tree, tuple(levels), ids, inner_index, by_rank, sizes, tuple(nodes), mask)
+    siblings = sibling_order(tree, ids)
+    return StaticTree(tree, tuple(levels), ids, inner_index, siblings, sizes, tuple(nodes), mask)
+
+
+def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
+    """The order in which the children of a static tree are tested; ``inner`` [M]: nodes that have
+    children.
+    """
+    children = tree.children[0]
+    depth = tree.depth[0]
+    by_rank = [nodes[nodes >= 0] for nodes in children[inner].T]
+    later = []
+    for rank, nodes in enumerate(by_rank[1:], 1):
+        families = (children[:, rank, None] == nodes).int().argmax(0)
+        elders = children[families, rank - 1]
+        places = torch.searchsorted(by_rank[rank - 1], elders)
+        later.append(LaterRank(elders, places, depth[nodes]))
+    order = torch.cat([*by_rank, inner[:0]])
+    ids = torch.arange(tree.nodes)
+    place = torch.full((tree.nodes + 1,), len(order))  # of a node's id; the last cell: no child
+    place[order] = torch.arange(len(order))
+    options = F.pad(children, (0, 1), value=-1)  # [N, W + 1]
+    sizes = (children >= 0).sum(-1, keepdim=True)
+    columns = torch.arange(1, tree.width + 2)
+    return SiblingOrder(
+        nodes=order,
+        depth=depth[order],
+        later=tuple(later),
+        last_child=place[options.amax(-1)].where(sizes[:, 0] > 0, 0),
+        is_leaf=sizes == 0,
+        tests=place[options],
+        outcomes=ids * (tree.width + 1),
+        onward=torch.where(options >= 0, options, ids[:, None]).flatten(),
+        tried=torch.minimum(columns, sizes).flatten(),
+        paths=path_to(tree, ids),
+        levels=depth,
+    )
 
 
 def chain(length: int) -> StaticTree:

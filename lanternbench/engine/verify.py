@@ -5,32 +5,29 @@ accepted with probability min(1, q̃(x_j)/p(x_j)), or as the rule's ``accept`` d
 rejection q becomes the residual and p loses x_j.  If none is accepted the step ends with a token
 of the last residual; at a leaf, with a bonus token.
 
-B batch, N nodes, M inner nodes, V vocabulary, W widest family, D depth of the tree.
+A rule's options are an ``AcceptanceRule``; ``build`` makes a ``RatioTest`` of them, which decides.
+
+B batch, N nodes, C = N − 1 children, M inner nodes, V vocabulary, D depth of the tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lanternbench.component import Component, Prepared
-from lanternbench.engine.chosen import (
-    closed_form,
-    is_argmax,
-    lone_root,
-    rank_by_rank,
-    verify_greedy,
-)
-from lanternbench.engine.draft import Draft, VerifyResult, walk
-from lanternbench.engine.plain import PlainRule, Probs
-from lanternbench.engine.sampling import at, draw, normalised, on_host, rows_at
+from lanternbench.component import Component
+from lanternbench.engine.chosen import closed_form, lone_root, rank_by_rank, verify_greedy
+from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
+from lanternbench.engine.plain import PlainResidual, standard_residual
+from lanternbench.engine.relaxed import RelaxedProb, ResidualWeights, TokenTest
+from lanternbench.engine.sampling import at, draw_each, rows_at
 from lanternbench.models.target import Target
 
 PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
+TINY = torch.finfo(torch.float32).tiny
 
 
 class Uniforms(NamedTuple):
@@ -42,285 +39,295 @@ class Uniforms(NamedTuple):
     position: Tensor | None = None
 
 
-class RelaxedProb(NamedTuple):
-    """q̃(x) [...]; for neighbourhood rules also the tokens whose probability x takes, and which of
-    them count.
-    """
+class SampledDraft(NamedTuple):
+    """A draft whose children were sampled without replacement from p, in a static tree."""
 
-    value: Tensor
-    group: Tensor | None = None  # [..., k] token ids, x first
-    taken: Tensor | None = None  # [..., k] bool
-    # [..., k'] token ids that the residual of a public implementation sets to 0
-    barred: Tensor | None = None
+    tokens: Tensor  # [B, N]
+    p: Tensor  # [B, M, V]
+    static: StaticTree
 
-
-# (q, p, x, depth, rule) -> what is sampled after x was rejected, unnormalised [..., V]; p None: a
-# chosen child
-Residual = Callable[[Tensor, Tensor | None, Tensor, Tensor, "AcceptanceRule"], Tensor]
+    @classmethod
+    def of(cls, draft: Draft) -> SampledDraft:
+        """Raises TypeError for a draft without p, or in a tree that grew."""
+        if draft.p is None or draft.static is None:
+            raise TypeError("a sampled draft has p, and a static tree")
+        return cls(draft.tokens, draft.p, draft.static)
 
 
-class Forms(NamedTuple):
-    """Forms, faster or the rule's own, of what ``AcceptanceRule`` derives from ``relax``:
-    functions (rule, arguments).
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """A row of the table of residuals, see ``methods.residuals``."""
 
-    They hold for rules with this very ``relax``; one that inherits them with another ``relax`` has
-    the general forms.
-    """
+    weights: ResidualWeights
+    plain: PlainResidual | None = None  # the same in scalar Python
+    lossless: bool = False  # under a rule with q̃ = q
+    of_token: bool = True  # does it depend on which sampled token was rejected?
+    public: str | None = None  # name of the row that the public code samples from
 
-    relax: Callable[..., RelaxedProb] | None = None
-    everywhere: Callable[..., Tensor] | None = None
-    accept: Callable[..., Tensor] | None = None
-    accepted_prob: Callable[..., Tensor] | None = None
-    accept_greedily: Callable[..., Tensor] | None = None
-    verify_sampled: Callable[..., VerifyResult] | None = None
-    verify_chosen: Callable[..., VerifyResult] | None = None
-    residual: Residual | None = None  # the one that ``verify_chosen`` samples from
-
-
-def standard(
-    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule
-) -> Tensor:
-    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
-    return q.scatter(-1, x[..., None], 0.0) if p is None else (q - p).clamp_(min=0)
+    def __call__(
+        self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest
+    ) -> Tensor:
+        """q [..., V] of the target, p [..., V] of the drafter (None: x was chosen), x [...]."""
+        return self.weights(q, p, x, depth, rule)
 
 
-class AcceptanceRule(Component, PlainRule):
-    """``relax`` gives the probability q̃(x̃) of a drafted token under the (relaxed) target; the
-    rest derives from it.
+class AcceptanceRule(Component):
+    """The options of an acceptance rule: what users set, and nothing else.
 
-    Here q̃ = q (Leviathan et al. 2023).  Where acceptance is no function of q̃(x̃)/p(x̃),
-    ``forms`` has ``accept`` and ``accepted_prob``, which also get p.
+    A rule defines ``relax``, or ``build`` where it needs tensors of the target.
     """
 
     # the residual to use when the rule replaces a preset's
     usual_residual: ClassVar[str] = "standard"
     # does it need one uniform per image token, the same in every step?
     by_position: ClassVar[bool] = False
-    by_depth: ClassVar[bool] = False  # does the rule depend on how deep drafts are?
     by_draft: ClassVar[bool] = True  # does it judge each draft by itself?
-    # block verification of a chain in scalar Python, see ``lossless.plain.drafts``
-    plain_chain: ClassVar[Callable[..., list[tuple[float, int, Probs]]] | None] = None
 
-    group_size = Prepared(1)  # values of q that are read for one token
-
-    def prepare(self, target: Target, max_depth: int) -> Self:
-        """The rule for drafts of at most ``max_depth`` levels, ready to decode."""
-        return self
-
-    @property
-    def has_plain(self) -> bool:
-        """Does ``plain`` define it?  Not where it decides otherwise than the exact rule and
-        inherits ``plain``.
-        """
-        cls, base = type(self), AcceptanceRule
-        exact = cls.relax is base.relax and cls.accept is base.accept and cls.verify is base.verify
-        return self.variant == "paper" and (exact or cls.plain is not base.plain)
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        inherits_build = cls.build is not AcceptanceRule.build and "build" not in vars(cls)
+        if "relax" in vars(cls) and inherits_build:
+            raise TypeError(
+                f"{cls.__name__} defines relax, which the build that it inherits does not read: "
+                "derive from AcceptanceRule, or define build too"
+            )
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        """q [..., V] at the parent, drafted x [...], its depth [...] or [], 1 … D -> q̃(x) [...]."""
-        return RelaxedProb(at(q, x))
+        """q [..., V] at the parent, drafted x [...], its depth 1 … D (broadcast) -> q̃(x) [...]."""
+        raise NotImplementedError
 
-    forms: ClassVar[Forms] = Forms(
-        relax,
-        lambda rule, q, depth: q,
-        accept_greedily=is_argmax,
-        verify_chosen=closed_form,
-        residual=standard,
-    )
+    def build(self, target: Target, depth: int) -> RatioTest:
+        """Return the rule for drafts of at most ``depth`` levels, ready to decode."""
+        return RuleTest(self)
 
-    @cached_property
-    def own_forms(self) -> Forms:
-        """Its ``forms``, where they hold for it."""
-        return self.forms if self.forms.relax is type(self).relax else Forms()
+
+@dataclass(frozen=True, eq=False)
+class RatioTest:
+    """Accept a drafted token x with probability min(1, q̃(x)/p(x)); here q̃ is what ``relax`` says,
+    and all else derives from it.
+    """
+
+    by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
+
+    @property
+    def group_size(self) -> int:
+        """How many values of q are read for one token."""
+        return 1
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        """See ``AcceptanceRule.relax``."""
+        raise NotImplementedError
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        """q̃(y) for every token y: [..., V].  The general form takes O(V²) time, in pieces of
-        bounded memory.
+        """Return q̃(y) for every token y: [..., V].  The general form takes O(V²) time, in pieces
+        of bounded memory.
         """
-        if form := self.own_forms.everywhere:
-            return form(self, q, depth)
-        shape, tokens = q.shape[:-1], torch.arange(q.shape[-1], device=q.device)
+        shape = q.shape[:-1]
+        tokens = torch.arange(q.shape[-1], device=q.device)
         values = []
-        for x in tokens.split(max(1, PIECE // q.numel())):
+        for x in torch.split(tokens, max(1, PIECE // q.numel())):
             rows = q[..., None, :].expand(*shape, len(x), -1)
             values.append(self.relax(rows, x.expand(*shape, -1), depth[..., None]).value)
         return torch.cat(values, -1)
 
     def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
-        """Is x, sampled from p [..., V], accepted?  q [..., V]; x, depth, u [...] -> bool [...].
+        """Return whether x, sampled from p [..., V], is accepted: q [..., V]; x, u [...] -> [...].
 
         u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts.
         """
-        if form := self.own_forms.accept:
-            return form(self, q, p, x, depth, u)
-        px = at(p, x)
-        return (u * px < self.relax(q, x, depth).value) & (px > 0)
+        p_x = at(p, x)
+        return (u * p_x < self.relax(q, x, depth).value) & (p_x > 0)
 
     def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
-        """p(y)·f(y) for every token y, f the probability that ``accept`` accepts it: q, p [..., V]
-        -> [..., V].
+        """Return p(y)·f(y) for every token y, f the probability that ``accept`` accepts it: q, p
+        [..., V] -> [..., V].
         """
-        if form := self.own_forms.accepted_prob:
-            return form(self, q, p, depth)
         return torch.minimum(p, self.everywhere(q, depth))
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        """Temperature 0: is x the argmax of q̃(·|x)?  q [B, N, V], best = argmax q [B, N], parent
-        [B, N] -> [B, N].
+        """Temperature 0: return whether x is the argmax of q̃(·|x).  q [B, N, V], best = argmax q
+        [B, N], parent [B, N] -> [B, N].
         """
-        if form := self.own_forms.accept_greedily:
-            return form(self, q, best, parent, draft)
-        rows, tokens = rows_at(q, parent), draft.tokens
-        relaxed = self.relax(rows, tokens, draft.tree.depth.expand_as(tokens))
-        if relaxed.group is not None and relaxed.taken is not None:
-            rows = rows.scatter(
-                -1, relaxed.group, torch.where(relaxed.taken, 0.0, rows.gather(-1, relaxed.group))
-            )
-        return relaxed.value >= rows.scatter(-1, tokens[..., None], 0.0).amax(-1)
+        rows = rows_at(q, parent)
+        relaxed = self.relax(rows, draft.tokens, draft.tree.depth.expand_as(draft.tokens))
+        rivals = self.rivals(rows, relaxed).scatter(-1, draft.tokens[..., None], 0.0)
+        return relaxed.value >= rivals.amax(-1)
+
+    def rivals(self, q: Tensor, relaxed: RelaxedProb) -> Tensor:
+        """Return q̃(·|x) but for x itself: [..., V]."""
+        return q if relaxed.group is None else relaxed.group.struck_from(q)
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
-        """[b, N] priority among accepted paths of equal length, the lowest value first; None: node
-        order.
+        """Return [b, N] priorities among accepted paths of equal length, the lowest value first;
+        None: node order.
         """
         return None
 
     def verify_chosen(
-        self, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+        self, draft: Draft, q: Tensor, u: Tensor, residual: ResidualWeights
     ) -> VerifyResult:
-        """Children that were chosen (top-k), where p counts as 1: rank by rank, every node at
-        once.
-        """
-        form = self.own_forms.verify_chosen
-        if form is None or residual is not self.own_forms.residual:
-            form = rank_by_rank
-        return form(self, draft, q, u, residual)
+        """Children that were chosen (top-k), where p counts as 1."""
+        return rank_by_rank(self, draft, q, u, residual)
 
     def verify_sampled(
-        self, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+        self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
     ) -> VerifyResult:
-        """Children that were sampled without replacement from p, in a static tree."""
-        static: Any = draft.static
-        form = self.own_forms.verify_sampled or (
-            _sampled_chain if static.is_chain else _sampled_tree
-        )
-        return form(self, draft, q, u, residual)
+        """Children that were sampled without replacement from p."""
+        if draft.static.is_chain:
+            return verify_chain(self, draft, q, u, residual)
+        return verify_tree(self, draft, q, u, residual)
 
     def verify(
-        self, draft: Draft, q: Tensor, u: Uniforms, residual: Residual, greedy: bool
+        self, draft: Draft, q: Tensor, u: Uniforms, residual: ResidualWeights, greedy: bool
     ) -> VerifyResult:
-        """Which path to take through the tree and which token to end it with; q [B, N, V]."""
+        """Choose a path through the tree and the token that ends it; q [B, N, V]."""
         if draft.tree.nodes == 1:
             return lone_root(draft, q, u.verify, greedy)
         if greedy:
             return verify_greedy(self, draft, q)
-        if draft.p is not None:
-            return self.verify_sampled(draft, q, u.verify, residual)
-        return self.verify_chosen(draft, q, u.verify, residual)
+        if draft.p is None:
+            return self.verify_chosen(draft, q, u.verify, residual)
+        return self.verify_sampled(SampledDraft.of(draft), q, u.verify, residual)
+
+
+@dataclass(frozen=True, eq=False)
+class RuleTest(RatioTest):
+    """The test of a rule that defines ``relax`` itself."""
+
+    rule: AcceptanceRule
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        return self.rule.relax(q, x, depth)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedTest(RatioTest):
+    """A test that is greedy as the target is: at temperature 0 it accepts the argmax of q."""
+
+    def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
+        return draft.tokens == best.gather(1, parent)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactTest(OrderedTest):
+    """q̃ = q (Leviathan et al. 2023)."""
+
+    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
+        return RelaxedProb(at(q, x))
+
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return q
+
+    def verify_chosen(
+        self, draft: Draft, q: Tensor, u: Tensor, residual: ResidualWeights
+    ) -> VerifyResult:
+        if residual is standard:
+            return closed_form(draft, q, u)
+        return super().verify_chosen(draft, q, u, residual)
+
+
+def _standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest) -> Tensor:
+    """∝ [q − p]₊ (Leviathan et al. 2023, eq. 2)."""
+    if p is None:
+        return q.scatter(-1, x[..., None], 0.0)
+    return (q - p).clamp_(min=0)
+
+
+standard = Residual(_standard, standard_residual, lossless=True, of_token=False)
+
+
+class LeftOver(NamedTuple):
+    """What may be sampled after a token was rejected."""
+
+    weights: Tensor  # [..., V] the residual, unnormalised
+    total: Tensor  # [..., 1] their sum
+    # [..., 1] bool: p can draw the token, and weights are left; else q stays as it is
+    counts: Tensor
+
+
+def left_over(
+    test: TokenTest, residual: ResidualWeights, q: Tensor, p: Tensor, x: Tensor, depth: Tensor
+) -> LeftOver:
+    """q, p [..., V], x rejected [...] at depth 1 … D (broadcast)."""
+    weights = residual(q, p, x, depth, test)
+    total = weights.sum(-1, keepdim=True)
+    p_x = p.gather(-1, x.unsqueeze(-1))
+    return LeftOver(weights, total, torch.minimum(p_x, total) > 0)
 
 
 def end_of_chain(
-    draft: Draft,
-    q: Tensor,
-    weights: Tensor,
-    accepted: Tensor,
-    u: Tensor,
-    stays: Tensor | None = None,
+    draft: SampledDraft, q: Tensor, weights: Tensor, counts: Tensor, accepted: Tensor, u: Tensor
 ) -> VerifyResult:
-    """A chain of which ``accepted`` [B] drafts are: the next token comes from weights [B, V],
-    unnormalised.
-
-    It comes from q [B, V], the target's distribution there, where all are accepted, nothing is
-    left, or q ``stays``.
+    """A chain of which ``accepted`` [B] drafts are: the next token comes from ``weights`` [B, V],
+    unnormalised, if they count [B, 1] and a draft was rejected, else from q [B, V] there.
     """
-    assert draft.static is not None
-    from_q = (accepted == draft.tokens.shape[1] - 1) | (weights.sum(-1) == 0)
-    from_q = (from_q if stays is None else from_q | stays).unsqueeze(1)
+    length = draft.p.shape[1]
+    accepted_column = accepted.unsqueeze(1)
+    from_weights = counts & (accepted_column < length)
+    token = draw_each(torch.where(from_weights, weights, q), u.narrow(1, 0, 1)).squeeze(1)
     # in a chain a node's id is its depth
-    path = torch.minimum(draft.static.tree.depth, accepted.unsqueeze(1))
-    token = draw(torch.where(from_q, q, weights), u.select(1, 0))
+    path = torch.minimum(draft.static.tree.depth, accepted_column)
     return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
 
 
-def _sampled_chain(
-    rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+def verify_chain(
+    test: TokenTest, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
 ) -> VerifyResult:
     """A tree of width 1: accept from the left until the first rejection."""
-    static, p = draft.static, draft.p
-    assert static is not None
-    assert p is not None
-    length = p.shape[1]
-    x, depth = draft.tokens.narrow(1, 1, length), static.tree.depth.narrow(1, 1, length)
-    ok = rule.accept(q.narrow(1, 0, length), p, x, depth.expand_as(x), u.narrow(1, 1, length))
-    if len(ok) == 1 and on_host(ok):
-        return _end_on_host(rule, draft, q, u, residual, [*ok[0].tolist(), False].index(False))
-    accepted = ok.cumprod(1).sum(1)  # [B] 0 … L
+    length = draft.p.shape[1]
+    tokens = draft.tokens.narrow(1, 1, length)
+    uniforms = u.narrow(1, 1, length)
+    depth = draft.static.siblings.depth
+    passed = test.accept(q.narrow(1, 0, length), draft.p, tokens, depth, uniforms)
+    accepted = passed.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
-    q_stop, p_stop, x_stop = rows_at(q, accepted), rows_at(p, rejected), at(x, rejected)
-    weights = residual(q_stop, p_stop, x_stop, rejected + 1, rule)
-    # p cannot draw x: q stays
-    return end_of_chain(draft, q_stop, weights, accepted, u, at(p_stop, x_stop) == 0)
+    prompts = torch.arange(len(q), device=q.device)
+    q_stop = q[prompts, accepted]
+    p_stop = draft.p[prompts, rejected]
+    left = left_over(test, residual, q_stop, p_stop, tokens[prompts, rejected], rejected + 1)
+    return end_of_chain(draft, q_stop, left.weights, left.counts, accepted, u)
 
 
-def _end_on_host(
-    rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual, accepted: int
-) -> VerifyResult:
-    """``end_of_chain`` for one prompt on a CPU: the host knows what was rejected and computes only
-    what follows.
+def stages(
+    test: TokenTest, draft: SampledDraft, q: Tensor, residual: ResidualWeights
+) -> tuple[Tensor, Tensor]:
+    """Return q and p that each child of a tree is tested with, after its elder siblings were
+    rejected: [B, C, V] each, in the order of ``SiblingOrder``.
     """
-    static, p, weights = draft.static, draft.p, q.select(1, accepted)
-    assert static is not None
-    assert p is not None
-    if accepted < p.shape[1]:
-        p_stop, x_stop = p.select(1, accepted), draft.tokens.select(1, accepted + 1)
-        left = residual(weights, p_stop, x_stop, static.tree.depth.select(1, accepted + 1), rule)
-        # else p cannot draw x, or nothing is left
-        if p_stop.take(x_stop).item() != 0 and left.any().item():
-            weights = left
-    path = static.tree.depth.clamp(max=accepted)
-    return VerifyResult(
-        path, path.select(1, p.shape[1]), draw(weights, u.select(1, 0)), static.sizes
-    )
+    target = q.index_select(1, draft.static.inner_ids)
+    drafter = draft.p
+    targets = [target]
+    drafters = [drafter]
+    for rank in draft.static.siblings.later:
+        target = target.index_select(1, rank.elder_places)
+        drafter = drafter.index_select(1, rank.elder_places)
+        rejected = draft.tokens.index_select(1, rank.elders)
+        left = left_over(test, residual, target, drafter, rejected, rank.depth)
+        target = torch.where(left.counts, left.weights / left.total, target)
+        drafter.scatter_(-1, rejected.unsqueeze(-1), 0.0)
+        drafter.div_(drafter.sum(-1, keepdim=True).clamp_(min=TINY))
+        targets.append(target)
+        drafters.append(drafter)
+    return torch.cat(targets, 1), torch.cat(drafters, 1)
 
 
-def _sampled_tree(
-    rule: AcceptanceRule, draft: Draft, q: Tensor, u: Tensor, residual: Residual
+def verify_tree(
+    test: TokenTest, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
 ) -> VerifyResult:
-    """First children everywhere, then second children, …; then the path from the root."""
-    static, p = draft.static, draft.p
-    assert static is not None
-    assert p is not None
-    tokens, tree, batch = draft.tokens, static.tree, len(draft.tokens)
-    # the last cell: no such child
-    ok = torch.zeros(batch, tree.nodes + 1, dtype=torch.bool, device=q.device)
-    # after the loop: q and p before each node's last child
-    q_now = q.index_select(1, static.inner_ids)
-    p_now, last_child = p, tokens[:, static.ranks[0].nodes]
-    for j, (families, nodes) in enumerate(static.ranks):
-        depth = tree.depth[:, nodes].expand(batch, -1)
-        x = tokens[:, nodes]
-        q_j, p_j = q_now[:, families], p_now[:, families]
-        if j:
-            before = last_child[:, families]
-            drawn = (at(p_j, before) > 0)[..., None]
-            q_j = torch.where(drawn, normalised(residual(q_j, p_j, before, depth, rule), q_j), q_j)
-            p_left = p_j.scatter(-1, before[..., None], 0.0)
-            p_j = normalised(p_left, torch.zeros_like(p_left))
-            p_now = p_now.clone() if j == 1 else p_now
-            q_now[:, families], p_now[:, families], last_child[:, families] = q_j, p_j, x
-        ok[:, nodes] = rule.accept(q_j, p_j, x, depth, u[:, nodes])
-    exists = (tree.children >= 0).expand(batch, -1, -1)
-    path, accepted, tried = walk(tree, exists, ok[:, tree.children[0]])
-    stop = path[:, -1]
-    index = static.inner_index[stop]
-    leaf, index = index < 0, index.clamp(min=0)
-    depth = (tree.depth.expand_as(tokens).gather(1, stop[:, None])[:, 0] + 1).clamp(
-        max=tree.max_depth
-    )
-    x = last_child.gather(1, index[:, None])[:, 0]
-    q_last, p_last = rows_at(q_now, index), rows_at(p_now, index)
-    weights = residual(q_last, p_last, x, depth, rule)
-    # p cannot draw the child; or nothing is left
-    whole = (at(p_last, x) == 0) | (weights.sum(-1) == 0)
-    weights = torch.where(whole[:, None], q_last, weights)
-    final = torch.where(leaf[:, None], rows_at(q, stop), weights)
-    return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
+    """Test every child as if it were reached, then follow the first accepted ones from the root."""
+    siblings = draft.static.siblings
+    targets, drafters = stages(test, draft, q, residual)
+    tokens = draft.tokens.index_select(1, siblings.nodes)
+    uniforms = u.index_select(1, siblings.nodes)
+    stop, tried = siblings.walk(test.accept(targets, drafters, tokens, siblings.depth, uniforms))
+    last = siblings.last_child.take(stop)  # place of the last rejected child, unless at a leaf
+    prompts = torch.arange(len(q), device=q.device)
+    q_last = targets[prompts, last]
+    left = left_over(
+        test, residual, q_last, drafters[prompts, last], tokens[prompts, last],
+        siblings.depth.take(last),
+    )  # fmt: skip
+    after_children = torch.where(left.counts, left.weights, q_last)
+    final = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)
+    token = draw_each(final, u.narrow(1, 0, 1)).squeeze(1)
+    return VerifyResult(siblings.paths[stop], siblings.levels.take(stop), token, tried)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
+from lanternbench.lossless.definitions import definition
 from lanternbench.lossless.exact import (
     Enumerated,
     RowDecoder,
@@ -36,11 +37,10 @@ from lanternbench.lossless.statistical import (
     sampled_tables,
     sampled_tests,
 )
-from lanternbench.lossless.tables import RowTables, Tables, definition, row_end_target
+from lanternbench.lossless.tables import RowTables, Tables, row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, Method, named
 from lanternbench.methods.method import method as make
-from lanternbench.methods.residuals import PLAIN
 from lanternbench.models.entries import fingerprints
 from lanternbench.models.target import Target
 from lanternbench.registry import component, components, plugin_errors
@@ -165,7 +165,7 @@ def _outcomes(
 
 def parts_of(method: Method) -> tuple[Any, ...]:
     """The method's components, its residual included."""
-    return (*method.parts, component("residual", method.choices.residual))
+    return (*method.parts, component("residual", method.choices.residual).weights)
 
 
 class OnTables(NamedTuple):
@@ -321,7 +321,8 @@ def variations(method: Method) -> list[Method]:
                 {name: value} for value in (*values, extra.get("also")) if value is not None
             ]
     if not method.lossless:
-        changes += [{"residual": name} for name in PLAIN]
+        residuals = components("residual").items()
+        changes += [{"residual": name} for name, row in residuals if row.plain is not None]
     elif method.choices.acceptance == "exact":
         rules = components("acceptance").items()
         changes += [

@@ -17,6 +17,7 @@ forward pass over the finished image.  So no second sample is needed:
 N images, L tokens each, V vocabulary.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,11 +25,12 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, ncx2, norm
 from torch import Tensor
 
-from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.opening import teacher_forced
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.engine.verify import RatioTest
 from lanternbench.lossless.exact import TableDecoder
 from lanternbench.lossless.tables import Tables
 from lanternbench.measure.fidelity import kernel
@@ -131,11 +133,12 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
     )
 
 
-class TooGenerous(AcceptanceRule):
+@dataclass(frozen=True, eq=False)
+class TooGenerous(RatioTest):
     """A rule made wrong on purpose: q̃ is ``factor`` times what it should be."""
 
-    rule = Prepared[AcceptanceRule]()
-    factor = Prepared[float]()
+    rule: RatioTest
+    factor: float
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         relaxed = self.rule.relax(q, x, depth)
@@ -168,7 +171,7 @@ def powers(
             p,
             x,
             depth,
-            TooGenerous().ready(rule=decoder.rule, factor=factor),
+            TooGenerous(decoder.rule, factor),
             decoder.residual,
         )
         extra = mass_per_bin(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS

@@ -16,15 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lanternbench.engine.plain import RowSpec, TreeSpec
 from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
 from lanternbench.lossless.plain import Prefix, World
-from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
-from lanternbench.lossless.plain.rows import RowMethod
-from lanternbench.methods.method import Method
 from lanternbench.methods.proposals.drafting import parent_states
-from lanternbench.methods.residuals import PLAIN
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.family import Entry
@@ -340,35 +335,6 @@ class TableDrafter(Drafter):
         return self.head.logits(
             tables.halved(tables.drafter_logits, tables.rows(codes, length)), state.guidance
         )
-
-
-def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
-    """The plain definition of a method of enumerable size on these tables, put together from its
-    components' own.
-
-    None where any part has none: then there is nothing to hold the engine against but what the
-    method claims.
-    """
-    target: Any = TableTarget(tables)
-    method = method.resolve(target.options)
-    proposal, rule, residual = (
-        method.proposal,
-        method.acceptance,
-        PLAIN.get(method.choices.residual),
-    )
-    tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
-    drawn = proposal.plain(tree)
-    draft = None if drawn is None else method.order.plain(drawn)
-    if draft is None or residual is None or not rule.has_plain:
-        return None
-    rule = rule.prepare(target, draft.deepest)
-    if isinstance(draft, RowSpec):
-        return RowMethod(draft, rule, residual)
-    if isinstance(draft, TreeSpec):
-        return MethodSpec(
-            draft, rule, residual, proposal.samples, rule.plain_chain, proposal.marginals
-        )
-    return WindowMethod(draft, rule, residual) if rule.plain_chain is None else None
 
 
 @cache

@@ -24,16 +24,18 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.sampling import at, normalised
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import AcceptanceRule, Residual, at, normalised
-from lanternbench.methods.residuals import SAME_FOR_ALL_TOKENS, lantern
+from lanternbench.engine.verify import RatioTest, Residual
+from lanternbench.methods.acceptance.lantern import NearbyTest
+from lanternbench.methods.residuals import lantern
 
 CHUNK = 1 << 24  # elements of the largest temporary
 FLOOR = 1e-10  # log-probability of a token that the warped target excludes
 
 
 def fidelity_loss(
-    trace: Trace, rule: AcceptanceRule, residual: Residual, total: bool = False
+    trace: Trace, rule: RatioTest, residual: Residual, total: bool = False
 ) -> Tensor:
     """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a
     lossless method.
@@ -73,7 +75,7 @@ def decode_loss(
     return fidelity_loss(trace, decoder.rule, decoder.residual, total)
 
 
-def row_losses(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
+def row_losses(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
     """TV(r_i, q_i) of every token of a decode in the order ``rows``: [B, L].
 
     Their sum bounds the TV of whole images: a draw depends on raster-earlier tokens alone, so the
@@ -83,7 +85,7 @@ def row_losses(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor
     return 0.5 * (row_laws(trace, rule, residual) - trace.q).abs().sum(-1)
 
 
-def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
+def row_laws(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
     """r_i [B, L, V], the distribution that each token was drawn from, given what its row saw and
     the step.
 
@@ -107,7 +109,7 @@ def row_laws(trace: Trace, rule: AcceptanceRule, residual: Residual) -> Tensor:
 
 
 def accepted_mass(
-    q: Tensor, p: Tensor, depth: Tensor, rule: AcceptanceRule, law: Tensor | None
+    q: Tensor, p: Tensor, depth: Tensor, rule: RatioTest, law: Tensor | None
 ) -> Tensor:
     """ℓ·f: the probability of drafting each token and accepting it, where drafts come from ``law``
     (None: p).
@@ -122,7 +124,7 @@ def node_losses(
     children: Tensor,
     tried: Tensor,
     depth: Tensor,
-    rule: AcceptanceRule,
+    rule: RatioTest,
     residual: Residual,
 ) -> Tensor:
     """TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W],
@@ -145,7 +147,7 @@ def node_losses(
 
 
 def kernel(
-    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual,
+    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: RatioTest, residual: Residual,
     law: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen
@@ -156,40 +158,37 @@ def kernel(
         rest = normalised(residual(q, None, x, depth, rule), q)
         return ((1 - f) * rest).scatter_add(-1, x[:, None], f)
     accepted, drawn = accepted_mass(q, p, depth, rule, law), p if law is None else law
-    if residual in SAME_FOR_ALL_TOKENS:
+    if not residual.of_token:
         rest = normalised(residual(q, p, x, depth, rule), q)
         return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest
     rejected = (drawn - accepted).clamp(min=0)
-    if residual is lantern and rule.group_size > 1:
-        return accepted + _lantern_rest(q, p, rejected, depth, rule)
+    if residual is lantern and isinstance(rule, NearbyTest):
+        return accepted + _lantern_rest(q, p, rejected, rule)
     return accepted + _any_rest(q, p, rejected, depth, rule, residual)
 
 
-def _lantern_rest(
-    q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule
-) -> Tensor:
+def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, rule: NearbyTest) -> Tensor:
     """Σ_x rejected(x)·G_x in O(V·k): where x can be rejected q̃(x) < p(x), so G_x ∝ [q − p]₊ with
     A_x struck out.
     """
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-    mass = rule.relax(q[:, None].expand(*q.shape, -1), tokens, depth[:, None])
-    assert mass.group is not None
-    assert mass.taken is not None
+    near = rule.near[tokens]
+    inside = rule.inside(q[:, None].expand(*q.shape, -1).gather(-1, near))
     base = (q - p).clamp(min=0)
-    struck = base[:, None].expand(*q.shape, -1).gather(-1, mass.group) * mass.taken
+    struck = base[:, None].expand(*q.shape, -1).gather(-1, near) * inside
     left = base.sum(-1, keepdim=True) - struck.sum(-1)  # [n, V] normaliser of each G_x
     # all struck out, but for rounding: the rejection falls back to q
     lost = left <= 1e-6 * base.sum(-1, keepdim=True)
     weight = torch.where(lost, 0.0, rejected / left)
-    barred = (weight[..., None] * mass.taken).flatten(1)
+    barred = (weight[..., None] * inside).flatten(1)
     each = weight.sum(-1, keepdim=True) - torch.zeros_like(q).scatter_add(
-        -1, mass.group.flatten(1), barred
+        -1, near.flatten(1), barred
     )
     return base * each.clamp(min=0) + (rejected * lost).sum(-1, keepdim=True) * q
 
 
 def _any_rest(
-    q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: AcceptanceRule, residual: Residual
+    q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: RatioTest, residual: Residual
 ) -> Tensor:
     """Σ_x rejected(x)·G_x for any residual, one G_x per token that can be rejected."""
     out = torch.zeros_like(q)

@@ -4,10 +4,10 @@ from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import reach
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.verify import RatioTest
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
-from lanternbench.registry import components, plugin_errors
+from lanternbench.registry import component, plugin_errors
 from lanternbench.settings import TARGETS_OWN, Sampling
 
 
@@ -22,10 +22,10 @@ def prepared_proposal(target: Target, method: Method, tree: TreePolicy | None = 
     return proposal.prepare(target, tree, method.acceptance)
 
 
-def prepared_rule(target: Target, method: Method, proposal: Proposal) -> AcceptanceRule:
+def prepared_rule(target: Target, method: Method, proposal: Proposal) -> RatioTest:
     """The rule that verifies the drafts of the prepared ``proposal``, ready to decode."""
     rule = method.resolve(target.options).acceptance
-    return proposal.verification(rule.prepare(target, proposal.max_depth))
+    return proposal.verification(rule.build(target, proposal.max_depth))
 
 
 def build(
@@ -47,9 +47,9 @@ def build(
         resolved = method.resolve(target.options)
         proposer = prepared_proposal(target, resolved)
         rule = prepared_rule(target, resolved, proposer)
-    known, name = components("residual"), method.choices.residual
-    # ``lantern-reference``: the public code's
-    residual = known.get(f"{name}-{method.acceptance.variant}", known[name])
+    residual = component("residual", method.choices.residual)
+    if method.acceptance.variant == "reference" and residual.public is not None:
+        residual = component("residual", residual.public)
     rates = None
     if simulate_acceptance is not None and proposer.max_depth > 0:
         rates = reach(simulate_acceptance, proposer.max_depth).to(target.device)

@@ -50,13 +50,11 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
-        from lanternbench.methods.residuals import LOSSLESS  # mathematics, and so torch
-
         exact = all(
             part.lossless and (part.reference_lossless or part.variant == "paper")
             for part in self.parts
         )
-        return exact and self.choices.residual in LOSSLESS
+        return exact and component("residual", self.choices.residual).lossless
 
     @property
     def bounded(self) -> bool:

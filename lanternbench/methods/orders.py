@@ -13,21 +13,15 @@ from pydantic import Field
 from torch import Tensor
 
 from lanternbench.component import Choices, option
+from lanternbench.engine.chosen import lone_root
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.rows import Active, Decision, Order, RowDraft, RowState, RowStrategy
-from lanternbench.engine.sampling import draw
+from lanternbench.engine.sampling import at, draw, normalised
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import chain
-from lanternbench.engine.verify import (
-    AcceptanceRule,
-    Uniforms,
-    at,
-    lone_root,
-    normalised,
-    standard,
-)
+from lanternbench.engine.verify import ExactTest, Uniforms, standard
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register
 
@@ -139,7 +133,7 @@ class ZipAR(RowStrategy):
     ):
         super().__init__(speculation, target, lead, 0, 1 + adaptive, target.grid[1], seen_from)
         self.adaptive = adaptive
-        self.exact = AcceptanceRule()
+        self.exact = ExactTest()
         self.stored = int(adaptive)
         self.own_law = adaptive
         self.alone = chain(0).to(target.device)

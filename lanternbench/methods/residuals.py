@@ -1,50 +1,80 @@
-"""Residuals: what is sampled after x was rejected, unnormalised [..., V]; one short function each.
+"""The table of residuals: what is sampled after x was rejected, unnormalised [..., V].
 
 q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, so p is 1 at x), x
-[...] the child's token, depth [...] or [] its depth 1 … L.
+[...] the child's token, depth [...] or [] its depth 1 … L.  A row is a function, its plain form in
+scalar Python, and its claim to be lossless.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.plain import PlainRule, Probs
-from lanternbench.engine.verify import AcceptanceRule, at, standard
+from lanternbench.engine.plain import PlainResidual, PlainRule, Probs, positive_part
+from lanternbench.engine.relaxed import ResidualWeights, TokenTest
+from lanternbench.engine.sampling import at
+from lanternbench.engine.verify import Residual, standard
 from lanternbench.registry import register
+
+
+def residual(
+    name: str,
+    plain: PlainResidual | None = None,
+    *,
+    lossless: bool = False,
+    of_token: bool = True,
+    public: str | None = None,
+) -> Callable[[ResidualWeights], Residual]:
+    """Decorator: add a row to the table; see ``Residual`` for its columns."""
+
+    def add(weights: ResidualWeights) -> Residual:
+        return register("residual", name)(Residual(weights, plain, lossless, of_token, public))
+
+    return add
+
 
 register("residual", "standard")(standard)
 
 
-@register("residual", "lantern")
-def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+def plain_lantern(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
+    """q_{k,δ} is 0 in the group but for x, and below p at x, as x was rejected."""
+    group = rule.group(q, x)
+    return [0.0 if y in group else left for y, left in enumerate(positive_part(q, p))]
+
+
+@residual("lantern", plain_lantern, lossless=True, public="lantern-reference")
+def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest) -> Tensor:
     """∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7): the group's probability on x, 0 on the rest of the
     group, q elsewhere.
     """
     relaxed = rule.relax(q, x, depth)
-    moved = q
-    # a token outside A writes back its own q
-    if relaxed.group is not None and relaxed.taken is not None:
-        left = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))
-        moved = q.scatter(-1, relaxed.group, left)
-    moved = moved.scatter(-1, x[..., None], 0.0 if p is None else relaxed.value[..., None])
-    return moved if p is None else (moved - p).clamp_(min=0)
+    moved = q if relaxed.group is None else relaxed.group.struck_from(q)
+    if p is None:
+        return moved.scatter(-1, x[..., None], 0.0)
+    moved = moved.scatter(-1, x[..., None], relaxed.value[..., None])
+    return (moved - p).clamp_(min=0)
 
 
-@register("residual", "optimal")
-def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule) -> Tensor:
+def plain_optimal(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
+    accepted = [p_y * rule.probability(q, p, y, depth) for y, p_y in enumerate(p)]
+    return positive_part(q, accepted)
+
+
+@residual("optimal", plain_optimal, lossless=True, of_token=False)
+def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest) -> Tensor:
     """∝ [q − p·f]₊, f the probability of acceptance: the residual that minimises the TV bound
     (Cool-SD, Theorem 2).
     """
     if p is None:
-        left = (at(q, x) - rule.relax(q, x, depth).value.clamp(max=1)).clamp_(min=0)
+        accepted = rule.relax(q, x, depth).value.clamp(max=1)
+        left = (at(q, x) - accepted).clamp_(min=0)
         return q.scatter(-1, x[..., None], left[..., None])
     return (q - rule.accepted_prob(q, p, depth)).clamp_(min=0)
 
 
-@register("residual", "lantern-reference")
+@residual("lantern-reference", lossless=True)
 def lantern_reference(
-    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: AcceptanceRule
+    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest
 ) -> Tensor:
     """What LANTERN's public code samples after a rejection.
 
@@ -53,43 +83,11 @@ def lantern_reference(
     everywhere becomes uniform.
     """
     weights = standard(q, p, x, depth, rule)
-    relaxed = rule.relax(q, x, depth)
-    if relaxed.barred is not None and relaxed.taken is not None:
-        some = relaxed.taken[..., 1:].any(-1, keepdim=True)
-        near = relaxed.barred[..., 1:]
-        left = torch.zeros((), dtype=q.dtype, device=q.device) if p is None else q.gather(-1, near)
-        weights = weights.scatter(-1, near, torch.where(some, left, weights.gather(-1, near)))
+    group = rule.relax(q, x, depth).group
+    if group is not None and group.barred is not None:
+        has_neighbours = group.inside[..., 1:].any(-1, keepdim=True)
+        barred = group.barred[..., 1:]
+        left = q.new_zeros(()) if p is None else q.gather(-1, barred)
+        changed = torch.where(has_neighbours, left, weights.gather(-1, barred))
+        weights = weights.scatter(-1, barred, changed)
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
-
-
-# under a rule with q̃ = q
-LOSSLESS = frozenset({"standard", "lantern", "optimal", "lantern-reference"})
-# sampled children: the residual does not depend on which x was rejected
-SAME_FOR_ALL_TOKENS = (standard, optimal)
-
-
-def plain_standard(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
-    return positive_part(q, p)
-
-
-def plain_lantern(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
-    """q_{k,δ} is 0 in the group but for x, and below p at x, as x was rejected."""
-    group = rule.plain_group(q, x)
-    return [0.0 if y in group else left for y, left in enumerate(positive_part(q, p))]
-
-
-def plain_optimal(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
-    return positive_part(q, [py * rule.plain_prob(q, p, y, depth) for y, py in enumerate(p)])
-
-
-def positive_part(q: Probs, p: Probs) -> Probs:
-    """[q − p]₊, differences below 1e-15 counted as the rounding that they are."""
-    return [d if (d := qx - px) > 1e-15 else 0.0 for qx, px in zip(q, p, strict=True)]
-
-
-# Residuals in scalar Python, by name; p is 1 at x where the child was chosen
-PLAIN: dict[str, Any] = {
-    "standard": plain_standard,
-    "lantern": plain_lantern,
-    "optimal": plain_optimal,
-}

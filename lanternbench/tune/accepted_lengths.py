@@ -41,12 +41,14 @@ from torch import Tensor
 
 from lanternbench.component import Prepared
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder, begin, step
+from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import Expand, TreePolicy
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, Paths, StaticTree, chain, from_paths
-from lanternbench.engine.verify import AcceptanceRule, Uniforms, VerifyResult
+from lanternbench.engine.tree import Paths, chain, from_paths
+from lanternbench.engine.verify import RatioTest, Uniforms
+from lanternbench.methods.acceptance.exact import Annealed
 from lanternbench.methods.build import prepared_proposal, prepared_rule
 from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
 from lanternbench.methods.trees.static import FixedTree
@@ -137,32 +139,50 @@ class Judge:
             .to(self.decoder.target.device)
         )
 
-    def verify(self, rule: AcceptanceRule, draft: Draft, q: Tensor) -> VerifyResult:
+    def verify(self, rule: RatioTest, draft: Draft, q: Tensor) -> VerifyResult:
         """Drafts and q [B, N, V]; a single draft is judged ``JUDGEMENTS`` times, as a batch."""
         times = JUDGEMENTS if len(q) == 1 else -1
-        p, q = None if draft.p is None else draft.p.expand(times, -1, -1), q.expand(times, -1, -1)
+        q = q.expand(times, -1, -1)
+        p = None if draft.p is None else draft.p.expand(times, -1, -1)
         draft = draft._replace(tokens=draft.tokens.expand(times, -1), p=p)
-        u = Uniforms(self.uniforms(*draft.tokens.shape), q[:, :0, 0])
-        return rule.verify(draft, q, u, self.decoder.residual, self.decoder.warp.greedy)
+        return self.verify_with(rule, draft, q, self.uniforms(*draft.tokens.shape))
+
+    def verify_with(self, rule: RatioTest, draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
+        """u [B, N]."""
+        uniforms = Uniforms(u, q[:, :0, 0])
+        greedy = self.decoder.warp.greedy
+        return rule.verify(draft, q, uniforms, self.decoder.residual, greedy)
 
     def ranks(
-        self, rule: AcceptanceRule, p: Tensor, q: Tensor, star: StaticTree, sampled: bool
+        self, rule: RatioTest, p: Tensor, q: Tensor, star: StaticTree, sampled: bool
     ) -> Floats:
         """How often each child of ``star``, a root with K children, or none, is accepted at nodes
         of depth 0 …: p, q [d, V] -> shares [d, K + 1]."""
-        d, k = len(p), star.tree.width
+        levels, k = len(p), star.tree.width
         p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
         tokens = draw_distinct(p, self.uniforms(len(p), k)) if sampled else p.topk(k).indices
-        if not self.decoder.warp.greedy:  # greedy rules do not read the depth, paths do
-            depth = (
-                torch.arange(d, device=p.device).repeat_interleave(JUDGEMENTS)[:, None]
-                + star.tree.depth
+        tokens = torch.cat([tokens[:, :1], tokens], 1)
+        u = self.uniforms(*tokens.shape)
+        shares = []
+        for level in range(levels):
+            rows = slice(level * JUDGEMENTS, (level + 1) * JUDGEMENTS)
+            draft = Draft(
+                tokens[rows], p[rows, None] if sampled else None, below(star, level, levels)
             )
-            star = replace(star, tree=star.tree._replace(depth=depth, max_depth=d))
-        draft = Draft(torch.cat([tokens[:, :1], tokens], 1), p[:, None] if sampled else None, star)
-        child = self.verify(rule, draft, q[:, None].expand(-1, k + 1, -1)).path[:, 1]
-        shares = torch.nn.functional.one_hot(torch.where(child > 0, child - 1, k), k + 1)
-        return shares.view(d, JUDGEMENTS, k + 1).double().mean(1).cpu().numpy()
+            everywhere = q[rows, None].expand(-1, k + 1, -1)
+            child = self.verify_with(rule, draft, everywhere, u[rows]).path[:, 1]
+            which = torch.where(child > 0, child - 1, k)
+            shares.append(torch.nn.functional.one_hot(which, k + 1).double().mean(0))
+        return torch.stack(shares).cpu().numpy()
+
+
+def below(star: StaticTree, level: int, levels: int) -> StaticTree:
+    """The tree of one level with its root at depth ``level`` of ``levels``."""
+    siblings = star.siblings
+    later = tuple(rank._replace(depth=rank.depth + level) for rank in siblings.later)
+    tree = star.tree._replace(depth=star.tree.depth + level, max_depth=levels)
+    order = siblings._replace(depth=siblings.depth + level, later=later)
+    return replace(star, tree=tree, siblings=order)
 
 
 def record_chains(
@@ -188,7 +208,7 @@ def record_chains(
     )
     sampled = method.proposal.samples and not decoder.warp.greedy
     acceptance = method.resolve(target.options).acceptance
-    rules = [acceptance.prepare(target, d) for d in range(1, levels + 1)]
+    rules = [acceptance.build(target, d) for d in range(1, levels + 1)]
     chains = [chain(d).to(target.device) for d in range(1, levels + 1)]
     star = from_paths(tuple((k,) for k in range(ranks))).to(target.device)
     reached, children, count = (
@@ -205,7 +225,7 @@ def record_chains(
             accepted = judge.verify(rule, cut, q[:, : d + 1]).accepted.cpu()
             shares = (accepted[:, None] >= torch.arange(levels + 1)).double().mean(0).numpy()
             reached[d - 1] += shares
-            if ranks > 1 and (d == levels or method.acceptance.by_depth):
+            if ranks > 1 and (d == levels or isinstance(method.acceptance, Annealed)):
                 children[d - 1, :d] += shares[:d, None] * judge.ranks(
                     rule, p[0, :d], q[0, :d], star, sampled
                 )

@@ -11,7 +11,8 @@ from conftest import mistake
 
 from lanternbench import registry
 from lanternbench.engine.decode import generate
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.verify import AcceptanceRule, RuleTest
 from lanternbench.errors import UserError
 from lanternbench.lossless import verify_method
 from lanternbench.methods.build import build
@@ -55,8 +56,8 @@ def rule():
     class TheirRule(AcceptanceRule):
         lossless = False
 
-        def prepare(self, target, max_depth):
-            return faults.get("prepare", lambda: self)()
+        def build(self, target, depth):
+            return faults.get("build", lambda: RuleTest(self))()
 
         def relax(self, q, x, depth):
             return faults["relax"]()
@@ -79,7 +80,7 @@ def test_a_rule_that_fails_is_named(fault, rule, shallow):
 
 @pytest.mark.parametrize("fault", ["sys.exit", "an error", "a BaseException", "None"])
 def test_a_rule_that_cannot_be_built_is_named(fault, rule, shallow):
-    rule["prepare"] = FAULTS[fault]
+    rule["build"] = FAULTS[fault]
     with pytest.raises(UserError, match="the plug-in module 'test_plugin_faults' failed"):
         generate(
             build(shallow, method("eagle-1", acceptance="theirs")), ["a red circle"], max_steps=3

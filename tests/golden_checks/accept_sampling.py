@@ -14,9 +14,9 @@ from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from lanternbench.engine import chosen, verify
+from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.sampling import Warp
-from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, Residual, Uniforms, VerifyResult
+from lanternbench.engine.verify import RatioTest, Residual, Uniforms
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.residuals import lantern_reference, standard
 from lanternbench.methods.trees.static import static_tree
@@ -69,7 +69,7 @@ def recorded_draft(case: dict[str, Any], given: dict[str, Tensor]) -> tuple[Draf
     return Draft(tokens, p[None, : len(static.inner_ids)], static), q
 
 
-def rule_of(case: dict[str, Any], codebook: Tensor) -> AcceptanceRule:
+def rule_of(case: dict[str, Any], codebook: Tensor) -> RatioTest:
     """The reference's k leaves out the token itself; its δ above 1 is LANTERN++'s λ."""
     if not case["lantern"]:
         return EXACT
@@ -79,7 +79,7 @@ def rule_of(case: dict[str, Any], codebook: Tensor) -> AcceptanceRule:
 
 
 def walk(
-    draft: Draft, q: Tensor, uniforms: Tensor, rule: AcceptanceRule, residual: Residual
+    draft: Draft, q: Tensor, uniforms: Tensor, rule: RatioTest, residual: Residual
 ) -> tuple[VerifyResult, Tensor]:
     """Verify with the uniforms in the order in which a sequential walk consumes them.
 
@@ -94,8 +94,14 @@ def walk(
         drawn.append(weights)
         return weights.argmax(-1)
 
+    def recording_each(weights: Tensor, levels: Tensor) -> Tensor:
+        return recording(weights, levels)[:, None]
+
     node, used = 0, 0
-    with patch.object(verify, "draw", recording), patch.object(chosen, "draw", recording):
+    with (
+        patch.object(verify, "draw_each", recording_each),
+        patch.object(chosen, "draw", recording),
+    ):
         while True:
             children = [c for c in draft.tree.children[0, node].tolist() if c >= 0]
             u[0, children] = uniforms[used : used + len(children)]

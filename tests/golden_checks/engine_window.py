@@ -25,7 +25,7 @@ from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.verify import RatioTest
 from lanternbench.lossless.tables import TableModel, read
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
@@ -102,7 +102,7 @@ def uniform_of(model: StandIn, image: list[int]) -> Tensor:
 
 def window_run(
     vectors: Vectors, name: str, run: dict[str, Any], redraw: Callable[[dict[str, Tensor], int], Tensor],
-    proposer: Callable[[Any, int, int], Jacobi], rule: AcceptanceRule,
+    proposer: Callable[[Any, int, int], Jacobi], rule: RatioTest,
 ) -> list[Found]:  # fmt: skip
     """SCD and GSD.  ``redraw``: (a step's uniforms, L) -> those of the proposal's update;
     ``proposer``: (target, drafts in a window, tokens before the first window step)."""

@@ -15,9 +15,8 @@ from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
 from lanternbench.engine.proposal import TreePolicy
-from lanternbench.engine.sampling import draw
-from lanternbench.engine.verify import at
-from lanternbench.methods.acceptance.gsd import Gsd, group
+from lanternbench.engine.sampling import at, draw
+from lanternbench.methods.acceptance.gsd import GroupTest, Gsd, group
 from lanternbench.methods.proposals.jacobi import Jacobi, maximal
 
 FALLBACK_FROM = 14  # tokens in the vocabulary from which on the public code's low ranks fall back
@@ -46,7 +45,7 @@ def check(folder: Path) -> list[Found]:
     return found
 
 
-def public_rule(embeddings: Tensor) -> Gsd:
+def public_rule(embeddings: Tensor) -> GroupTest:
     """What ``--variant reference`` builds for a target with these input embeddings, whose codebook
     has equal rows.
     """
@@ -55,7 +54,7 @@ def public_rule(embeddings: Tensor) -> Gsd:
     target: Any = SimpleNamespace(
         model=model, vocab=len(codebook), device=codebook.device, codebook=codebook
     )
-    return Gsd(variant="reference").prepare(target, 1)
+    return Gsd(variant="reference").build(target, 1)
 
 
 class PublicStep:

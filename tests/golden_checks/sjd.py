@@ -16,13 +16,14 @@ from torch import Tensor
 from golden_checks.common import Found, close, read, same, worst
 from lanternbench.component import Prepared
 from lanternbench.engine import verify as verification
+from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
-from lanternbench.engine.tree import Draft, chain
-from lanternbench.engine.verify import Uniforms, VerifyResult
+from lanternbench.engine.tree import chain
+from lanternbench.engine.verify import Uniforms
 from lanternbench.methods.acceptance import chains
-from lanternbench.methods.acceptance.chains import Unchanged
+from lanternbench.methods.acceptance.chains import FixedPoint
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
@@ -57,7 +58,7 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     tokens = given["draft_tokens"]
     window = tokens.shape[1] - 1
     state = stub(given)
-    rule = Unchanged() if fixed_point else EXACT
+    rule = FixedPoint() if fixed_point else EXACT
     jacobi = Redrawn(window=window).prepare(state.target, TreePolicy(), rule)
     jacobi = jacobi.ready(redrawn=given["sampled_from_p_cur"])
     result, final = redraw_compared(given) if fixed_point else verified(given)
@@ -141,7 +142,7 @@ def redraw_compared(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
     tokens, q = given["draft_tokens"], given["p_cur"]
     draft = Draft(tokens, static=chain(tokens.shape[1] - 1))
     with patch.object(chains, "draw", lambda weights, level: given["sampled_from_p_cur"]):
-        return Unchanged().verify(draft, q, uniforms(given), standard, greedy=False), q
+        return FixedPoint().verify(draft, q, uniforms(given), standard, greedy=False), q
 
 
 def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
@@ -156,11 +157,11 @@ def verified(given: dict[str, Tensor]) -> tuple[VerifyResult, Tensor]:
     )
     drawn: list[Tensor] = []
 
-    def recording(weights: Tensor, level: Tensor) -> Tensor:
+    def recording(weights: Tensor, levels: Tensor) -> Tensor:
         drawn.append(weights)
-        return weights.argmax(-1)
+        return weights.argmax(-1, keepdim=True)
 
-    with patch.object(verification, "draw", recording):
+    with patch.object(verification, "draw_each", recording):
         result = EXACT.verify(
             Draft(tokens, p, static), q.clone(), uniforms(given), standard, greedy=False
         )

@@ -13,7 +13,7 @@ from conftest import slow_but
 from test_dflash import TREE, blocky
 from test_verification import mutate
 
-from lanternbench.lossless import exact, on_tables, statistical, tables, verify_method
+from lanternbench.lossless import definitions, exact, on_tables, statistical, verify_method
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.plain.drafts import MethodSpec
 from lanternbench.lossless.tables import Tables
@@ -104,7 +104,7 @@ def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_defi
     monkeypatch,
 ):
     """A drafter that looked at the drafts before would follow another definition."""
-    honest = tables.definition
+    honest = definitions.definition
 
     def by_drafts(*args):
         spec = honest(*args)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any, NamedTuple
 
@@ -13,19 +14,21 @@ import pytest
 import torch
 from conftest import slow_but
 from plain_worlds import in_all
-from rules import chain, drafted, on_codes, windowed
+from rules import chain, drafted, plainly, windowed
 from windows_on_tables import output_distribution
 
 from lanternbench import lossless, registry
 from lanternbench.component import option
-from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.engine.plain import PLAIN_RULES, PlainRule, TreeSpec, plain_rule
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at
+from lanternbench.engine.verify import AcceptanceRule, Residual
 from lanternbench.lossless import verify_all
 from lanternbench.lossless.plain import World, decode_by_steps
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
-from lanternbench.methods.residuals import PLAIN, standard
+from lanternbench.methods.residuals import optimal, standard
 from lanternbench.methods.trees import adaptive
 from lanternbench.settings import Sampling
 
@@ -45,8 +48,8 @@ class Case(NamedTuple):
     plain: Callable[[World], MethodSpec | WindowMethod]
 
 
-def rule(world: World, name: str, **options: Any) -> AcceptanceRule:
-    return on_codes(name, world.codebook, 2, **options)
+def rule(world: World, name: str, **options: Any) -> PlainRule:
+    return plainly(name, world.codebook, 2, **options)
 
 
 CASES = (
@@ -158,7 +161,8 @@ def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
         )
 
     assert other_forms().passed
-    with registry.temporary({"residual": {"optimal": lambda q, p, *_: (q - p).clamp(min=0)}}):
+    wrong = replace(optimal, weights=lambda q, p, *_: (q - p).clamp(min=0))
+    with registry.temporary({"residual": {"optimal": wrong}}):
         assert other_forms().passed is False  # ω is below 1 at λ = 1 alone
 
 
@@ -186,26 +190,28 @@ def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(mo
                 torch.where(at(q, x) >= self.share * q.amax(-1), torch.inf, 0.0).to(q.dtype)
             )
 
-        def plain(self, q, p, x, depth):
-            return float(q[x] >= self.share * max(q))
-
     def flatter(q, p, x, depth, rule):
         return standard(q, p, x, depth, rule).sqrt()
 
-    def plainly(q, p, x, depth, rule):
+    def plain_flatter(q, p, x, depth, rule):
         return [math.sqrt(max(0.0, qy - py)) for qy, py in zip(q, p, strict=True)]
 
-    monkeypatch.setitem(PLAIN, "flatter", plainly)
+    def defined_by(least):
+        @plain_rule(Peak)
+        def peak(rule, q, p, x, depth):
+            return float(q[x] >= least(rule) * max(q))
+
+    residual = Residual(flatter, plain_flatter)
+    monkeypatch.setitem(PLAIN_RULES, Peak, None)  # gone afterwards
+    defined_by(lambda rule: rule.share)
 
     def rows(**options):
         made = method("eagle-1", acceptance="peaks", residual="flatter", **options)
         return {row.check: row for row in verify_all([made])}
 
-    with registry.temporary({"acceptance": {"peaks": Peak}, "residual": {"flatter": flatter}}):
+    with registry.temporary({"acceptance": {"peaks": Peak}, "residual": {"flatter": residual}}):
         assert rows()["tables: plain definition"].passed
-        monkeypatch.setattr(
-            Peak, "plain", lambda self, q, p, x, depth: float(q[x] >= 0.6 * max(q))
-        )
+        defined_by(lambda rule: 0.6)
         assert rows()["tables: plain definition"].passed is False
 
 

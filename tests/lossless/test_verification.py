@@ -18,17 +18,18 @@ from windows_on_tables import output_distribution
 from lanternbench import lossless as verification
 from lanternbench import registry
 from lanternbench.cli.study_cmd import checks_table
-from lanternbench.engine import chosen, row_ends, verify
 from lanternbench.engine import decode as engine
+from lanternbench.engine import row_ends, verify
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at
+from lanternbench.engine.verify import AcceptanceRule, ExactTest, standard
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, statistical, verify_all
 from lanternbench.lossless.exact import decode_tables
 from lanternbench.lossless.statistical import LENGTH, sampled_tables
 from lanternbench.lossless.tables import Tables, row_end_target
 from lanternbench.measure import fidelity
-from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.presets import preset
@@ -146,33 +147,27 @@ def mutate(monkeypatch, module, name: str, old: str, new: str) -> None:
     source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
     assert source.count(old) == 1, f"{name} no longer contains {old!r}: adapt this test"
     scope: dict = {}
-    exec(compile(source.replace(old, new), name, "exec"), vars(module) | {}, scope)
-    if name == "closed_form":  # of which rules hold the function itself
-        owner, scope = (
-            AcceptanceRule,
-            {"forms": AcceptanceRule.forms._replace(verify_chosen=scope[name])},
-        )
-        name = "forms"
+    globals_ = vars(inspect.getmodule(getattr(owner, name)))
+    exec(compile(source.replace(old, new), name, "exec"), globals_ | {}, scope)
     monkeypatch.setattr(owner, name, scope[name])
 
 
 @pytest.mark.parametrize("name", slow_but(["sd", "sjd"], ["sd", "eagle-1", "sjd"]))
 def test_a_wrong_residual_is_found(name):
-    with registry.temporary({"residual": {"standard": lambda q, *_: q}}):
+    wrong = replace(standard, weights=lambda q, *_: q)
+    with registry.temporary({"residual": {"standard": wrong}}):
         assert deviation(name) > 1e-3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["medusa", "eagle-2"])
 def test_a_residual_that_keeps_a_rejected_child_is_found(name, monkeypatch):
-    mutate(monkeypatch, chosen, "closed_form", ".scatter(-1, struck, 0.0)", "")
+    mutate(monkeypatch, verify, "closed_form", ".scatter(-1, struck, 0.0)", "")
     assert deviation(name) > 1e-3
 
 
 def test_wrong_acceptance_is_found(monkeypatch):
-    monkeypatch.setattr(
-        AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x))
-    )
+    monkeypatch.setattr(ExactTest, "relax", lambda self, q, x, depth: RelaxedProb(1.1 * at(q, x)))
     assert deviation("sd") > 1e-3
 
 
@@ -181,9 +176,9 @@ def test_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(
         monkeypatch,
         verify,
-        "_sampled_tree",
-        "p_j = normalised(p_left, torch.zeros_like(p_left))",
-        "p_j = p_left",
+        "stages",
+        "        drafter.div_(drafter.sum(-1, keepdim=True).clamp_(min=TINY))\n",
+        "",
     )
     assert deviation("eagle-1") > 1e-3
 
@@ -193,9 +188,9 @@ def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
     mutate(
         monkeypatch,
         verify,
-        "_sampled_tree",
-        "normalised(residual(q_j, p_j, before, depth, rule), q_j)",
-        "q_j",
+        "stages",
+        "torch.where(left.counts, left.weights / left.total, target)",
+        "target",
     )
     assert deviation("eagle-1") > 1e-3
 
@@ -204,10 +199,10 @@ def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
 def test_chosen_siblings_that_are_not_renormalised_are_found(monkeypatch):
     mutate(
         monkeypatch,
-        chosen,
+        verify,
         "closed_form",
-        "left = 1.0 - (qx.cumsum(-1) - qx)",
-        "left = torch.ones_like(qx)",
+        "left = 1.0 - (q_child.cumsum(-1) - q_child)",
+        "left = torch.ones_like(q_child)",
     )
     assert deviation("eagle-2") > 1e-3
     assert deviation("medusa") > 1e-3
@@ -218,10 +213,10 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
     # a family narrower than the tree pads with node 0, whose token may be that of a rejected child
     mutate(
         monkeypatch,
-        chosen,
+        verify,
         "closed_form",
-        "struck = rows_at(torch.where(exists, x, vocab), stop)",
-        "struck = rows_at(x, stop)",
+        "struck = rows_at(torch.where(exists, tokens, vocab), stop)",
+        "struck = rows_at(tokens, stop)",
     )
     assert deviation("medusa") > 1e-3
 
@@ -230,12 +225,12 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "function", "line", "wrong"),
     [
-        ("sd", "end_of_chain", "(accepted == draft.tokens.shape[1] - 1) | ", ""),
+        ("sd", "end_of_chain", " & (accepted_column < length)", ""),
         (
             "eagle-1",
-            "_sampled_tree",
-            "torch.where(leaf[:, None], rows_at(q, stop), weights)",
-            "weights",
+            "verify_tree",
+            "torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)",
+            "after_children",
         ),
     ],
 )
@@ -455,9 +450,7 @@ def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
     assert found.ranks.p_value > statistical.ALPHA
     assert found.powers[0] < found.powers[1] < found.powers[2]
     assert found.powers[2] > 0.9
-    monkeypatch.setattr(
-        AcceptanceRule, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x))
-    )
+    monkeypatch.setattr(ExactTest, "relax", lambda self, q, x, depth: RelaxedProb(1.5 * at(q, x)))
     assert sampled_tables(method("sd"), 0, 1500).ranks.p_value < statistical.ALPHA
 
 
@@ -492,7 +485,7 @@ def test_an_unknown_method_is_the_users_mistake():
 
 
 def test_a_registered_method_that_wrongly_claims_to_be_lossless_fails():
-    class TooGenerous(Exact):
+    class TooGenerous(AcceptanceRule):
         def relax(self, q, x, depth):
             return RelaxedProb(at(q, x) + 0.1)
 

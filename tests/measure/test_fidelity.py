@@ -10,13 +10,14 @@ from rules import EXACT, annealed, lantern
 from torch.utils._python_dispatch import TorchDispatchMode
 from windows_on_tables import output_distribution
 
-from lanternbench.engine.sampling import draw_distinct
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at, draw_distinct, normalised
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import AcceptanceRule, RelaxedProb, at, normalised
+from lanternbench.engine.verify import AcceptanceRule, Residual, RuleTest
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.measure import fidelity
 from lanternbench.methods import residuals
-from lanternbench.methods.acceptance.likely import Typical
+from lanternbench.methods.acceptance.likely import TypicalTest
 from lanternbench.methods.method import method
 from lanternbench.registry import components
 
@@ -52,10 +53,10 @@ def test_exact_acceptance_loses_nothing(nodes, sampled, residual):
 
 def test_a_wrong_residual_costs(nodes):
     q, p, *family = nodes
-    assert fidelity.node_losses(q, p, *family, EXACT, lambda q, *_: q).max() > 0.05
+    assert fidelity.node_losses(q, p, *family, EXACT, Residual(lambda q, *_: q)).max() > 0.05
 
 
-@pytest.mark.parametrize("rule", [*RULES, Typical(epsilon=0.09)])
+@pytest.mark.parametrize("rule", [*RULES, TypicalTest(0.09)])
 @pytest.mark.parametrize("residual", list(components("residual").values()))
 def test_a_stage_draws_from_a_distribution(nodes, rule, residual):
     q, p, children, _, depth = nodes
@@ -70,7 +71,7 @@ def test_lanterns_short_cut_is_the_sum_over_rejected_tokens(nodes, rule):
     q, p, _, _, depth = nodes
     rejected = (p - torch.minimum(p, rule.everywhere(q, depth))).clamp(min=0)
     slow = fidelity._any_rest(q, p, rejected, depth, rule, residuals.lantern)
-    assert torch.allclose(fidelity._lantern_rest(q, p, rejected, depth, rule), slow, atol=1e-12)
+    assert torch.allclose(fidelity._lantern_rest(q, p, rejected, rule), slow, atol=1e-12)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
@@ -179,7 +180,7 @@ class EntropyRule(AcceptanceRule):
 
 
 @pytest.mark.parametrize(
-    ("rule", "most"), [(EntropyRule(), 1 << 20), (Typical(epsilon=0.09), 4 * 2 * 4096)]
+    ("rule", "most"), [(RuleTest(EntropyRule()), 1 << 20), (TypicalTest(0.09), 4 * 2 * 4096)]
 )
 @pytest.mark.parametrize("residual", [residuals.standard, residuals.optimal])
 def test_the_loss_of_any_rule_takes_bounded_memory(rule, most, residual, monkeypatch):

@@ -14,8 +14,9 @@ from rules import EXACT, annealed
 from rules import lantern as lantern_rule
 from scipy.spatial.distance import jensenshannon
 
-from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct
-from lanternbench.engine.verify import Uniforms, normalised, rank_by_rank
+from lanternbench.engine.chosen import rank_by_rank
+from lanternbench.engine.sampling import BELOW_ONE, Warp, draw, draw_distinct, normalised
+from lanternbench.engine.verify import Uniforms
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance import lantern
 from lanternbench.methods.acceptance.exact import schedule
@@ -68,7 +69,7 @@ def test_annealed_rule_multiplies_by_the_omega_of_the_depth():
 
 
 def test_the_first_draft_has_the_first_omega_of_the_schedule():
-    rule = method("cool-sd", lam=1.5, nu=0.5).acceptance.prepare(SimpleNamespace(device="cpu"), 2)
+    rule = method("cool-sd", lam=1.5, nu=0.5).acceptance.build(SimpleNamespace(device="cpu"), 2)
     q = torch.full((2, 4), 0.25)
     relaxed = rule.relax(q, torch.tensor([0, 1]), torch.tensor([1, 2]))
     assert relaxed.value.tolist() == pytest.approx([0.5, 0.25])  # ω = 2 and 1
@@ -84,7 +85,9 @@ NEAR = torch.tensor([[0, 1, 2, 3], [1, 2, 0, 3], [2, 1, 3, 0], [3, 2, 1, 0]])
 def test_lantern_grows_nearest_first_while_strictly_below_delta():
     q = dist(0.5, 0.125, 0.25, 0.125)  # exact in binary
     mass = lantern_rule(NEAR, "tvd", 0.375).relax(q, token(0), DEPTH)
-    assert mass.taken.tolist() == [[True, True, False, False]]  # 0.125 < δ, but 0.375 is not
+    assert mass.group.inside.tolist() == [
+        [True, True, False, False]
+    ]  # 0.125 < δ, but 0.375 is not
     assert mass.value.item() == 0.625
     assert lantern_rule(NEAR, "tvd", 0.376).relax(q, token(0), DEPTH).value.item() == 0.875
     assert lantern_rule(NEAR, "tvd", 0.375, NEAR).relax(q, token(0), DEPTH).value.item() == 0.875
@@ -99,7 +102,7 @@ def test_lantern_keeps_x_alone_where_the_bound_is_tight():
 def test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q():
     q = dist(0.25, 0.25, 0.25, 0.25)
     rule = lantern_rule(NEAR, "multiplicative", 2.0)  # neighbours may add up to q(x)
-    assert rule.relax(q, token(0), DEPTH).taken.tolist() == [[True, True, False, False]]
+    assert rule.relax(q, token(0), DEPTH).group.inside.tolist() == [[True, True, False, False]]
     assert rule.relax(q, token(0), DEPTH).value.item() == 0.5
     assert rule.relax(dist(0.0, 0.5, 0.25, 0.25), token(0), DEPTH).value.item() == 0.0
 
@@ -120,8 +123,8 @@ def test_jsd_of_a_move_is_scipys():
         # loser
         assert jensen_shannon(qx, moved)[0, 1].item() == pytest.approx(far, abs=1e-12)
     rule = lantern_rule(NEAR, "jsd", far + 1e-9)
-    assert rule.relax(q, token(0), DEPTH).taken.tolist()[0][:3] == [True, True, True]
-    assert not lantern_rule(NEAR, "jsd", far - 1e-9).relax(q, token(0), DEPTH).taken[0, 2]
+    assert rule.relax(q, token(0), DEPTH).group.inside.tolist()[0][:3] == [True, True, True]
+    assert not lantern_rule(NEAR, "jsd", far - 1e-9).relax(q, token(0), DEPTH).group.inside[0, 2]
     assert float(jensen_shannon(torch.zeros(1), torch.zeros(1))) == 0.0
 
 

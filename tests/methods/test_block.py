@@ -13,8 +13,9 @@ from rules import chain, drafted
 from windows_on_tables import enumerate_images
 
 from lanternbench.errors import UserError
+from lanternbench.lossless.plain.rules import BlockRule
 from lanternbench.lossless.tables import Tables, random_rows
-from lanternbench.methods.acceptance.chains import BlockVerification, block
+from lanternbench.methods.acceptance.chains import block
 from lanternbench.methods.method import method
 
 
@@ -22,9 +23,7 @@ from lanternbench.methods.method import method
 def test_it_is_lossless_and_the_plain_definition(kind):
     tables = Tables(3, 3, 5, kind)
     got = enumerate_images(tables, "sd", acceptance="block")
-    defined = image_distribution(
-        tables.world(), drafted(chain(2), block=BlockVerification.plain_chain)
-    )
+    defined = image_distribution(tables.world(), drafted(chain(2), BlockRule()))
     assert float((got - tables.on_all_images(defined)).abs().max()) < 1e-6
     assert float((got - tables.joint()).abs().max()) < 1e-6
 
@@ -59,7 +58,7 @@ def test_its_expected_length_is_never_below_that_of_token_by_token(seed):
         for i in (3, 2, 1):
             expected += longer * stop[i - 1] * i
             longer *= 1 - stop[i - 1]
-        by_hand = BlockVerification.plain_chain(q.tolist(), p.tolist(), xs)
+        by_hand = BlockRule().endings(q.tolist(), p.tolist(), xs)
         assert expected == pytest.approx(sum(chance * i for chance, i, _ in by_hand))
         blocks += chance * expected
         ratio = (q[:3].gather(1, drafts.T) / p.gather(1, drafts.T)).clamp(max=1)[:, 0]

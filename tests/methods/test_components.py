@@ -11,8 +11,9 @@ import pytest
 
 from lanternbench import registry
 from lanternbench.engine import decode as engine
-from lanternbench.engine import verify
-from lanternbench.engine.verify import RelaxedProb
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at
+from lanternbench.engine.verify import AcceptanceRule, ExactTest
 from lanternbench.errors import UserError
 from lanternbench.methods.acceptance.exact import Exact
 from lanternbench.methods.acceptance.gsd import Gsd
@@ -21,7 +22,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter, EagleProposal
 from lanternbench.methods.proposals.jacobi import Jacobi
-from lanternbench.methods.residuals import standard
+from lanternbench.methods.residuals import residual, standard
 from lanternbench.methods.trees.dynamic import Dynamic
 from lanternbench.registry import register
 from lanternbench.settings import Sampling
@@ -45,46 +46,41 @@ def run(target: Any, name: str, temperature: float, **options: Any) -> engine.Sp
     return decoder
 
 
-def counting(base: type) -> type:
-    """A rule that inherits from ``base`` and overrides ``relax`` alone."""
-
-    class Counting(base):
-        def relax(self, q, x, depth) -> RelaxedProb:
-            calls["relax"] += 1
-            return super().relax(q, x, depth)
-
-    return Counting
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("base", [Exact, Lantern, Gsd])
-def test_a_subclass_of_a_rule_is_called(shallow, base, tree, temperature):
-    register("acceptance", "counting")(counting(base))
+def test_a_rule_that_defines_relax_alone_is_called(shallow, tree, temperature):
+    @register("acceptance", "counting")
+    class Counting(AcceptanceRule):
+        def relax(self, q, x, depth):
+            calls["relax"] += 1
+            return RelaxedProb(at(q, x))
+
     run(shallow, "eagle-1", temperature, tree=tree, acceptance="counting", residual="standard")
     assert calls["relax"] > 0
 
 
-@pytest.mark.parametrize(("temperature", "tree"), [(0.0, "chain"), (1.0, "dynamic")])
-def test_a_subclass_that_keeps_relax_keeps_the_fast_forms(shallow, temperature, tree, monkeypatch):
+@pytest.mark.parametrize("base", [Exact, Lantern, Gsd])
+def test_a_rule_whose_relax_would_not_be_read_is_refused(base):
+    with pytest.raises(TypeError, match="derive from AcceptanceRule, or define build too"):
+
+        class Ignored(base):
+            def relax(self, q, x, depth):
+                return RelaxedProb(at(q, x))
+
+
+def test_a_subclass_of_a_rule_is_built_as_its_base_is(shallow, monkeypatch):
     @register("acceptance", "same")
     class Same(Exact):
         pass
 
-    def general(*given):
-        raise AssertionError("the general form was called")
-
-    monkeypatch.setattr(verify, "rank_by_rank", general)
-    assert (
-        run(shallow, "eagle-1", temperature, tree=tree, acceptance="same").rule.own_forms
-        is Exact.forms
-    )
+    rule = run(shallow, "eagle-1", 1.0, tree="dynamic", acceptance="same").rule
+    assert type(rule) is ExactTest
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_residual_is_called_on_every_tree(shallow, tree):
-    @register("residual", "counting")
-    def residual(q, p, x, depth, rule):
+    @residual("counting")
+    def counting(q, p, x, depth, rule):
         calls["residual"] += 1
         return standard(q, p, x, depth, rule)
 

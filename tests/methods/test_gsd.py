@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from plain_worlds import image_distribution
-from rules import drafted, on_codes, windowed
+from rules import drafted, plainly, windowed
 from windows_on_tables import enumerate_images, output_distribution, tv
 
-from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.plain import PlainRule, TreeSpec
 from lanternbench.errors import UserError
 from lanternbench.lossless import plain
 from lanternbench.lossless.tables import Tables
@@ -24,8 +23,8 @@ EXACT = 1e-6
 SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
 
 
-def grouped(tables: Tables) -> AcceptanceRule:
-    return on_codes("gsd", tables.codebook, ranks=1, margin=0.5, radius=2.0)
+def grouped(tables: Tables) -> PlainRule:
+    return plainly("gsd", tables.codebook, ranks=1, margin=0.5, radius=2.0)
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros"])
@@ -43,7 +42,7 @@ def test_groups_in_a_window_are_the_plain_definition(kind):
 def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule):
     tables = Tables(3, 3, 6, "dense")
     options = {"gsd": {"margin": 0.5, "radius": 2.0}, "top-k": {"rho": 0.4}}[rule]
-    spec = {"gsd": grouped(tables), "top-k": on_codes("top-k", k=2, rho=0.4)}[rule]
+    spec = {"gsd": grouped(tables), "top-k": plainly("top-k", k=2, rho=0.4)}[rule]
     tree = drafted(TreeSpec(paths=SMALL) if name == "eagle-1" else TreeSpec("dynamic"), spec)
     with torch.inference_mode():
         got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
@@ -62,7 +61,7 @@ def test_the_paper_compares_codes_and_the_public_code_input_embeddings(variant, 
     )
     model = SimpleNamespace(tok_embeddings=torch.nn.Embedding.from_pretrained(embeddings))
     target: Any = SimpleNamespace(codebook=codes, model=model, vocab=3, device=codes.device)
-    rule: Any = method("gsd", variant=variant).acceptance.prepare(target, 1)
+    rule: Any = method("gsd", variant=variant).acceptance.build(target, 1)
     assert rule.alike[0].nonzero()[:, 0].tolist() == alike
 
 

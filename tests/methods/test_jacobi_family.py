@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from rules import EXACT, on_codes
+from rules import EXACT, on_codes, plain_residual, plainly
 from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
 from lanternbench.engine.draft import Draft
+from lanternbench.engine.plain import PlainRule
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.verify import Uniforms
 from lanternbench.lossless.plain import after_rejection, outcomes, without
 from lanternbench.lossless.plain.drafts import coupled
-from lanternbench.methods.acceptance.gsd import Bounds, group
+from lanternbench.methods.acceptance.gsd import Gsd, group
 from lanternbench.methods.proposals.jacobi import Window, gumbel, maximal, position_noise
 from lanternbench.methods.proposals.sjd_pac import (
     PublicSjdPac,
@@ -28,7 +29,7 @@ from lanternbench.methods.proposals.sjd_pac import (
     sibling_paths,
     sibling_tests,
 )
-from lanternbench.methods.residuals import PLAIN, standard
+from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
 
 
@@ -95,21 +96,22 @@ def test_groups_are_the_plain_ones(ranks):
     x = torch.arange(40) % 20
     judged: Any = on_codes("gsd", codes, ranks=ranks, margin=0.02)
     found = group(q, x, judged.alike, judged.bounds)
+    defined = plainly("gsd", codes, ranks=ranks, margin=0.02)
     accepted = judged.accepted_prob(q, p, torch.ones(40))
     for i in range(40):
-        members = judged.plain_group(q[i].tolist(), int(x[i]))
+        members = defined.group(q[i].tolist(), int(x[i]))
         assert sorted(found.ids[i][found.inside[i]].tolist()) == sorted(members)
         ratio = float(q[i, members].sum() / p[i, members].sum())
         assert float(found.mass(q)[i] / found.mass(p)[i]) == pytest.approx(ratio)
         for y in range(20):
-            f = judged.plain_prob(q[i].tolist(), p[i].tolist(), y, 1)
+            f = defined.probability(q[i].tolist(), p[i].tolist(), y, 1)
             assert float(accepted[i, y]) == pytest.approx(float(p[i, y]) * f)
 
 
 def test_the_public_group_is_one_rank_shorter_above_and_leaves_low_ranks_alone():
     q = torch.arange(1.0, 21.0).double() / 210
     all_alike, x = torch.ones(20, 20, dtype=torch.bool), torch.arange(20)
-    bounds = (Bounds.of(7, 1.0, variant) for variant in ("paper", "reference"))
+    bounds = (Gsd(margin=1.0, variant=variant).bounds for variant in ("paper", "reference"))
     exact, public = (group(q.expand(20, -1), x, all_alike, b) for b in bounds)
     size = lambda found, i: sorted(found.ids[i][found.inside[i]].tolist())  # noqa: E731
     assert size(exact, 10) == list(range(3, 18))
@@ -133,7 +135,7 @@ def test_recursive_residuals_are_the_plain_ones():
             if j < 3:
                 x = int(tokens[i, j])
                 target, draft = (
-                    after_rejection(PLAIN["standard"], target, draft, x, EXACT, 1),
+                    after_rejection(plain_residual("standard"), target, draft, x, PlainRule(), 1),
                     without(draft, x),
                 )
     u = uniforms(30, 3, seed=3)

@@ -13,7 +13,8 @@ from conftest import slow_but
 from lanternbench import lossless
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, WORLDS, on_tables, verify_all
-from lanternbench.methods.acceptance.chains import SegmentVerification, segments
+from lanternbench.lossless.plain.rules import SegmentRule
+from lanternbench.methods.acceptance.chains import segments
 from lanternbench.methods.method import method
 
 
@@ -44,9 +45,7 @@ def test_segments_are_accepted_as_often_as_their_definition_says(alpha):
         u = torch.rand(200_000, 5, generator=generator, dtype=torch.float64)
         found = Counter(segments(qx, px, u, alpha).tolist())
         expected: Counter[int] = Counter()
-        for chance, length, _ in SegmentVerification(alpha=alpha).plain_chain(
-            q.tolist(), p.tolist(), xs
-        ):
+        for chance, length, _ in SegmentRule(alpha).endings(q.tolist(), p.tolist(), xs):
             expected[length] += chance
         assert sum(expected.values()) == pytest.approx(1)
         assert all(abs(found[n] / 200_000 - expected[n]) < 0.0056 for n in range(6))

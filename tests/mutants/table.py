@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "omega-shifted",
         "ω is shifted by one position",
-        ((f"{RULES}/exact.py", "torch.tensor(omega,", "torch.tensor([*omega[1:], omega[-1]],"),),
+        ((f"{RULES}/exact.py", "[math.nan, *omega]", "[math.nan, *omega[1:], omega[-1]]"),),
         "cool-sd",
         (
             "tests/methods/test_acceptance.py::test_the_first_draft_has_the_first_omega_of_the_schedule",
@@ -55,8 +55,8 @@ MUTANTS = (
         (
             (
                 f"{METHODS}/residuals.py",
-                "left = torch.where(relaxed.taken, 0.0, q.gather(-1, relaxed.group))",
-                "left = q.gather(-1, relaxed.group)",
+                "moved = q if relaxed.group is None else relaxed.group.struck_from(q)",
+                "moved = q",
             ),
         ),
         "lantern++",
@@ -68,12 +68,10 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "    token = draw(torch.where(from_q, q, weights), u.select(1, 0))\n",
-                "    last, token = draft.tokens[:, -1], draw(torch.where(from_q, q, weights), u.select(1, 0))\n"
-                "    length = draft.tokens.shape[1] - 1\n"
-                "    token = torch.where(accepted == length, last, token)\n"
+                "    # in a chain a node's id is its depth\n",
+                "    token = torch.where(accepted == length, draft.tokens[:, -1], token)\n"
                 "    accepted = accepted.clamp(max=length - 1)\n"
-                "    path = torch.minimum(draft.static.tree.depth, accepted[:, None])\n",
+                "    accepted_column = accepted[:, None]\n",
             ),
         ),
         "sd",
@@ -109,8 +107,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "p_j = normalised(p_left, torch.zeros_like(p_left))",
-                "p_j = p_left",
+                "        drafter.div_(drafter.sum(-1, keepdim=True).clamp_(min=TINY))\n",
+                "",
             ),
         ),
         "eagle-1",
@@ -175,7 +173,7 @@ MUTANTS = (
     Mutant(
         "tvd-halved",
         "LANTERN's total variation is halved",
-        ((f"{RULES}/lantern.py", "distance = moved if", "distance = moved / 2 if"),),
+        ((f"{RULES}/lantern.py", "self.is_below(moved,", "self.is_below(moved / 2,"),),
         "lantern",
         (
             "tests/methods/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",
@@ -184,7 +182,7 @@ MUTANTS = (
     Mutant(
         "lambda-not-less-one",
         "LANTERN++ bounds by λ in place of λ − 1",
-        ((f"{RULES}/lantern.py", "(self.lam - 1.0) * qx", "self.lam * qx"),),
+        ((f"{RULES}/lantern.py", "(self.lam - 1.0) * q_x", "self.lam * q_x"),),
         "lantern++",
         (
             "tests/methods/test_acceptance.py::test_lantern_plus_plus_bound_is_inclusive_and_scales_with_q",
@@ -238,7 +236,7 @@ MUTANTS = (
     Mutant(
         "exp-rises",
         "the exp schedule rises",
-        ((f"{RULES}/exact.py", "lambda i: nu**i", "lambda i: nu**-i"),),
+        ((f"{RULES}/exact.py", "[nu**i for", "[nu**-i for"),),
         "cool-sd",
         ("tests/methods/test_acceptance.py::test_exp_schedule_by_hand_and_with_nu_one_uniform",),
     ),
@@ -248,8 +246,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "final = torch.where(leaf[:, None], rows_at(q, stop), weights)",
-                "final = weights",
+                "final = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)",
+                "final = after_children",
             ),
         ),
         "eagle-1",
@@ -386,8 +384,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/opening.py",
-                "manual_seed(s)) for s in seeds]",
-                "manual_seed(seeds[0])) for s in seeds]",
+                "manual_seed(s)) for s in seeds",
+                "manual_seed(seeds[0])) for s in seeds",
             ),
         ),
         "ar",
@@ -519,8 +517,10 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "self.q = teacher_forced(state.target, state.prefix, state.finish(), state.guidance, state.warp)",
-                "self.q = self.seen",
+                "        self.q = teacher_forced(\n"
+                "            state.target, state.prefix, state.finish(), state.guidance, state.warp\n"
+                "        )\n",
+                "        self.q = self.seen\n",
             ),
         ),
         "zipar",
@@ -577,8 +577,8 @@ MUTANTS = (
         (
             (
                 f"{RULES}/chains.py",
-                "tested = (after < alpha * share)",
-                "tested = (after >= alpha * share)",
+                "(after < alpha * total) |",
+                "(after >= alpha * total) |",
             ),
         ),
         tests=(

@@ -236,7 +236,7 @@ class PlainMethod:
                 law = one_hot(drafted or 0, world.vocab) if p is None else p
                 draws.lose(q, kernel, self.residual, q, law, law, self.rule, depth)
                 x = draws.token(law) if drafted is None else drafted
-                if draws.accepts(self.rule.plain_prob(q, law, x, depth)):
+                if draws.accepts(self.rule.probability(q, law, x, depth)):
                     at, ranks = (*at, x), (*ranks, rank)
                     break
                 q = after_rejection(self.residual, q, law, x, self.rule, depth)
@@ -287,7 +287,7 @@ def kernel(
     mass = [0.0] * len(q)
     for x, share in enumerate(law):
         if share > 0:
-            f = rule.plain_prob(q, p, x, depth)
+            f = rule.probability(q, p, x, depth)
             mass[x] += share * f
             if f < 1:
                 after = after_rejection(residual, q, p, x, rule, depth)

@@ -26,6 +26,7 @@ from lanternbench.lossless.plain import (
     one_hot,
     without,
 )
+from lanternbench.lossless.plain.rules import ChainRule
 
 
 def top_children(p: list[float], k: int) -> list[int]:
@@ -142,15 +143,12 @@ class MethodSpec(PlainMethod):
     """A drafted method.  ``sampled``: are a static tree's children drawn without replacement, or
     the likeliest tokens?
 
-    ``block``: block verification of a sampled chain: (q_1 … q_{L+1}, p_1 … p_L, x_1 … x_L) ->
-    (probability, accepted length, weights of the token after it), in place of the rule and the
-    residual.  ``marginals``: the drafter knows the committed tokens alone, so that its
-    distribution at a depth is the same after any drafts.
+    ``marginals``: the drafter knows the committed tokens alone, so that its distribution at a
+    depth is the same after any drafts.
     """
 
     spec: TreeSpec
     sampled: bool = True
-    block: Callable[..., list[tuple[float, int, Probs]]] | None = None
     marginals: bool = False
 
     def start(self, world: World) -> dict[TreeState, float]:
@@ -171,8 +169,8 @@ class MethodSpec(PlainMethod):
 
         def run(draws: Draws) -> TreeState:
             after, size = memory, (spec.depth, spec.top_k)
-            if self.block is not None:
-                tokens = self.verified_block(draws, drafting, prefix)
+            if isinstance(self.rule, ChainRule):
+                tokens = self.verified_chain(draws, drafting, prefix, self.rule)
             elif spec.kind == "static":
                 tokens = self.verified(draws, drafting, prefix, static)
             else:
@@ -190,16 +188,17 @@ class MethodSpec(PlainMethod):
 
         return run
 
-    def verified_block(self, draws: Draws, world: World, prefix: Prefix) -> Prefix:
-        """Block verification of a chain drawn from p."""
-        assert self.block is not None
+    def verified_chain(
+        self, draws: Draws, world: World, prefix: Prefix, rule: ChainRule
+    ) -> Prefix:
+        """Verification as a whole of a chain drawn from p."""
         xs: Prefix = ()
         for _ in range(self.spec.deepest):
             xs += (draws.token(world.p(prefix + xs)),)
         ps = [world.p(prefix + xs[:i]) for i in range(len(xs))]
         qs = [world.q(prefix + xs[:i]) for i in range(len(xs) + 1)]
-        ends = self.block(qs, ps, xs)
-        _, accepted, weights = ends[draws.token([chance for chance, _, _ in ends])]
+        endings = rule.endings(qs, ps, xs)
+        _, accepted, weights = endings[draws.token([ending.probability for ending in endings])]
         return (*xs[:accepted], draws.token(normalise(weights, qs[accepted])))
 
 

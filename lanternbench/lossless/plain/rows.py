@@ -177,7 +177,7 @@ class RowStep:
         for n, draft in enumerate(drafts):
             q, depth = qs[n], n + 1
             accepted = draws.accepts(
-                self.method.rule.plain_prob(list(q), list(draft.p), draft.token, depth)
+                self.method.rule.probability(list(q), list(draft.p), draft.token, depth)
             )
             if accepted or self.top:
                 laws.append(self.final_law(q, draft, depth, self.top))
@@ -220,7 +220,7 @@ class RowStep:
         if final:
             return tuple(kernel(self.method.residual, *laws, rule, depth))
         mass = [
-            share * rule.plain_prob(*laws[:2], y, depth) if share > 0 else 0.0
+            share * rule.probability(*laws[:2], y, depth) if share > 0 else 0.0
             for y, share in enumerate(draft.law)
         ]
         return tuple(normalise(mass, laws[0]))

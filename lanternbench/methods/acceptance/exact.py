@@ -3,14 +3,17 @@
 """
 
 import math
-from typing import ClassVar, Literal, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lanternbench.component import Prepared, option
-from lanternbench.engine.plain import Probs
-from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, at, is_argmax
+from lanternbench.component import option
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at
+from lanternbench.engine.verify import AcceptanceRule, ExactTest, OrderedTest
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -19,6 +22,9 @@ from lanternbench.registry import register
 class Exact(AcceptanceRule):
     """accept with min(1, q(x)/p(x))"""
 
+    def build(self, target: Target, depth: int) -> ExactTest:
+        return ExactTest()
+
 
 def schedule(kind: str, lam: float, length: int, nu: float) -> list[float]:
     """ω_1 … ω_L with Σω_i = L·λ (Cool-SD, section 4).
@@ -26,13 +32,13 @@ def schedule(kind: str, lam: float, length: int, nu: float) -> list[float]:
     ``uniform``: ω_i = λ.  ``exp``: ω_i = λ·L·ν^(i−1) / Σ_j ν^(j−1).  ``linear``: equal falls from
     2λ·L/(L+1) to 2λ/(L+1), the steepest line of mean λ that stays positive.
     """
-    falls = {
-        "uniform": lambda i: 1.0,
-        "exp": lambda i: nu**i,
-        "linear": lambda i: float(length - i),
-    }
-    raw = [falls[kind](i) for i in range(length)]
-    return [lam * length * w / sum(raw) for w in raw]
+    raw = [1.0] * length
+    if kind == "exp":
+        raw = [nu**i for i in range(length)]
+    elif kind == "linear":
+        raw = [float(length - i) for i in range(length)]
+    total = sum(raw)
+    return [lam * length * w / total for w in raw]
 
 
 @register("acceptance", "annealed")
@@ -41,7 +47,6 @@ class Annealed(AcceptanceRule):
 
     lossless: ClassVar[bool] = False
     usual_residual: ClassVar[str] = "optimal"
-    by_depth: ClassVar[bool] = True
 
     lam: float = option(
         2.0, "relaxation budget λ", symbol="λ", in_label=True, alias="lambda", also=1.0, ge=1, le=1000,
@@ -50,33 +55,27 @@ class Annealed(AcceptanceRule):
     schedule: Literal["exp", "linear", "uniform"] = option("exp", "how ω falls with depth")
     nu: float = option(0.7, "decay ν of the exp schedule", symbol="ν", gt=0, le=1)
 
-    length = Prepared[int]()  # L, the deepest draft position
-    omega = Prepared[Tensor]()  # [L + 1] ω_0 … ω_L, of which ω_0 is never asked for
-
-    def prepare(self, target: Target, max_depth: int) -> Self:
-        length = max(max_depth, 1)
-        omega = [math.nan, *schedule(self.schedule, self.lam, length, self.nu)]
-        return self.ready(length=length, omega=torch.tensor(omega, device=target.device))
-
     def unread(self) -> set[str]:
         return set() if self.schedule == "exp" else {"nu"}
+
+    def build(self, target: Target, depth: int) -> "ScaledTest":
+        omega = schedule(self.schedule, self.lam, max(depth, 1), self.nu)
+        return ScaledTest.of(omega, target.device)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledTest(OrderedTest):
+    """q̃ = ω_i·q at depth i, which keeps the order of tokens."""
+
+    omega: Tensor  # [L + 1, 1] ω_0 … ω_L, of which ω_0 is never read
+
+    @classmethod
+    def of(cls, omega: Sequence[float], device: torch.device) -> "ScaledTest":
+        """omega: ω_1 … ω_L."""
+        return cls(torch.tensor([math.nan, *omega], device=device).unsqueeze(1))
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
         return RelaxedProb(self.omega.take(depth) * at(q, x))
 
-    def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return self.omega.take(depth).unsqueeze(-1) * q
-
-    # ω scales all alike
-    forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)
-
-    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        """ω_i·q(x)/p(x) (Cool-SD, eq. 6)."""
-        lam, length, nu, i = self.lam, self.length, self.nu, depth
-        if self.schedule == "uniform":
-            omega = lam
-        elif self.schedule == "exp":  # λ·L·ν^(i−1) / Σ_j ν^(j−1)
-            omega = lam * length * nu ** (i - 1) / sum(nu ** (j - 1) for j in range(1, length + 1))
-        else:  # the steepest line of mean λ that stays positive: ω_i ∝ L + 1 − i
-            omega = 2 * lam * (length + 1 - i) / (length + 1)
-        return omega * q[x] / p[x]
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return self.omega[depth] * q

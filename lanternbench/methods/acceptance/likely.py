@@ -1,21 +1,23 @@
-"""Rules that accept a token for sure where the target finds it likely: q̃ is ∞ there, else 0.
+"""Rules that accept a token for sure if the target finds it likely: q̃ is ∞ there, else 0.
 Meant for T > 0.
 """
 
-import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lanternbench.component import option
-from lanternbench.engine.plain import Probs
-from lanternbench.engine.verify import AcceptanceRule, Forms, RelaxedProb, at, is_argmax
+from lanternbench.engine.relaxed import RelaxedProb
+from lanternbench.engine.sampling import at
+from lanternbench.engine.verify import AcceptanceRule, OrderedTest
+from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
 def infinite(accepted: Tensor, q: Tensor) -> Tensor:
-    """q̃ of the accepted tokens, in the type of q."""
+    """Return q̃ of the accepted tokens, in the type of q."""
     return torch.where(accepted, torch.inf, 0.0).to(q.dtype)
 
 
@@ -26,22 +28,27 @@ class Typical(AcceptanceRule):
     lossless: ClassVar[bool] = False
     epsilon: float = option(0.09, "threshold ε", symbol="ε", gt=0, lt=1)
 
+    def build(self, target: Target, depth: int) -> "TypicalTest":
+        return TypicalTest(self.epsilon)
+
+
+@dataclass(frozen=True, eq=False)
+class TypicalTest(OrderedTest):
+    """Medusa, arXiv 2401.10774, section 2.3.1."""
+
+    epsilon: float
+
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        """Medusa, arXiv 2401.10774, section 2.3.1."""
-        return RelaxedProb(infinite(at(q, x) > self._threshold(q)[..., 0], q))
+        return RelaxedProb(infinite(at(q, x) > self.threshold(q)[..., 0], q))
 
-    def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        return infinite(q > self._threshold(q), q)
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+        return infinite(q > self.threshold(q), q)
 
-    def _threshold(self, q: Tensor) -> Tensor:
+    def threshold(self, q: Tensor) -> Tensor:
+        """q [..., V] -> [..., 1]."""
         entropy = torch.special.entr(q).sum(-1, keepdim=True)  # H(q), nats
-        return (self.epsilon**0.5 * torch.exp(-entropy)).clamp(max=self.epsilon)
-
-    forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)
-
-    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        entropy = -math.fsum(y * math.log(y) for y in q if y > 0)
-        return float(q[x] > min(self.epsilon, math.sqrt(self.epsilon) * math.exp(-entropy)))
+        threshold: Tensor = self.epsilon**0.5 * torch.exp(-entropy)
+        return threshold.clamp(max=self.epsilon)
 
 
 @register("acceptance", "top-k")
@@ -54,18 +61,26 @@ class TopK(AcceptanceRule):
     )
     rho: float = option(0.1, "least q(x) / max q", symbol="ρ", in_label=True, ge=0, le=1)
 
+    def build(self, target: Target, depth: int) -> "TopKTest":
+        return TopKTest(self.k, self.rho)
+
+
+@dataclass(frozen=True, eq=False)
+class TopKTest(OrderedTest):
+    """Of equally likely tokens the one of lower id comes first."""
+
+    k: int
+    rho: float
+
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        """Of equally likely tokens the one of lower id comes first."""
-        qx, ids = at(q, x)[..., None], torch.arange(q.shape[-1], device=q.device)
-        rank = ((q > qx) | (q == qx) & (ids < x[..., None])).sum(-1)
-        return RelaxedProb(infinite((rank < self.k) & (qx[..., 0] >= self.rho * q.amax(-1)), q))
+        q_x = at(q, x)[..., None]
+        ids = torch.arange(q.shape[-1], device=q.device)
+        comes_before = (q > q_x) | (q == q_x) & (ids < x[..., None])
+        among_first = comes_before.sum(-1) < self.k
+        is_likely = q_x[..., 0] >= self.rho * q.amax(-1)
+        return RelaxedProb(infinite(among_first & is_likely, q))
 
-    def _everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
+    def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
         rank = q.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
-        return infinite((rank < self.k) & (q >= self.rho * q.amax(-1, keepdim=True)), q)
-
-    forms: ClassVar[Forms] = Forms(relax, everywhere=_everywhere, accept_greedily=is_argmax)
-
-    def plain(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        rank = sum(qy > q[x] or (qy == q[x] and y < x) for y, qy in enumerate(q))
-        return float(rank < self.k and q[x] >= self.rho * max(q))
+        is_likely = q >= self.rho * q.amax(-1, keepdim=True)
+        return infinite((rank < self.k) & is_likely, q)

@@ -29,10 +29,10 @@ from torch import Tensor
 from lanternbench.component import Choices, Prepared, option
 from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.proposal import Proposal, TreePolicy
-from lanternbench.engine.sampling import draw
+from lanternbench.engine.sampling import at, draw, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, chain
-from lanternbench.engine.verify import AcceptanceRule, at, rows_at
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.models.grids import neighbours
 from lanternbench.models.target import Target
 from lanternbench.registry import register

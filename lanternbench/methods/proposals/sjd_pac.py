@@ -16,6 +16,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar, Self
 
@@ -24,12 +25,14 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Prepared, option
 from lanternbench.engine.chosen import longest_path
+from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.plain import WindowSpec
 from lanternbench.engine.proposal import Proposal, TreePolicy
+from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, draw_distinct, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, StaticTree, from_paths
-from lanternbench.engine.verify import AcceptanceRule, Forms, Residual, VerifyResult
+from lanternbench.engine.tree import from_paths
+from lanternbench.engine.verify import AcceptanceRule, ExactTest, RatioTest, SampledDraft
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.jacobi import Window, maximal
 from lanternbench.models.target import Target
@@ -236,8 +239,8 @@ class PublicSjdPac(SjdPac):
         }
         return super().drafting(target).ready(**uniforms)
 
-    def verification(self, rule: AcceptanceRule) -> AcceptanceRule:
-        return LongestPathRule().ready(proposal=self)
+    def verification(self, rule: RatioTest) -> RatioTest:
+        return LongestPathTest(self)
 
     def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Tensor:
         """Drawn with replacement."""
@@ -248,9 +251,8 @@ class PublicSjdPac(SjdPac):
         """[V] of columns that nothing is known of."""
         return torch.full_like(like, 1.0 / len(like))
 
-    def judge(self, draft: Draft, q: Tensor, u: Tensor) -> Tensor:
+    def judge(self, draft: SampledDraft, q: Tensor, u: Tensor) -> Tensor:
         """Would a node be accepted after its parent?  q [B, N, V], u [B, N] -> bool [B, N]."""
-        assert draft.p is not None
         static, t, ok = self.static, self.tree_columns, torch.zeros_like(u, dtype=torch.bool)
         # inner nodes of the tree, before those of the chain
         families = sum(self.siblings**d for d in range(t))
@@ -265,7 +267,7 @@ class PublicSjdPac(SjdPac):
         return ok
 
     def redraw(
-        self, draft: Draft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor
+        self, draft: SampledDraft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor
     ) -> tuple[Tensor, ...]:
         """What becomes of the columns 1 … W after the accepted path, by ``ok`` [B, N] of
         ``judge``.
@@ -273,7 +275,6 @@ class PublicSjdPac(SjdPac):
         -> bool [B, W]: does the draft there stay?; [B, W, V] unnormalised: what it is redrawn
         from; [B, W, V]: the law recorded for it; [B, W]: the draft.
         """
-        assert draft.p is not None
         static, t, tokens = self.static, self.tree_columns, draft.tokens
         nodes = context_nodes(static.tree.children[0], self.chain, self.depth, path, accepted)
         parent, node = nodes[:, :-1], nodes[:, 1:]
@@ -297,9 +298,10 @@ class PublicSjdPac(SjdPac):
         if state.warp.greedy:
             return super().update(state, window, result)
         w, accepted = self.window, result.verified.accepted
-        ok = self.judge(result.draft, result.q, result.u.verify)
+        draft = SampledDraft.of(result.draft)
+        ok = self.judge(draft, result.q, result.u.verify)
         stays, weights, law, drafts = self.redraw(
-            result.draft, result.q, ok, result.verified.path, accepted
+            draft, result.q, ok, result.verified.path, accepted
         )
         source = accepted[:, None] + 1 + self.columns
         known, source = (source < w)[..., None], source.clamp(max=w - 1)
@@ -312,18 +314,19 @@ class PublicSjdPac(SjdPac):
         return Window(drawn, law, torch.full_like(window.draft_count, w))
 
 
-class LongestPathRule(AcceptanceRule):
+@dataclass(frozen=True, eq=False)
+class LongestPathTest(ExactTest):
     """Of all accepted paths the longest counts, and a full window ends with a uniform token."""
 
-    proposal = Prepared[PublicSjdPac]()
+    proposal: PublicSjdPac
 
-    def _longest(self, draft: Draft, q: Tensor, u: Tensor, residual: Residual) -> VerifyResult:
+    def verify_sampled(
+        self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+    ) -> VerifyResult:
         columns = self.proposal
-        ok = columns.judge(draft, q, u)
-        path, accepted, _ = longest_path(draft.tree, ok)
-        weights = columns.redraw(draft, q, ok, path, accepted)[1]
+        passed = columns.judge(draft, q, u)
+        path, accepted, _ = longest_path(draft.static.tree, passed)
+        weights = columns.redraw(draft, q, passed, path, accepted)[1]
         fresh = columns.fresh_law(q[0, 0]).expand(len(u), 1, -1)
         token = draw(rows_at(torch.cat([weights, fresh], 1), accepted), u[:, 0])
-        return VerifyResult(path, accepted, token, columns.static.sizes.expand_as(draft.tokens))
-
-    forms: ClassVar[Forms] = AcceptanceRule.forms._replace(verify_sampled=_longest)
+        return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))

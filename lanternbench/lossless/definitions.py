@@ -1,0 +1,103 @@
+"""The plain definition of a method, put together from those of its components."""
+
+from typing import Any
+
+from lanternbench.engine.plain import PLAIN_RULES, PlainRule, RowSpec, TreeSpec
+from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.lossless.plain import rules
+from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.rows import RowMethod
+from lanternbench.lossless.tables import Tables, TableTarget
+from lanternbench.methods.acceptance.chains import (
+    BlockVerification,
+    SegmentVerification,
+    Unchanged,
+)
+from lanternbench.methods.acceptance.exact import Annealed, Exact
+from lanternbench.methods.acceptance.gsd import Gsd
+from lanternbench.methods.acceptance.lantern import Lantern, LanternPP
+from lanternbench.methods.acceptance.likely import TopK, Typical
+from lanternbench.methods.method import Method
+from lanternbench.registry import component
+
+
+def annealed(rule: Annealed, codes: rules.Codes, length: int) -> PlainRule:
+    return rules.AnnealedRule(rule.lam, rule.schedule, rule.nu, max(length, 1))
+
+
+def grouped(rule: Gsd, codes: rules.Codes, length: int) -> PlainRule:
+    return rules.GroupRule(rule.ranks, rule.margin, rule.radius, codes)
+
+
+def lantern(rule: Lantern, codes: rules.Codes, length: int) -> PlainRule | None:
+    within = rules.within_divergence(rule.delta, rule.divergence)
+    return nearby(rule, codes, within)
+
+
+def lantern_pp(rule: LanternPP, codes: rules.Codes, length: int) -> PlainRule | None:
+    return nearby(rule, codes, rules.within_ratio(rule.lam))
+
+
+def nearby(
+    rule: Lantern | LanternPP, codes: rules.Codes, within: rules.Within
+) -> PlainRule | None:
+    """None for random neighbours: any table is right, and only the engine knows its own."""
+    if rule.proximity == "random":
+        return None
+    return rules.NearbyRule(rule.k or len(codes), rule.proximity, codes, within)
+
+
+PLAIN_RULES |= {
+    Exact: lambda rule, codes, length: PlainRule(),
+    Unchanged: lambda rule, codes, length: PlainRule(),
+    Annealed: annealed,
+    Typical: lambda rule, codes, length: rules.TypicalRule(rule.epsilon),
+    TopK: lambda rule, codes, length: rules.TopKRule(rule.k, rule.rho),
+    Gsd: grouped,
+    Lantern: lantern,
+    LanternPP: lantern_pp,
+    BlockVerification: lambda rule, codes, length: rules.BlockRule(),
+    SegmentVerification: lambda rule, codes, length: rules.SegmentRule(rule.alpha),
+}
+
+
+def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRule | None:
+    """Return the rule in scalar Python for drafts of at most ``length`` levels; None if it has no
+    definition.
+
+    That of a base class holds for a rule that is built as its base is.
+    """
+    if rule.variant != "paper":
+        return None
+    for base in type(rule).__mro__:
+        if base in PLAIN_RULES:
+            return PLAIN_RULES[base](rule, codes, length)
+        if "build" in vars(base) or "relax" in vars(base):
+            return None
+    return None
+
+
+def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
+    """The plain definition of a method of enumerable size on these tables.
+
+    None if any part has none: then there is nothing to hold the engine against but what the
+    method claims.
+    """
+    target: Any = TableTarget(tables)
+    method = method.resolve(target.options)
+    proposal = method.proposal
+    tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
+    drawn = proposal.plain(tree)
+    draft = None if drawn is None else method.order.plain(drawn)
+    residual = component("residual", method.choices.residual).plain
+    if draft is None or residual is None:
+        return None
+    codes = tables.codebook.double().tolist()
+    rule = plain_rule(method.acceptance, codes, draft.deepest)
+    if rule is None:
+        return None
+    if isinstance(draft, RowSpec):
+        return RowMethod(draft, rule, residual)
+    if isinstance(draft, TreeSpec):
+        return MethodSpec(draft, rule, residual, proposal.samples, proposal.marginals)
+    return None if isinstance(rule, rules.ChainRule) else WindowMethod(draft, rule, residual)

@@ -1,0 +1,250 @@
+"""Acceptance rules in scalar Python, from their papers alone."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from lanternbench.engine.plain import PlainRule, Probs
+
+Codes = list[list[float]]  # [V][d]
+Within = Callable[[Probs, list[int]], bool]  # (q, A) -> may A be so large?
+
+
+@dataclass(frozen=True)
+class AnnealedRule(PlainRule):
+    """ω_i·q(x)/p(x) (Cool-SD, eq. 6)."""
+
+    lam: float
+    schedule: str
+    nu: float
+    length: int  # L, the deepest draft position
+
+    def omega(self, i: int) -> float:
+        if self.schedule == "uniform":
+            return self.lam
+        if self.schedule == "exp":  # λ·L·ν^(i−1) / Σ_j ν^(j−1)
+            total = sum(self.nu ** (j - 1) for j in range(1, self.length + 1))
+            return self.lam * self.length * self.nu ** (i - 1) / total
+        # the steepest line of mean λ that stays positive: ω_i ∝ L + 1 − i
+        return 2 * self.lam * (self.length + 1 - i) / (self.length + 1)
+
+    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        return self.omega(depth) * q[x] / p[x]
+
+
+@dataclass(frozen=True)
+class TypicalRule(PlainRule):
+    """Medusa, section 2.3.1: q(x) > min(ε, √ε·exp(−H(q)))."""
+
+    epsilon: float
+
+    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        entropy = -math.fsum(y * math.log(y) for y in q if y > 0)
+        return float(q[x] > min(self.epsilon, math.sqrt(self.epsilon) * math.exp(-entropy)))
+
+
+@dataclass(frozen=True)
+class TopKRule(PlainRule):
+    """The target's k likeliest tokens with q(x) ≥ ρ·max q; of equal ones the lower id first."""
+
+    k: int
+    rho: float
+
+    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        order = sorted(range(len(q)), key=lambda y: (-q[y], y))
+        return float(order.index(x) < self.k and q[x] >= self.rho * max(q))
+
+
+@dataclass(frozen=True)
+class GroupRule(PlainRule):
+    """Σ_C q / Σ_C p (GSD): C(x) is within ± ``ranks`` of x by q, |q(y) − q(x)| < ``margin``, squared
+    distance of codes < ``radius``.
+    """
+
+    ranks: int
+    margin: float
+    radius: float
+    codes: Codes
+
+    def group(self, q: Probs, x: int) -> list[int]:
+        order = sorted(range(len(q)), key=lambda y: (q[y], y))
+        place = order.index(x)
+        members = [x]
+        for y in order[max(0, place - self.ranks) : place + self.ranks + 1]:
+            distance = math.dist(self.codes[y], self.codes[x]) ** 2
+            if y != x and abs(q[y] - q[x]) < self.margin and distance < self.radius:
+                members.append(y)
+        return members
+
+    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        group = self.group(q, x)
+        return math.fsum(q[y] for y in group) / math.fsum(p[y] for y in group)
+
+
+@dataclass(frozen=True)
+class NearbyRule(PlainRule):
+    """Σ_A q / p(x) (LANTERN, eq. 4–6): A grows from x, nearest first, while ``within`` (q, A)
+    holds.
+    """
+
+    k: int
+    proximity: str  # l2 or cosine
+    codes: Codes
+    within: Within
+
+    @cached_property
+    def near(self) -> list[list[int]]:
+        return nearest(self.codes, self.k, self.proximity)
+
+    def group(self, q: Probs, x: int) -> list[int]:
+        members = [x]
+        for y in self.near[x][1:]:
+            if not self.within(q, [*members, y]):
+                break
+            members.append(y)
+        return members
+
+    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+        return math.fsum(q[y] for y in self.group(q, x)) / p[x]
+
+
+def within_divergence(delta: float, divergence: str) -> Within:
+    """D(q_{k,δ}, q) < δ, D the total variation ``tvd`` or the Jensen–Shannon divergence ``jsd``."""
+
+    def within(q: Probs, group: list[int]) -> bool:
+        if divergence == "jsd":
+            return jensen_shannon(q, moved_onto(q, group)) < delta
+        return sum(q[y] for y in group[1:]) < delta
+
+    return within
+
+
+def within_ratio(lam: float) -> Within:
+    """Σ_{A∖x} q ≤ (λ − 1)·q(x) (LANTERN++, eq. 3)."""
+    return lambda q, group: sum(q[y] for y in group[1:]) <= (lam - 1) * q[group[0]]
+
+
+def moved_onto(q: Probs, group: list[int]) -> Probs:
+    """q_{k,δ}(·|x): the group's mass on its first token x, 0 on the rest of it, q elsewhere
+    (LANTERN, eq. 5).
+    """
+    moved = [0.0 if y in group else q_y for y, q_y in enumerate(q)]
+    moved[group[0]] = math.fsum(q[y] for y in group)
+    return moved
+
+
+def jensen_shannon(a: Probs, b: Probs) -> float:
+    """In nats, by its definition."""
+    mean = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
+    return 0.5 * (divergence(a, mean) + divergence(b, mean))
+
+
+def divergence(a: Probs, b: Probs) -> float:
+    """Kullback–Leibler divergence of b from a, nats."""
+    return math.fsum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x > 0)
+
+
+def nearest(codes: Codes, k: int, proximity: str = "l2") -> list[list[int]]:
+    """B_k(x) of every token x (LANTERN, eq. 3): x first, then by distance, then by id."""
+    distance = math.dist if proximity == "l2" else cosine_distance
+    table = []
+    for x, code in enumerate(codes):
+        far = [distance(code, other) for other in codes]
+        others = sorted(range(len(codes)), key=far.__getitem__)
+        others.remove(x)
+        table.append([x, *others][:k])
+    return table
+
+
+def cosine_distance(a: Sequence[float], b: Sequence[float]) -> float:
+    product = math.fsum(x * y for x, y in zip(a, b, strict=True))
+    return 1 - product / (math.hypot(*a) * math.hypot(*b))
+
+
+class Ending(NamedTuple):
+    """One way in which the verification of a chain can end."""
+
+    probability: float
+    accepted: int
+    weights: Probs  # of the next token; 0 everywhere: the target's distribution
+
+
+class ChainRule(PlainRule):
+    """A rule that judges a chain as a whole."""
+
+    def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
+        """q_1 … q_{L+1} and p_1 … p_L along x_1 … x_L."""
+        raise NotImplementedError
+
+
+class BlockRule(ChainRule):
+    """Block verification (Sun et al. 2024, algorithm 2)."""
+
+    def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
+        length = len(xs)
+        ratios = [q[x] / p[x] for q, p, x in zip(qs, ps, xs, strict=False)]
+        weights = list(accumulate(ratios, lambda w, r: min(1.0, w * r), initial=1.0))
+        residuals = [positive_residual(w, q, p) for w, q, p in zip(weights, qs, ps, strict=False)]
+        endings = []
+        no_longer = 1.0  # P(no longer chain is accepted)
+        for i in range(length, -1, -1):  # the longest i whose uniform is at most h_i
+            left = math.fsum(residuals[i]) if i < length else 0.0
+            stop = left / (left + 1 - weights[i]) if left > 0 else 0.0
+            if i == length:
+                stop = weights[length]
+            if i == 0:
+                stop = 1.0
+            following = qs[length] if i == length else residuals[i]
+            endings.append(Ending(no_longer * stop, i, following))
+            no_longer *= 1 - stop
+        return endings
+
+
+def positive_residual(w: float, q: Probs, p: Probs) -> Probs:
+    """[w·q − p]₊."""
+    return [max(0.0, w * q_y - p_y) for q_y, p_y in zip(q, p, strict=True)]
+
+
+@dataclass(frozen=True)
+class SegmentRule(ChainRule):
+    """Segments (SJD-SV): see ``methods.acceptance.chains``."""
+
+    alpha: float
+
+    def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
+        length = len(xs)
+        q_x = [q[x] for q, x in zip(qs, xs, strict=False)]
+        ratios = [q[x] / p[x] for q, p, x in zip(qs, ps, xs, strict=False)]
+        endings = []
+        reached = 1.0  # P(all segments before were accepted whole)
+        begin = 0
+        while begin < length:
+            end = begin
+            while end + 1 < length and q_x[end + 1] >= q_x[end]:
+                end += 1
+            tail = self.tail(q_x, begin, end)
+            passing = {}  # P(the tail up to i passes)
+            for i in range(tail, end + 1):
+                passing[i] = min(1.0, math.prod(ratios[tail : i + 1]))
+            longest = passing[end]
+            # one uniform: i is the end if it passes i and nothing longer
+            for i in range(end - 1, tail - 2, -1):
+                longer = max(longest, passing.get(i, 1.0))
+                residual = positive_residual(1.0, qs[i + 1], ps[i + 1])
+                endings.append(Ending(reached * (longer - longest), i + 1, residual))
+                longest = longer
+            reached *= passing[end]
+            begin = end + 1
+        return [*endings, Ending(reached, length, qs[length])]
+
+    def tail(self, q_x: list[float], begin: int, end: int) -> int:
+        """b_g: the last position from which on the segment holds the share α of its Σ q(x)."""
+        total = math.fsum(q_x[begin : end + 1])
+        if total == 0:
+            return begin
+        return max(
+            i for i in range(begin, end + 1) if math.fsum(q_x[i : end + 1]) >= self.alpha * total
+        )
