@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -110,11 +111,15 @@ class Journal:
 
     def cost(self, metric: str) -> Costs:
         """What the scores of a metric took, as they were computed; nothing where there are none."""
-        entries = [entry for entry in self._entries.values() if entry["metric"] == metric]
-        if not entries:
+        images = 0
+        seconds = 0.0
+        for entry in self._entries.values():
+            if entry["metric"] == metric:
+                images += 1
+                seconds += entry["seconds"]
+        if not images:
             return {}
-        seconds = sum(entry["seconds"] for entry in entries)
-        return {metric: {"images": len(entries), "seconds": seconds}}
+        return {metric: {"images": images, "seconds": seconds}}
 
     def add(
         self,
@@ -236,7 +241,7 @@ class Scoring:
         """Score whole sets, label by label, where ``known`` has no score; all ``again``, or with
         real images.
         """
-        self.sets = {label: dict(columns) for label, columns in known.items()}
+        self.sets = deepcopy(known)
         for scorer in self.scorers:
             if isinstance(scorer, SetMetric) and self._is_to_do(scorer, groups):
                 self._score_groups(scorer, groups)
