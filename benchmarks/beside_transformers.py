@@ -39,19 +39,15 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
 
     target = load_with_drafter(ModelSpec(target=chosen.target, random_weights=True))
-    decoder, shape, caption = build(target, method("ar")), target.model.config.decoder, "7"
+    decoder = build(target, method("ar"))
+    caption = "7"
     prompt = target.prefix([caption], target.guidance).valid.shape[1]
     generate(decoder, [caption], max_steps=8)
     ours, plain = [], []
     for _ in range(chosen.rounds):
         made = generate(decoder, [caption], max_steps=TOKENS)[0]
         ours.append(1e3 * made.decode_s / made.steps)
-        plain.append(
-            1e3
-            * plain_seconds(
-                shape, target.guidance, prompt, TOKENS, "cpu", torch.float32, lambda: None
-            )
-        )
+        plain.append(1e3 * plain_seconds(target, prompt, TOKENS, lambda: None))
         print(f"{ours[-1]:.1f} ms beside {plain[-1]:.1f} ms", flush=True)
     ratios = sorted(b / a for a, b in zip(ours, plain, strict=True))
     read, limit = (

@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.costs.operators import count_operators
-from lanternbench.costs.roofline import BYTES, device_model
-from lanternbench.errors import UserError
+from lanternbench.costs.roofline import BYTES, Operators, device_model
 from lanternbench.methods.build import prepared_proposal
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
@@ -42,8 +41,11 @@ from lanternbench.report.papers import published_rows
 from lanternbench.report.tables import markdown
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.gpu.bars import TAU
+from benchmarks.gpu.decoding import misfit
+from benchmarks.gpu.model import StepModel
 from benchmarks.gpu.report import EXPECTED as EXPECTED_ON_GPU
+from benchmarks.gpu.result import Row
+from benchmarks.gpu.shapes import ANOLE, JANUS, XL, full_size
 
 METHODS = set(components("preset")) - {BASE}
 OUT = Path(__file__).parent / "results" / "predicted.md"
@@ -68,6 +70,10 @@ EXPECTED = {
     "llamagen-xl-stage1": ("a100-80g", "h100", "h200"),
     "anole-7b": ("a100-80g", "h100", "h200"),
 }
+
+
+ON_GPU = {"A100": "a100-80g", "H100": "h100", "H200": "h200"}  # part of its name: model
+MODELLED = {"steps": XL, "anole": ANOLE, "janus": JANUS}  # by piece
 
 
 class Line(NamedTuple):
@@ -235,35 +241,42 @@ def expected() -> str:
     )
 
 
-def for_gpu_report() -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    """What `make gpu` is to be read beside: by GPU, piece and method, a step in ms and the speedup
-    at τ = 2.7.
+def for_gpu_report() -> dict[str, dict[str, dict[str, Row]]]:
+    """Return what `make gpu` is to be read with: by GPU, piece and method, a step at τ = 2.7, its
+    speedup, and the kernels and bytes that they follow from.
     """
-    found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
-    for gpu, device in (("A100", "a100-80g"), ("H100", "h100"), ("H200", "h200")):
-        machine = Roofline(device_model(device), "bfloat16")
-        for piece, target in (
-            ("steps", "llamagen-xl-stage1"),
-            ("anole", "anole-7b"),
-            ("janus", "janus-pro-1b"),
-        ):
-            shape = shape_of(known(target))
-            plain = latency(machine, baseline(shape), [autoregressive(shape.length)], 1)[0]
-            rows: dict[str, dict[str, object]] = {
-                BASE: {"step": round(1e3 * plain / shape.length, 3)}
-            }
-            for name in components("preset"):
-                try:
-                    case, nodes, depth = case_of(known(target), name, {})
-                except UserError:  # a drafter that the shape does not come with
-                    continue
-                if name != BASE:
-                    trace = steady(TAU, nodes, depth, shape.length)
-                    seconds = latency(machine, case, [trace], 1)[0]
-                    step, gained = 1e3 * seconds / trace.steps, f"{plain / seconds:.2f}×"
-                    rows[name] = {"step": round(step, 3), "speedup": gained}
-            found.setdefault(gpu, {})[piece] = rows
+    counted: dict[str, dict[str, Operators]] = {}
+    found: dict[str, dict[str, dict[str, Row]]] = {}
+    for gpu, device in ON_GPU.items():
+        found[gpu] = {}
+        for piece, shape in MODELLED.items():
+            target = full_size(shape, "meta")
+            operators = counted.setdefault(shape, operators_of(target))
+            model = StepModel(target, device_model(device), operators)
+            found[gpu][piece] = modelled(model)
+        base = found[gpu]["steps"][BASE]
+        found[gpu]["ar"] = {"recorded": {"ms": base["step"]}}
     return found
+
+
+def operators_of(target: Target) -> dict[str, Operators]:
+    """Return the counted operators of every preset that can be built on a target."""
+    fit = [name for name in components("preset") if misfit(target, name) is None]
+    return {name: count_operators(method(name), target.options) for name in fit}
+
+
+def modelled(model: StepModel) -> dict[str, Row]:
+    """Return the modelled steps of a target's presets."""
+    rows: dict[str, Row] = {}
+    base = model.step(BASE)
+    for name in model.counted:
+        if not model.has(name):
+            continue
+        step = model.step(name)
+        rows[name] = step.cells()
+        if name != BASE:
+            rows[name]["speedup"] = f"{step.gain(base):.2f}×"
+    return rows
 
 
 INTRO = """

@@ -1,6 +1,7 @@
 """The command ``lanternbench``, also as ``python -m lanternbench``."""
 
 import sys
+from importlib.util import find_spec
 
 from lanternbench.cli import interrupts
 
@@ -12,7 +13,10 @@ def main() -> None:
     interrupts.install()
     code: object = None
     try:
-        from lanternbench.cli.main import main as command_line
+        if find_spec("typer") is None:
+            from lanternbench.doctor.bare import main as command_line
+        else:
+            from lanternbench.cli.main import main as command_line
 
         command_line()
     except SystemExit as ended:

@@ -19,7 +19,7 @@ GRACE_S = 5.0  # a piece that hangs says where, and ends by itself; after that i
 
 
 def is_done(folder: Path, piece: str, device: str, small: bool) -> bool:
-    """Was the piece measured whole, on such a device?"""
+    """Return whether the piece was measured whole on such a device."""
     found = read(folder, piece)
     return found is not None and (found.status, found.device, found.small) == (DONE, device, small)
 
@@ -31,18 +31,19 @@ def run_piece(
     needs: Iterable[str] = (),
     env: dict[str, str] | None = None,
 ) -> Result:
-    """Run the process that measures a piece and writes its result; returns the result as it now is
-    on disk.
+    """Run the process that measures a piece and writes its result; return what is on disk then.
 
-    ``blank``: what is written where the process writes nothing.  ``needs``: modules without which
-    it is not started.
+    ``blank``: what is written if the process writes nothing.  ``needs``: modules without which it
+    is not started.
     """
-    assert blank.folder is not None
+    if blank.folder is None:
+        raise ValueError("the result of a piece needs a folder")
     blank.folder.mkdir(parents=True, exist_ok=True)
     log = blank.folder / f"{blank.piece}.log"
     for old in (log, blank.folder / f"{blank.piece}.json"):
         old.unlink(missing_ok=True)
-    if lacks := [name for name in needs if find_spec(name) is None]:
+    lacks = [name for name in needs if find_spec(name) is None]
+    if lacks:
         return _ended(blank, f"not started: this machine lacks {', '.join(lacks)}", 0.0)
     clock = monotonic()
     with log.open("wb") as out:
@@ -61,6 +62,8 @@ def run_piece(
     found = read(blank.folder, blank.piece) or blank
     if code == 0 and found.status == DONE:
         log.unlink()
+        return found
+    if code == 0 and found.said:  # it measured what it could, and said what failed
         return found
     why = f"it took longer than {limit_s:.0f} s" if spent >= limit_s else _reason(code, log)
     return _ended(found, why, spent)
@@ -85,13 +88,12 @@ def run_all(
     done: Callable[[str], bool],
     minutes: float,
 ) -> Iterable[Result]:
-    """Measure the pieces that are not done, in order, until the time is up; a piece gets what is
-    left of it.
-    """
+    """Measure the pieces that are not done, in order, until the time is up."""
     end = monotonic() + 60 * minutes
     for piece in pieces:
         if done(piece):
             continue
-        if (left := end - monotonic()) < LEAST_S:
+        left = end - monotonic()
+        if left < LEAST_S:
             return
         yield measure(piece, left)

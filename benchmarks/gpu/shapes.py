@@ -1,123 +1,130 @@
-"""The targets that the pieces measure: published shapes with random weights, or small ones for a
-rehearsal.
-"""
+"""The targets that the pieces decode: published shapes with random weights, and small exact ones."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from benchmarks.gpu.machine import Machine
-from lanternbench.models.catalogue import load_target
+from lanternbench.models.catalogue import load_unpacked
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.drafters.dflash import Medusa
-from lanternbench.models.entries import Entry, entry, family
+from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.entries import Entry, entry
 from lanternbench.models.janus.checkpoint import JanusFamily
+from lanternbench.models.llamagen.random import (
+    SMALL_VQ,
+    small_target,
+    with_all_drafters,
+    without_encoder,
+)
 from lanternbench.models.loading import random_net
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
 
-# a drafter of 111 M for ``sd``
-XL, SMALLER = "llamagen-xl-stage1", {"dim": 768, "n_layer": 12, "n_head": 12}
-HEADS = 4  # of Medusa
-_VQ = {
-    "ch": 32,
-    "ch_mult": [1, 2],
-    "num_res_blocks": 1,
-    "z_channels": 16,
-    "codebook_size": 64,
-    "codebook_dim": 8,
-}
+XL = "llamagen-xl-stage1"
+ANOLE = "anole-7b"
+JANUS = "janus-pro-1b"
+FULL_SIZE = (XL, ANOLE, JANUS)
+# heads of 16 in groups of two: small enough for a CPU, and a width that fast attention takes
 _SMALL = {
-    "dim": 32,
+    "dim": 64,
     "n_layer": 2,
-    "n_head": 2,
-    "hidden": 48,
+    "n_head": 4,
+    "hidden": 96,
     "grid": 4,
     "vocab_size": 64,
     "prompt_ids": 16384,
 }
+# a caption of so many words, and an image: together more slots than a recorded forward pass
+# attends to at first
+LONG_CAPTION = 400
+LONG_GRID = 12
 
 
-def exact(machine: Machine) -> Target:
-    """The embedded target in float64, where no draw hangs on how a sum was rounded."""
-    return _embedded(machine, torch.float64)
+def full_size(name: str, device: str) -> Target:
+    """Return a published shape with random weights, on any device; without a text encoder."""
+    target = load_unpacked(name, device, random_weights=True)
+    if entry(name).family != "llamagen":
+        return target
+    return with_all_drafters(without_encoder(target))
 
 
-def xl(machine: Machine) -> Target:
-    """LlamaGen-XL, text to image, with a drafter of every kind."""
-    if machine.small:
-        return _embedded(machine, torch.float32)
-    return with_all_drafters(load_target(XL, machine.device, random_weights=True))
-
-
-def with_all_drafters(target: Target) -> Target:
-    """A random LlamaGen target, with a random independent drafter and Medusa heads beside its
-    EAGLE drafter.
-    """
-    row, config, device = entry(XL), target.model.config, str(target.device)
-    smaller = row.model_copy(update={"shape": {**vars(config), **SMALLER}})
-    nets: dict[str, nn.Module] = {
-        "model": family(row.family).decoder(smaller, None, device, target.dtype)
-    }
-    nets["medusa"] = random_net(lambda: Medusa(config.dim, HEADS), device, target.dtype)
-    return replace(target, drafters=target.drafters | nets)
-
-
-def published(machine: Machine, name: str) -> Target:
-    """Any target of the catalogue with random weights."""
+def target_of(machine: Machine, name: str) -> Target:
+    """Return a shape of ``FULL_SIZE``, or for a rehearsal a small target of its family."""
     if not machine.small:
-        return load_target(name, machine.device, random_weights=True)
-    if entry(name).family == "janus":
-        shape = {k: v for k, v in _SMALL.items() if k != "vocab_size"} | {"vq": _VQ}
-        row = Entry(name=name, family="janus", about="", shape=shape, guidance=5.0)
+        return full_size(name, machine.device)
+    if name == XL:
+        return without_encoder(_moved(small_target(), machine))
+    if name == JANUS:
+        shape = {key: value for key, value in _SMALL.items() if key != "vocab_size"}
+        row = _row("janus", "janus", shape)
         return _moved(JanusFamily().random_target(row, "cpu", torch.float32), machine)
-    return row_ends(machine, torch.float32, "anole")
+    return chameleon(machine, torch.float32, dialect="anole")
 
 
-def row_ends(
-    machine: Machine, dtype: torch.dtype = torch.float64, dialect: str = "lumina"
-) -> Target:
-    """A small Chameleon, by default one that writes row ends (Lumina-mGPT's)."""
-    heads = {"n_kv_head": 2, "positions": 256, "dialect": dialect}
-    row = Entry(
-        name=f"{dialect}-small",
-        family="chameleon",
-        about="",
-        shape=_SMALL | heads | {"vq": _VQ},
-        guidance=3.0,
-    )
-    return _moved(ChameleonFamily().random_target(row, "cpu", dtype), machine)
-
-
-def _embedded(machine: Machine, dtype: torch.dtype) -> Target:
+def bundled(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
+    """Return the bundled target with its trained weights, so that drafts are accepted as in use,
+    and a random DFlash drafter, which it does not come with.
+    """
     target = tiny.load(device=machine.device, dtype=dtype)
     if machine.small:
         target.model.layers = target.model.layers[:2]
         target.model.config = replace(target.model.config, n_layer=2)
-    return target
+    dflash = random_net(lambda: DFlash.untrained(target.model), "cpu", dtype)
+    drafters = target.drafters | {"dflash": dflash.to(machine.device)}
+    return replace(target, drafters=drafters)
+
+
+def row_ends(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
+    """Return a small Lumina-mGPT, which writes a token after each row."""
+    return chameleon(machine, dtype, dialect="lumina")
+
+
+def grouped_queries(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
+    """Return a small target whose heads share keys and values in pairs, for long captions."""
+    return chameleon(machine, dtype, "anole", {"n_kv_head": 2, "grid": LONG_GRID})
+
+
+def chameleon(
+    machine: Machine,
+    dtype: torch.dtype,
+    dialect: str,
+    sizes: dict[str, int] | None = None,
+) -> Target:
+    """Return a small random Chameleon; ``sizes``: other than the usual ones."""
+    shape = _SMALL | {"n_kv_head": 4, "positions": 1024, "dialect": dialect} | (sizes or {})
+    row = _row(f"{dialect}-small", "chameleon", shape)
+    return _moved(ChameleonFamily().random_target(row, "cpu", dtype), machine)
+
+
+def _row(name: str, family: str, shape: Mapping[str, object]) -> Entry:
+    shape = {**shape, "vq": SMALL_VQ}
+    return Entry(name=name, family=family, about="", shape=shape, guidance=3.0)
 
 
 def _moved(target: Target, machine: Machine) -> Target:
+    """Move a small target, whose weights are made on the CPU, to the device."""
     for net in (target.model, target.vq, *target.drafters.values()):
         net.to(machine.device)
     return target
 
 
-def weights(target: Target) -> int:
-    """Bytes of all that is loaded: target, drafters, image tokeniser, tables of near codes."""
-    nets = [target.model, target.vq, *target.drafters.values()]
-    held = [x for net in nets for x in (*net.parameters(), *net.buffers())] + list(
-        target.near.values()
-    )
+def copy_weights(source: Target, target: Target) -> None:
+    """Give a target and its drafters the weights of another of the same shape, rounded to their
+    dtype.
+    """
+    target.model.load_state_dict(source.model.state_dict())
+    for kind, drafter in target.drafters.items():
+        drafter.load_state_dict(source.drafters[kind].state_dict())
+
+
+def held_bytes(target: Target) -> int:
+    """Return the bytes of all that is loaded: target, drafters, image tokeniser, tables of codes
+    that look alike.
+    """
+    held = list(target.near.values())
+    for net in (target.model, target.vq, *target.drafters.values()):
+        held += [*net.parameters(), *net.buffers()]
     return sum({id(x): x.numel() * x.element_size() for x in held}.values())
-
-
-def cache_bytes(target: Target, tokens: float) -> float:
-    """Bytes of keys and values that a guided forward of one prompt reads after so many tokens."""
-    c = target.model.config.decoder
-    return (
-        tokens * 2 * c.n_layer * 2 * c.kv_heads * c.head_dim * torch.finfo(target.dtype).bits / 8
-    )

@@ -23,11 +23,15 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.llamagen.random import small_target
 from lanternbench.utils.graph_capture import Graphs, Work
+from lanternbench.utils.json_values import config_hash
 
 STEPS = 3  # of which the first, and those that record something, are not counted
 CAPTIONS = ["a red circle", "a blue square"]
 OTHER = "other"  # what no recorded phase launches: copies into its inputs, and the host's own
 _ALLOCATES = ("aten.empty", "aten.new_empty")  # without a kernel
+
+
+_counted: dict[tuple[str, str], Operators] = {}
 
 
 class Counted(NamedTuple):
@@ -40,10 +44,18 @@ class Counted(NamedTuple):
 
 
 def count_operators(method: Method, options: Mapping[str, Any]) -> Operators:
-    """Return the operators of a step of ``method`` with a target's default ``options``.
+    """Return the operators of a step of ``method`` with a target's default ``options``, counted
+    once a process.
 
     Raises UserError for a method whose drafter LlamaGen does not have.
     """
+    key = (method.key, config_hash(dict(options)))
+    if key not in _counted:
+        _counted[key] = _count(method, options)
+    return _counted[key]
+
+
+def _count(method: Method, options: Mapping[str, Any]) -> Operators:
     target = small_target(dtype=torch.bfloat16)
     decoder = build(replace(target, options=target.options | dict(options)), method)
     counted = count_phases(decoder)
@@ -59,7 +71,6 @@ def count_operators(method: Method, options: Mapping[str, Any]) -> Operators:
     return Operators(layer, forward, level, rest - drafting)
 
 
-@cache
 def baseline_operators() -> Operators:
     """Return the operators of a step of ``ar``."""
     return count_operators(named("ar"), {})

@@ -35,6 +35,7 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # how often a step's distributions are read or written: temperature, top-k, softmax, acceptance,
 # draws
 PASSES = 10
+HELD = 10  # distributions of all nodes that a step holds at once
 SLACK = 1.15  # of caches and distributions, for activations and the allocator's blocks
 CONTEXT = 1.0  # GB that CUDA and its libraries take
 
@@ -208,11 +209,11 @@ def step(decoder: Decoder, load: Load, drafting: Drafting, execution: Execution)
 
 def memory(target: Network, drafter: Network | None, load: Load, dtype: str) -> float:
     """Return the GB of a decode: weights, caches of ``load.cached`` + ``load.new`` positions and
-    the distributions of all nodes, of target and drafter.
+    the distributions of a step.
     """
     nets = [target] if drafter is None else [target, drafter]
     weights = BYTES[dtype] * sum(net.stored for net in nets)
     positions = load.rows * (load.cached + load.new)
     caches = BYTES[dtype] * positions * sum(net.cached for net in nets)
-    distributions = 2 * 4 * load.batch * load.new * target.vocab
+    distributions = HELD * 4 * load.batch * load.new * target.vocab
     return float((weights + SLACK * (caches + distributions)) / 1e9 + CONTEXT)

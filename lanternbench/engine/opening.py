@@ -175,6 +175,14 @@ def shared_cache(
     return cache
 
 
+def shared_cache_bytes(target: Target) -> int:
+    """Return the bytes of the caches that recorded decodes of a target share."""
+    if target.graphs is None:
+        return 0
+    stores = [cache.store for cache in target.graphs.caches.values()]
+    return sum(store.numel() * store.element_size() for store in stores)
+
+
 def teacher_forced(
     target: Target, prefix: Prefix, tokens: Tensor, guidance: float, warp: Warp
 ) -> Tensor:

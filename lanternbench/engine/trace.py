@@ -85,6 +85,14 @@ class Log:
         return generations
 
 
+def trace_bytes(image: Generation) -> int:
+    """Return the bytes of the distributions that the batch of an image has kept."""
+    if image.trace is None:
+        return 0
+    stores = vars(image.trace).values()
+    return sum(x.numel() * x.element_size() for x in stores if isinstance(x, Tensor))
+
+
 class Trace:
     """The target's and drafter's distributions at every committed position, kept for figures
     computed afterwards.

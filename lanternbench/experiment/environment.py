@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": metadata.version("transformers"),
+        "transformers": _installed("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -54,6 +54,12 @@ def _tf32() -> str:
     if torch.backends.cudnn.allow_tf32:
         rounded.append("convolutions")
     return " and ".join(rounded) or "off"
+
+
+def _installed(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
 
 
 def _output(*command: str) -> str | None:

@@ -7,12 +7,15 @@ decode, render, and the figures that need no clock; it is the same whichever exe
 
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
+from lanternbench.engine.opening import shared_cache_bytes
+from lanternbench.engine.trace import trace_bytes
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import expand
 from lanternbench.experiment.environment import environment
@@ -30,6 +33,7 @@ from lanternbench.prompts import Prompt
 from lanternbench.settings import ModelSpec, Sampling, Sweep
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.memory import peak_memory
+from lanternbench.utils.peak_memory import CudaAllocator, Measured, PeakMemory
 from lanternbench.utils.processes import process_count, side_by_side
 
 WARMUP_STEPS = 12
@@ -87,6 +91,8 @@ class Worker:
         self.targets: dict[str | None, Target] = {None: self.target}
         for drafter, one in drafters.items():
             self.targets[drafter] = self._drafted(one)
+        device_of = self.target.device
+        self.memory = PeakMemory(CudaAllocator(device_of)) if device_of.type == "cuda" else None
         self.decoders: dict[str, SpeculativeDecoder] = {}
         for one in methods:
             self.decoders[one.label] = build(
@@ -157,13 +163,15 @@ class Worker:
 
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
         """A few steps that do not count: the first calls allocate memory and choose kernels."""
-        generate(
-            self.decoders[label],
-            [caption],
-            seed=self.config.seed,
-            max_steps=WARMUP_STEPS,
-            on_step=on_step,
-        )
+        decoder = self.decoders[label]
+        with measured_memory(self.memory, decoder):
+            generate(
+                decoder,
+                [caption],
+                seed=self.config.seed,
+                max_steps=WARMUP_STEPS,
+                on_step=on_step,
+            )
 
     def seconds_per_image(self, label: str, captions: list[str]) -> float:
         """An estimate from a few steps of one batch: encoding, decoding and rendering, by image."""
@@ -184,7 +192,7 @@ class Worker:
         """
         decoder, config = self.decoders[job.label], self.config
         for sample, image in make_samples(
-            decoder, job.prompts, job.seed, config.batch == 1, on_step
+            decoder, job.prompts, job.seed, config.batch == 1, on_step, self.memory
         ):
             labels = self.target.labels and self.scorers
             caption = class_caption(sample.prompt) if labels else sample.prompt
@@ -303,35 +311,44 @@ def mode(target: Target) -> dict[str, str]:
     }
 
 
+def measured_memory(
+    memory: PeakMemory | None, decoder: SpeculativeDecoder
+) -> AbstractContextManager[Measured]:
+    """Measure the memory of a decode if the device can tell it."""
+    if memory is None:
+        return nullcontext(Measured())
+    return memory.measure(decoder.method.key, partial(shared_cache_bytes, decoder.target))
+
+
 def make_samples(
     decoder: SpeculativeDecoder,
     prompts: list[Prompt],
     seed: int,
     timed: bool,
     on_step: OnStep | None = None,
+    memory: PeakMemory | None = None,
 ) -> Iterator[tuple[Sample, Any]]:
     """An image per prompt, drawn together: (sample, PIL image).  ``on_step``: after each step, in
-    one process alone.
+    one process alone.  ``memory``: measures it on a GPU.
     """
     target = decoder.target
-    count, on_gpu = process_count(target.model, len(prompts)), target.device.type == "cuda"
+    count = process_count(target.model, len(prompts))
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
     def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(target.device)
         texts, ids = [p.text for p in part], [p.id for p in part]
-        generations = generate(
-            decoder, texts, ids, seed, trace=traced, on_step=on_step if count == 1 else None
-        )
-        memory = torch.cuda.max_memory_allocated(target.device) / 1e6 if on_gpu else None
+        with measured_memory(memory, decoder) as measured:
+            generations = generate(
+                decoder, texts, ids, seed, trace=traced, on_step=on_step if count == 1 else None
+            )
+            measured.traces = trace_bytes(generations[0])
         clock = time.perf_counter()
         images = target.images(torch.stack([g.tokens for g in generations]), texts)
         each: dict[str, Any] = {"render_s": (time.perf_counter() - clock) / len(part)}
         encoder_s = target.encode_seconds(texts)  # of features stored before the clock started
         each |= {
             "encode_s": (generations[0].encode_s + encoder_s) / len(part),
-            "peak_memory_mb": memory,
+            "peak_memory_mb": measured.peak / 1e6 if memory is not None else None,
         }
         together = len(part) * count  # the other parts take the same time
         rows = zip(part, generations, figures(decoder, generations))

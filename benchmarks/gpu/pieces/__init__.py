@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.gpu import bars
+
+if TYPE_CHECKING:
+    from benchmarks.gpu.machine import Machine
+    from benchmarks.gpu.result import Result
 
 
 class Piece(NamedTuple):
     """``where``: MODULE.FUNCTION, which fills a ``Result`` on a ``Machine``; imported by the
     process that measures.
 
-    ``bars``: what it judges.  ``needs``: modules beyond those of the engine.
+    ``bars``: what it judges.  ``needs``: modules that docs/gpu.md does not list for every piece.
     """
 
     title: str
@@ -22,19 +26,24 @@ class Piece(NamedTuple):
     needs: tuple[str, ...] = ()
 
     @property
-    def measure(self) -> Callable[[Any, Any], None]:
+    def measure(self) -> Callable[[Machine, Result], None]:
         module, _, function = self.where.rpartition(".")
         return getattr(import_module(f"{__name__}.{module}"), function)
 
 
-METRICS = ("torchmetrics", "torchvision", "open_clip")
 PIECES: dict[str, Piece] = {
     "machine": Piece("The machine", "machine.measure"),
-    "graphs": Piece(
-        "Recorded steps against launched ones", "equal.graphs", (bars.GRAPHS, bars.ROW_ENDS)
+    "presets": Piece(
+        "What is built, and the operators of a step", "presets.measure", (bars.BUILT,)
     ),
-    "syncs": Piece("How often the host waits", "equal.syncs", (bars.SYNCS,)),
-    "ar": Piece("`ar` at LlamaGen-XL's shape", "baseline.measure", (bars.SHARE, bars.H200)),
+    "graphs": Piece(
+        "Recorded steps against launched ones",
+        "equal.graphs",
+        (bars.GRAPHS, bars.ROW_ENDS, bars.GROUPED),
+    ),
+    "rounding": Piece("The same in bfloat16", "rounding.measure", (bars.ROUNDED,)),
+    "syncs": Piece("How often the host waits", "equal.syncs", (bars.CONTROL, bars.SYNCS)),
+    "ar": Piece("`ar` at LlamaGen-XL's shape", "baseline.measure", (bars.BASELINE,)),
     "steps": Piece(
         "A step of every preset at LlamaGen-XL's shape",
         "steps.measure",
@@ -50,6 +59,12 @@ PIECES: dict[str, Piece] = {
     ),
     "anole": Piece("Anole-7B's shape", "other_shapes.anole"),
     "janus": Piece("Janus-Pro-1B's shape", "other_shapes.janus"),
-    "embedded": Piece("Every preset on the embedded model", "embedded.measure", needs=("scipy",)),
-    "networks": Piece("Networks of metrics", "networks.measure", needs=METRICS),
+    "embedded": Piece(
+        "Every preset on the bundled model", "embedded.measure", needs=("scipy", "rich")
+    ),
+    "networks": Piece(
+        "Networks of metrics",
+        "networks.measure",
+        needs=("torchmetrics", "torchvision", "open_clip"),
+    ),
 }

@@ -1,4 +1,4 @@
-"""The product as a user runs it: every preset on the embedded model, interleaved, with intervals
+"""The product as a user runs it: every preset on the bundled model, interleaved, with intervals
 and metrics.
 """
 
@@ -7,11 +7,12 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from benchmarks.gpu.decoding import fitting, presets
 from benchmarks.gpu.machine import Machine
-from benchmarks.gpu.pieces.equal import presets
-from benchmarks.gpu.result import Result
+from benchmarks.gpu.result import Cell, Result
 from lanternbench.experiment import config
 from lanternbench.experiment import runner as sweeps
+from lanternbench.models.catalogue import load_target
 
 FIGURES = {
     "accept_len": "τ",
@@ -19,24 +20,28 @@ FIGURES = {
     "clip-tiny": "CLIP-tiny",
     "fid-tiny": "FID-tiny",
 }
-BUDGET_S, PROMPTS = 60.0, 32
+BUDGET_S = 60.0
+PROMPTS = 32
 
 
 def measure(machine: Machine, result: Result) -> None:
-    names = ["cool-sd"] if machine.small else presets(machine)
-    asked = config.sweep({"methods": names, "num_prompts": 1 if machine.small else PROMPTS})
+    names = fitting(load_target("tiny"), presets(), result)
+    config.sweep({"methods": names, "num_prompts": PROMPTS})
+    if machine.small:  # all are checked, one is decoded
+        names = ["cool-sd"]
+    sweep = config.sweep({"methods": names, "num_prompts": 1 if machine.small else PROMPTS})
+    watch = sweeps.Callbacks(budget_s=BUDGET_S)
+    device = "cpu" if machine.small else machine.device
     with tempfile.TemporaryDirectory() as folder:
-        watch = sweeps.Callbacks(budget_s=BUDGET_S)
-        device = "cpu" if machine.small else machine.device
-        _, summary = sweeps.run(asked, Path(folder), device=device, watch=watch)
+        _, summary = sweeps.run(sweep, Path(folder), device=device, watch=watch)
     for row in summary.rows:
-        fast = row.figure("speedup")
-        cells = {title: _round(row.value(key)) for key, title in FIGURES.items()}
-        speedup = "–" if fast.value is None else f"{fast.value:.2f}×"
-        if fast.lo is not None and fast.hi is not None:
-            speedup += f" [{fast.lo:.2f}, {fast.hi:.2f}]"
-        result.row("T = 1, batch 1", method=row.label, images=row.n, speedup=speedup, **cells)
+        speedup = row.figure("speedup")
+        text = "–" if speedup.value is None else f"{speedup.value:.2f}×"
+        if speedup.lo is not None and speedup.hi is not None:
+            text += f" [{speedup.lo:.2f}, {speedup.hi:.2f}]"
+        cells = {title: _rounded(row.value(key)) for key, title in FIGURES.items()}
+        result.row("T = 1, batch 1", method=row.label, images=row.n, speedup=text, **cells)
 
 
-def _round(value: float | None) -> float | str:
+def _rounded(value: float | None) -> Cell:
     return "–" if value is None else round(value, 3)

@@ -1,4 +1,4 @@
-"""How many images a second the networks behind FID and CLIP score take: full size, random weights."""
+"""Images a second of the networks behind FID and CLIP score: full size, random weights."""
 
 from __future__ import annotations
 
