@@ -57,7 +57,7 @@ def held():
 
 with torch.no_grad():
     torch.nn.Linear(1, 1, device="meta").weight.normal_()  # what torch imports for it
-folder, dtype, methods = sys.argv[1], sys.argv[2], sys.argv[3:]
+folder, dtype, limit, methods = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
 before = held()
 began = time.perf_counter()
 target = load_target(f"llamagen-xl-stage1={folder}", "cpu", False, dtype)
@@ -77,10 +77,11 @@ def features(captions):
 target = replace(target, text=features)
 for name in methods:
     began = time.perf_counter()
-    (made,) = generate(build(target, method(name)), ["a red circle"])
+    decoder = build(target, method(name))
+    (made,) = generate(decoder, ["a red circle"], max_steps=limit or None)
     decoded = time.perf_counter() - began
     image = target.images(made.tokens[None])[0]
-    rows["images"][name] = [decoded, made.steps, len(made.tokens), image.size[0]]
+    rows["images"][name] = [decoded, made.steps, sum(made.accept_lengths), image.size[0]]
 print(json.dumps(rows))
 """
 
@@ -131,11 +132,15 @@ def write(folder: Path, layout: Layout) -> float:
     return size
 
 
-def measure(layout: Layout) -> tuple[float, dict]:
-    """Write a layout in this process's child, load it in another; return megabytes and figures."""
+def measure(layout: Layout, steps: int) -> tuple[float, dict]:
+    """Write a layout and load it in a child; return its megabytes and the child's figures.
+
+    ``steps``: after how many an image is left unfinished; 0: it is drawn whole; below: no image.
+    """
     with tempfile.TemporaryDirectory() as name:
         size = write(Path(name), layout)
-        command = [sys.executable, "-c", _LOAD, name, layout.loaded, *layout.methods]
+        methods = layout.methods if steps >= 0 else ()
+        command = [sys.executable, "-c", _LOAD, name, layout.loaded, str(steps), *methods]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-2000:])
@@ -145,12 +150,13 @@ def measure(layout: Layout) -> tuple[float, dict]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     options.add_argument("--write", type=Path)
+    options.add_argument("--steps", type=int, default=0, help="0: whole images; -1: none")
     chosen = options.parse_args()
     lines = ["| layout | stored | loaded | files | seconds | peak | peak / files | held |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     images = []
     for layout in LAYOUTS:
-        size, row = measure(layout)
+        size, row = measure(layout, chosen.steps)
         stored = str(layout.stored).removeprefix("torch.")
         ratio = row["peak"] / size
         lines.append(
@@ -160,8 +166,8 @@ def main() -> None:
         print(lines[-1], flush=True)
         for method, (seconds, steps, tokens, side) in row["images"].items():
             images.append(
-                f"- `{method}`: {tokens} tokens in {steps} steps and {seconds:.0f} s, "
-                f"an image of {side} × {side} pixels."
+                f"- `{method}`: {tokens} tokens in {steps} steps and {seconds:.0f} s with encoding and "
+                f"preparation, an image of {side} × {side} pixels."
             )
             print(images[-1], flush=True)
     text = "\n".join([*lines, "", *images])
