@@ -85,7 +85,8 @@ class Entry(Sampling):
 
     def published(self, role: str) -> tuple[str, ...]:
         """Return the names of a role's published files, which may be patterns."""
-        return self.files[role].files if role in self.files else ()
+        source = self.files.get(role)
+        return source.files if source else ()
 
     def locate(self, place: Path) -> Files:
         """Return where its files lie that are asked for at ``place`` (``places.locate``)."""

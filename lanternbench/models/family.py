@@ -19,7 +19,7 @@ from lanternbench.models import key_names, loading
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash, eagle
 from lanternbench.models.entries import Entry, fingerprints, role_fingerprints
-from lanternbench.models.places import DRAFTERS, Files
+from lanternbench.models.places import DRAFTERS, Files, folder_of
 from lanternbench.models.target import Pads, Target
 from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
@@ -45,8 +45,7 @@ def drafter_at(
     """
     kind = dflash if "target_layers" in loading.read_state(path) else eagle
     drafter = kind.load(path, model, device, dtype or model.dtype)
-    folder = path if path.is_dir() else path.parent
-    config = folder / "config.json"
+    config = folder_of(path) / "config.json"
     named = layers_named(loading.read_config(config)) if config.is_file() else None
     read = [*drafter.aux_layers(model), model.config.decoder.n_layer]
     if named is not None and named not in (read, read[:-1]):
@@ -189,8 +188,7 @@ class PublishedFamily(Family):
 
     def model_folder(self, files: Files) -> Path:
         """The folder of the decoder's weights and of what is published with them."""
-        weights = self.weights(files)
-        return weights.parent if weights.is_file() else weights
+        return folder_of(self.weights(files))
 
     def tokeniser(self, files: Files) -> Path:
         """The file of the tokeniser of prompts."""
@@ -215,14 +213,18 @@ class PublishedFamily(Family):
         with loading.explain_errors(path, f"is no config of {self.title}"):
             config = replace(self.described(published, row), **decoder_shape(row))
         ids = self.image_ids(files, config)
-        return config if ids is None else replace(config, vocab_size=len(ids)), ids
+        if ids is not None:
+            config = replace(config, vocab_size=len(ids))
+        return config, ids
 
     def renamed(
         self, state: loading.State, config: Any, image_ids: Tensor | None
     ) -> loading.State:
         """Tensors of one layer, or all that belong to none, under our names."""
         state = key_names.from_published(state, self.prefixes, config)
-        return state if image_ids is None else key_names.image_tables(state, image_ids)
+        if image_ids is None:
+            return state
+        return key_names.image_tables(state, image_ids)
 
     def new_vq(self, row: Entry, files: Files | None) -> Any:
         """An image tokeniser without trained weights: by default of LlamaGen's kind."""
@@ -312,6 +314,8 @@ class PublishedFamily(Family):
         if files is None:
             return loading.random_net(lambda: self.network(self.config(row)), device, dtype)
         config, ids = self.published(row, files)
-        new = partial(self.network, config, *() if ids is None else (ids,))
+        new = partial(self.network, config)
+        if ids is not None:
+            new = partial(self.network, config, ids)
         convert = partial(self.renamed, config=config, image_ids=ids)
         return loading.load_layers(new, self.weights(files), convert, device, dtype)

@@ -76,21 +76,27 @@ def locate(sources: Mapping[str, Source], place: Path, home: Path | None = None)
     paths: dict[str, Path] = {}
     faults: dict[str, str] = {}
     for role in dict.fromkeys([*sources, *ROLES]):
-        found = None
-        if file is not None and role == "model":
-            found = file
-        for folder, kind in () if found else _folders(root, role, sources):
-            found, fault = _found_in(folder, role, sources, kind)
-            if fault:
-                faults[role] = fault
-            if found:
-                break
+        found, fault = file, ""
+        if role != "model" or file is None:
+            found, fault = _found_below(root, role, sources)
         if found is None and role in sources and (place == home or role not in GIVEN_WHOLE):
-            found = _elsewhere(role, sources, None if place == home else home)
+            found = _elsewhere(role, sources, home)
         if found is not None:
             paths[role] = found
-            faults.pop(role, None)
+        elif fault:
+            faults[role] = fault
     return Files(root, paths, faults)
+
+
+def _found_below(root: Path, role: str, sources: Mapping[str, Source]) -> tuple[Path | None, str]:
+    """Return the path of a role's files in a target's folder, and what is wrong with those there."""
+    fault = ""
+    for folder, kind in _folders(root, role, sources):
+        found, reason = _found_in(folder, role, sources, kind)
+        if found is not None:
+            return found, ""
+        fault = fault or reason
+    return None, fault
 
 
 def _root(place: Path) -> tuple[Path, Path | None]:
@@ -269,6 +275,11 @@ def indexed_shards(index: Path) -> list[str]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise UserError(f"{index} is no index of shards: fetch it again") from None
     return sorted({Path(str(name)).name for name in files})
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder of a file, or the folder itself."""
+    return path.parent if path.is_file() else path
 
 
 # ---- the cache of the Hugging Face hub ----

@@ -20,7 +20,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.loading import State, explain_errors, read_config, read_state
-from lanternbench.models.places import Files
+from lanternbench.models.places import Files, folder_of
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import (
     PromptFrame,
@@ -191,9 +191,7 @@ class ChameleonFamily(PublishedFamily):
         places = [folder / "tokenizer.json", folder / "text_tokenizer.json"]
         if "tokenizer" in files.paths:
             places.append(files.paths["tokenizer"])
-        vq = files.get("vq")
-        vq_folder = vq.parent if vq.is_file() else vq
-        places.append(vq_folder / "text_tokenizer.json")
+        places.append(folder_of(files.get("vq")) / "text_tokenizer.json")
         return next((path for path in places if path.is_file()), places[0])
 
     def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:

@@ -307,8 +307,9 @@ class T5Features:
         """
         from transformers import AutoTokenizer, T5EncoderModel
 
-        for file in self.folder.iterdir() if self.folder.is_dir() else ():
-            if file.suffix in DIGESTED and (wrong := damage(file)):
+        for file in self.folder.glob("*"):
+            wrong = damage(file) if file.suffix in DIGESTED else None
+            if wrong:
                 raise UserError(f"the text encoder's {file} {wrong}")
         try:
             with quiet_transformers():
