@@ -6,7 +6,6 @@ points in the group ``lanternbench.plugins``; they are imported, and so register
 listed or one not ours is looked up.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from lanternbench.errors import UserError, unknown
+from lanternbench.utils.memory import is_out_of_memory
 
 # kind -> the package that registers the built-in components when it is imported, or names their
 # modules
@@ -98,7 +98,7 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
     """Turns whatever is raised while components of a plug-in work, sys.exit included, into a
     UserError naming it.
 
-    A GPU's lack of memory passes, as callers answer it with smaller batches.
+    A lack of memory passes, because callers answer it with smaller batches.
     ``parts``: the components at work; where all are built in, nothing changes.
     """
     try:
@@ -106,7 +106,7 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit, UserError):
         raise
     except BaseException as error:
-        if (torch := sys.modules.get("torch")) and isinstance(error, torch.OutOfMemoryError):
+        if is_out_of_memory(error):
             raise
         modules = [getattr(part, "__module__", "lanternbench") for part in parts]
         foreign = [name for name in modules if name.partition(".")[0] != "lanternbench"]

@@ -17,6 +17,7 @@ from lanternbench import __version__
 from lanternbench.cli import interrupts
 from lanternbench.cli.options import check_names, complete, takes_method_options
 from lanternbench.errors import UserError
+from lanternbench.utils.memory import SMALLER, is_out_of_memory, shortage
 
 NAMES = (  # FILE.function
     "run.run study.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
@@ -115,6 +116,8 @@ def main() -> None:
             message = f"the output is lost ({lost}): free some space or write elsewhere"
         elif isinstance(error, BrokenPipeError):
             raise SystemExit(1) from None
+        elif is_out_of_memory(error):
+            message = f"{shortage(error)}: {SMALLER}"
         elif not isinstance(error, UserError):
             raise
         print(f"lanternbench: {message}", file=sys.stderr)

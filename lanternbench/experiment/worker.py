@@ -6,6 +6,7 @@ decode, render, and the figures that need no clock; it is the same whichever exe
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
@@ -15,6 +16,7 @@ import torch
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.engine.opening import shared_cache_bytes
+from lanternbench.engine.recording import Recordings
 from lanternbench.engine.trace import trace_bytes
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import expand
@@ -27,12 +29,13 @@ from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, Setup, scorers_for
 from lanternbench.metrics.class_names import class_caption
 from lanternbench.models.catalogue import load_with_drafter, with_drafter
+from lanternbench.models.footprint import Demand
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt
 from lanternbench.settings import ModelSpec, Sampling, Sweep
 from lanternbench.utils.device import cpu_threads, load_average
-from lanternbench.utils.memory import peak_memory
+from lanternbench.utils.memory import BatchLimit, memory_errors, peak_memory
 from lanternbench.utils.peak_memory import CudaAllocator, Measured, PeakMemory
 from lanternbench.utils.processes import process_count, side_by_side
 
@@ -87,7 +90,15 @@ class Worker:
         spec = config.part(ModelSpec)
         if drafters:  # methods load it; if none does, loading it here says so
             spec = spec.model_copy(update={"drafter": None})
-        self.target = load_with_drafter(spec, device, {m.choices.proposal for m in methods})
+        demand = Demand(
+            config.batch,
+            config.guidance if "guidance" in config.model_fields_set else None,
+            keeps_distributions=config.simulate_acceptance is None,
+            drafters=tuple(drafters),
+        )
+        proposals = {one.choices.proposal for one in methods}
+        self.target = load_with_drafter(spec, device, proposals, demand)
+        self.batch_limits: dict[str, BatchLimit] = defaultdict(BatchLimit)  # by label
         self.targets: dict[str | None, Target] = {None: self.target}
         for drafter, one in drafters.items():
             self.targets[drafter] = self._drafted(one)
@@ -156,10 +167,12 @@ class Worker:
         """Encode captions and load scorers before any clock starts; the text encoder is loaded
         once.
         """
-        self.target.prepare(captions)
-        for scorer in self.scorers:
-            if not scorer.available():
-                scorer.prepare()
+        with memory_errors("captions were encoded"):
+            self.target.prepare(captions)
+        with memory_errors("metrics were loaded", "give fewer --metrics, or score later"):
+            for scorer in self.scorers:
+                if not scorer.available():
+                    scorer.prepare()
 
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
         """A few steps that do not count: the first calls allocate memory and choose kernels."""
@@ -190,10 +203,17 @@ class Worker:
         """The job's samples, scored, with their PIL images; ``on_step`` is called after every
         step.
         """
-        decoder, config = self.decoders[job.label], self.config
-        for sample, image in make_samples(
-            decoder, job.prompts, job.seed, config.batch == 1, on_step, self.memory
-        ):
+        decoder = self.decoders[job.label]
+        limit = self.batch_limits[job.label]
+        timed = self.config.batch == 1
+
+        def decode(prompts: list[Prompt]) -> list[tuple[Sample, Any]]:
+            made = make_samples(decoder, prompts, job.seed, timed, on_step, self.memory)
+            return list(made)
+
+        with memory_errors(f"'{job.label}' decoded"):
+            samples = limit.results(decode, job.prompts, self.forget_recordings)
+        for sample, image in samples:
             labels = self.target.labels and self.scorers
             caption = class_caption(sample.prompt) if labels else sample.prompt
             for scorer in self.scorers:
@@ -205,6 +225,14 @@ class Worker:
                         {scorer.name: {"images": 1, "seconds": time.perf_counter() - clock}},
                     )
             yield sample, image
+
+    def forget_recordings(self) -> None:
+        """Drop what is recorded for batches that turned out to be too large."""
+        for decoder in self.decoders.values():
+            decoder.recordings = Recordings()
+        for target in self.targets.values():
+            if target.graphs is not None:
+                target.graphs.caches.clear()
 
 
 class Executor:
@@ -259,10 +287,19 @@ class Executor:
         """Notes for the reader of the results; on a CPU memory is the process's, whichever method
         runs.
         """
+        notes = []
+        for label, limit in self.worker.batch_limits.items():
+            if limit.items is not None:
+                notes.append(
+                    f"{label} decoded {limit.items} prompts at once, because memory ran out for "
+                    "more: images are the same, a smaller --batch saves the attempts."
+                )
         peak = peak_memory()
-        if self.worker.device != "cpu" or peak is None:
-            return []
-        return [f"The process held {peak / 1e6:,.0f} MB at its peak, evaluators included."]
+        if self.worker.device == "cpu" and peak is not None:
+            notes.append(
+                f"The process held {peak / 1e6:,.0f} MB at its peak, evaluators included."
+            )
+        return notes
 
     def close(self) -> None:
         """End what was started; calling it twice is harmless."""

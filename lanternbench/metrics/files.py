@@ -18,6 +18,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.entries import content_digest
 from lanternbench.utils.download import digest
 from lanternbench.utils.files import WEIGHTS, cache_dir
+from lanternbench.utils.memory import is_out_of_memory
 from lanternbench.utils.quiet import quiet_transformers
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> d
         state = state.get("state_dict", state)
         return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
     except (*broken, pickle.UnpicklingError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise wrong_file(path, title, error) from None
 
 
@@ -205,6 +208,8 @@ def pretrained(
                 None, config=config, state_dict=state, output_loading_info=True
             )
     except (RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
         raise wrong_file(path, title, error) from None
     model, about = loaded
     for key in map(str, [*about["missing_keys"], *about["mismatched_keys"]]):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from lanternbench.errors import UserError, unknown
+from lanternbench.models import footprint
 from lanternbench.models.compiled import Inductor, of_mode
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.entries import (
@@ -19,14 +20,16 @@ from lanternbench.models.entries import (
     looks_like_path,
 )
 from lanternbench.models.family import Drafter, drafter_at
+from lanternbench.models.footprint import ONE_IMAGE, Demand, Footprint
 from lanternbench.models.grids import grid_of, written
-from lanternbench.models.loading import dtype_named
+from lanternbench.models.loading import dtype_for, dtype_named
 from lanternbench.models.packing import packed
 from lanternbench.models.places import WEIGHTS, contents, expected_tree
 from lanternbench.models.target import Target
 from lanternbench.registry import components, plugin_errors
 from lanternbench.settings import ModelSpec
 from lanternbench.utils.device import fit_threads, prepare_gpu
+from lanternbench.utils.memory import memory_errors
 
 _SIZE = r"(?:layers=[1-9]\d?|grid=[1-9]\d{0,2}(?:x[1-9]\d{0,2})?)"
 _SIZED = re.compile(rf"(?P<name>[^=:]+):(?P<sizes>{_SIZE}(?:,{_SIZE})?)(?:=(?P<folder>.+))?")
@@ -57,24 +60,62 @@ def load_unpacked(
     weights = None if dtype is None else dtype_named(dtype, device)
     if device.startswith("cuda"):
         prepare_gpu(device)
+    row, folder = located(name, random_weights)
+    with memory_errors(f"'{name}' was loaded on {device}"):
+        if folder is None:
+            return family(row.family).random_target(row, device, weights)
+        return _from_files(row, folder, device, weights)
+
+
+def located(name: str, random_weights: bool) -> tuple[Entry, Path | None]:
+    """Return the row of a target and the folder of its files, None for random weights.
+
+    Raises UserError for an unknown name and for missing files.
+    """
     if name not in catalogue():  # no folder shadows a name
         for kind in components("target"):
             itself = family(kind).reads(Path(name).expanduser())
             if itself is not None:
-                row = Entry(name=itself.name, family=kind, about="")
-                return _from_files(row, itself, device, weights)
+                return Entry(name=itself.name, family=kind, about=""), itself
     title, sizes, where = _parts_of(name)
     row = entry(title)
     if sizes:
         row = resized(row, sizes, random_weights)
-    loader = family(row.family)
     if random_weights:
-        return loader.random_target(row, device, weights)
+        return row, None
+    loader = family(row.family)
     folder = existing(where, f"target '{title}'") if where else loader.home(row)
     needed = [role for role in loader.missing(row, folder) if role in loader.needs]
     if needed:
         raise UserError(_lacks(row, folder, needed, by_user=bool(where)))
-    return _from_files(row, folder, device, weights)
+    return row, folder
+
+
+def check_memory(spec: ModelSpec, device: str, demand: Demand = ONE_IMAGE) -> None:
+    """Raise UserError if the target, its drafters and its caches do not fit into free memory."""
+    if device.startswith("cuda"):
+        prepare_gpu(device)
+    row, folder = located(spec.target, spec.random_weights)
+    drafters = [*demand.drafters, *filter(None, [spec.drafter])]
+
+    def need(dtype: torch.dtype) -> Footprint:
+        of_target = footprint.of_target(row, folder, dtype, demand)
+        extra = sum(_drafter_bytes(name, dtype) for name in drafters)
+        return of_target._replace(weights=of_target.weights + extra)
+
+    dtype = dtype_for(device) if spec.dtype is None else dtype_named(spec.dtype, device)
+    what = " with ".join([f"'{spec.target}'", *(f"'{name}'" for name in drafters)])
+    footprint.refuse(what, need(dtype), need(torch.bfloat16), device, demand.batch)
+
+
+def _drafter_bytes(spec: str, dtype: torch.dtype) -> int:
+    """Return the bytes of a drafter's weights; 0 for one that is not found, as loading it says."""
+    title = spec.partition("=")[0]
+    if title in catalogue():
+        row = entry(title)
+        return footprint.bytes_of([family(row.family).decoder(row, None, "meta", dtype)])
+    path = Path(spec).expanduser()
+    return footprint.bytes_of_drafter(path, dtype) if path.exists() else 0
 
 
 def _parts_of(name: str) -> tuple[str, str, str]:
@@ -200,14 +241,18 @@ def with_net(target: Target, net: Drafter) -> Target:
 
 
 def load_with_drafter(
-    spec: ModelSpec, device: str = "cpu", used: Collection[str] | None = None
+    spec: ModelSpec,
+    device: str = "cpu",
+    used: Collection[str] | None = None,
+    demand: Demand = ONE_IMAGE,
 ) -> Target:
     """``load_target``, and ``with_drafter`` where one is named.
 
     ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is
-    of none of them.
+    of none of them, and before anything is loaded for what will not fit into memory.
     """
     graphs = of_mode(spec.compile, device)
+    check_memory(spec, device, demand)
     target = load_unpacked(spec.target, device, spec.random_weights, spec.dtype)
     fit_threads(target.model)
     target = in_fast_layout(replace(target, graphs=graphs))

@@ -20,6 +20,7 @@ from lanternbench.utils.damage import damage
 from lanternbench.utils.device import hardware, has_bfloat16
 from lanternbench.utils.files import WEIGHTS
 from lanternbench.utils.json_values import read_object
+from lanternbench.utils.memory import is_out_of_memory
 
 Net = TypeVar("Net", bound=nn.Module)
 Convert = Callable[[State], State]  # of key names
@@ -257,6 +258,8 @@ def explain_errors(where: Path, what: str) -> Iterator[None]:
     try:
         yield
     except ODD as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"{where} {what} ({cause(error)}): use the official file of this target"
         ) from None
@@ -291,6 +294,8 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
     for name, parameter in net.named_parameters():
         value = torch.empty(parameter.shape, device=device, dtype=dtype)
         values[name] = value
+        if device == "meta":  # arithmetic there imports much of PyTorch, for seconds
+            continue
         if "norm" in name:
             value.fill_(float(name.rpartition(".")[2] == "weight"))
         else:

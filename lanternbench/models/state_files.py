@@ -23,6 +23,7 @@ from lanternbench.models.places import (
     weights_files,
 )
 from lanternbench.utils.damage import damage
+from lanternbench.utils.memory import is_out_of_memory
 
 State = dict[str, Tensor]
 _INNER = ("model", "module", "state_dict")  # under which training scripts keep their weights
@@ -112,7 +113,9 @@ def _read(path: Path) -> State:
         raise UserError(
             f"cannot read {path} ({error.strerror}): make it a readable file"
         ) from None
-    except _BROKEN:
+    except _BROKEN as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(f"{path} is truncated or damaged: fetch it again") from None
     return _tensors(state, path)
 

@@ -1,11 +1,20 @@
-"""How much memory there is, is free, and was used; in bytes, None if the system does not say."""
+"""How much memory there is, is free and was used, in bytes; and what to do when it runs out.
+
+Amounts are None if the system does not say.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from lanternbench.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +25,12 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 _SYSTEM = Path("/")  # the root of /proc and /sys
+# what torch's errors say when memory runs out on a GPU, in one of its libraries, on the host
+_SHORTAGE = re.compile("out of memory|ALLOC_FAILED|can't allocate memory|not enough memory", re.I)
+_ASKED_FOR = re.compile(r"tried to allocate ([\d.]+ \w+)")
+SMALLER = "give a smaller --batch, --dtype bfloat16 or another --device"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def total_memory() -> int | None:
@@ -74,3 +89,73 @@ def _read(path: str) -> str:
         return (_SYSTEM / path).read_text().strip()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that memory ran out, on a GPU or on the host."""
+    if isinstance(error, MemoryError):
+        return True
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and isinstance(error, torch_module.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _SHORTAGE.search(str(error)) is not None
+
+
+def shortage(error: BaseException, where: str = "memory ran out") -> str:
+    """Return what an exception of ``is_out_of_memory`` says, as a clause."""
+    asked = _ASKED_FOR.search(str(error))
+    return f"{where} (it tried to allocate {asked[1]})" if asked else where
+
+
+@contextmanager
+def memory_errors(what: str, remedy: str = SMALLER) -> Iterator[None]:
+    """Turn an error for want of memory while ``what`` into a UserError with the ``remedy``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"{shortage(error)} while {what}: {remedy}") from None
+
+
+class BatchLimit:
+    """How many items are worked on at once: as many as are given until memory runs out, then half
+    as many.
+    """
+
+    def __init__(self) -> None:
+        self.items: int | None = None  # None: no batch has failed yet
+
+    def results(
+        self,
+        work: Callable[[list[Item]], list[Result]],
+        items: Sequence[Item],
+        release: Callable[[], None] = lambda: None,
+    ) -> list[Result]:
+        """Return the results of ``work`` on the items, in batches that fit into memory.
+
+        ``release``: drops what a failed batch has left.  Raises the error of a single item.
+        """
+        results: list[Result] = []
+        while len(results) < len(items):
+            batch = list(items[len(results) :][: self.items])
+            try:
+                results.extend(work(batch))
+                continue
+            except (MemoryError, RuntimeError) as error:
+                if len(batch) == 1 or not is_out_of_memory(error):
+                    raise
+            # outside of ``except``, where the error no longer keeps the batch alive
+            self.items = (len(batch) + 1) // 2
+            release()
+            release_memory()
+        return results
+
+
+def release_memory() -> None:
+    """Give memory that is no longer used back to the GPU."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -32,6 +32,7 @@ from lanternbench.models.token_decoder import (
     check_type,
 )
 from lanternbench.registry import register
+from lanternbench.utils.memory import is_out_of_memory
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
 CAPTION = "{caption}"  # stands for one in the chat template
@@ -148,6 +149,8 @@ def diffusion(
             folder, **parts, torch_dtype=dtype, local_files_only=True
         )
     except Exception as error:  # whatever one of the parts raises
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"{folder} is no diffusion decoder of GLM-Image ({cause(error)}): fetch it again"
         ) from None

@@ -46,6 +46,7 @@ from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Guidance, Sampling
 from lanternbench.utils.files import read_yaml
+from lanternbench.utils.memory import is_out_of_memory
 
 SETTINGS = "lanternbench.yaml"
 PREFIX = "hf:"
@@ -305,6 +306,8 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     try:
         net, info = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
     except Exception as error:  # transformers has no exception type for an invalid folder
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"transformers cannot load {folder} ({cause(error)}): correct it"
         ) from None

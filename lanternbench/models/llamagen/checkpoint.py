@@ -38,6 +38,7 @@ from lanternbench.registry import register
 from lanternbench.utils.damage import damage
 from lanternbench.utils.device import hardware
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
+from lanternbench.utils.memory import is_out_of_memory
 from lanternbench.utils.quiet import quiet_transformers
 
 FLAN_T5_XL: dict[str, Any] = {
@@ -217,6 +218,15 @@ def clean(caption: str) -> str:
     return re.sub(r"\s+", " ", text).strip().strip("'_,-:;+ ")
 
 
+def encoder_weights(layers: int, width: int) -> int:
+    """Return the number of weights of an encoder of Flan-T5-XL's kind."""
+    sizes = FLAN_T5_XL
+    attention = 4 * width * sizes["num_heads"] * sizes["d_kv"]
+    gated = 3 * width * sizes["d_ff"]
+    norms = 2 * width
+    return sizes["vocab_size"] * width + layers * (attention + gated + norms) + width
+
+
 class T5Features:
     """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded.
 
@@ -225,6 +235,8 @@ class T5Features:
     before decoding begins.  Its seconds per caption, without loading, are stored too, so that
     end-to-end times can count them.
     """
+
+    layers: int = FLAN_T5_XL["num_layers"]
 
     def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
         """``width``: of the features that the decoder reads."""
@@ -264,6 +276,11 @@ class T5Features:
     def encode_seconds(self, captions: list[str]) -> float:
         """Seconds that the encoder took for these captions, one by one."""
         return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
+
+    @property
+    def encoder_weights(self) -> int:
+        """The weights of the encoder, which is in memory while captions are encoded."""
+        return encoder_weights(self.layers, self.width)
 
     def path(self, caption: str) -> Path:
         """Return the file of a cleaned caption's features."""
@@ -318,6 +335,8 @@ class T5Features:
                     self.folder, local_files_only=True, dtype=self.dtype
                 )
         except Exception as error:  # the library has no exception type for an invalid file
+            if is_out_of_memory(error):
+                raise
             raise UserError(
                 f"cannot read the text encoder in {self.folder} ({cause(error)}); fetch the target again"
             ) from None
@@ -354,7 +373,7 @@ class RandomT5Features(T5Features):
         self._home = TemporaryDirectory(prefix="lanternbench-t5-")
         super().__init__(Path(), length, device, dtype, width)
         self.store = Path(self._home.name)
-        self.layers = min(layers, FLAN_T5_XL["num_layers"])
+        self.layers = min(layers, self.layers)
 
     def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
         from transformers import T5Config, T5EncoderModel
