@@ -11,6 +11,7 @@ from lanternbench.cli.output import display, print_rows
 from lanternbench.doctor.check import Check
 from lanternbench.errors import UserError
 from lanternbench.models.entries import catalogue, lacking
+from lanternbench.settings import ModelSpec
 from lanternbench.utils.device import choose
 
 
@@ -80,12 +81,15 @@ def _check_pairs(
     """Load the target and check each of its drafters, or the one that is named."""
     from lanternbench import prompts as sets
     from lanternbench.doctor.pair import STEPS, TEMPERATURES, check_pair
-    from lanternbench.models.catalogue import load_target, with_drafter
+    from lanternbench.models.catalogue import check_memory, load_target, with_drafter
+    from lanternbench.models.footprint import Demand
 
     device = choose(device)
     captions = [prompt.text for prompt in sets.load(prompts, 2).prompts]
     row = None if random_weights else catalogue().get(name.partition("=")[0])
     with display(f"loading {name}", each=False) as bars:
+        spec = ModelSpec(target=name, drafter=drafter, random_weights=random_weights)
+        check_memory(spec, device, Demand(batch=len(captions)))
         target = load_target(name, device, random_weights)
         kinds = list(target.drafters)
         if drafter is not None:

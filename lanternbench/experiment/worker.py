@@ -177,14 +177,9 @@ class Worker:
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
         """A few steps that do not count: the first calls allocate memory and choose kernels."""
         decoder = self.decoders[label]
-        with measured_memory(self.memory, decoder):
-            generate(
-                decoder,
-                [caption],
-                seed=self.config.seed,
-                max_steps=WARMUP_STEPS,
-                on_step=on_step,
-            )
+        seed = self.config.seed
+        with memory_errors(f"'{label}' decoded"), measured_memory(self.memory, decoder):
+            generate(decoder, [caption], seed=seed, max_steps=WARMUP_STEPS, on_step=on_step)
 
     def seconds_per_image(self, label: str, captions: list[str]) -> float:
         """An estimate from a few steps of one batch: encoding, decoding and rendering, by image."""
@@ -233,6 +228,10 @@ class Worker:
         for target in self.targets.values():
             if target.graphs is not None:
                 target.graphs.caches.clear()
+        if self.memory is not None:  # what it counted is gone
+            self.memory.shared = 0
+            self.memory.buffers.clear()
+            self.memory.owners.clear()
 
 
 class Executor:

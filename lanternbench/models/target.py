@@ -16,6 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.grids import Grid, size
 from lanternbench.settings import Sampling
+from lanternbench.utils.memory import BatchLimit
 
 if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
@@ -160,17 +161,19 @@ class Target:
         return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
 
     def images(self, tokens: Tensor, captions: Sequence[str] = ()) -> list[Any]:
-        """Tokens [B, L] -> RGB images, or as many None without a tokeniser; few at a time, as each
-        takes up to 3 GB.
+        """Return RGB images of tokens [B, L], or as many None without a tokeniser.
+
+        Each takes up to 3 GB, so few are decoded at a time: half as many when memory runs out.
         """
         last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
         if self.render is not None:
             return self.render(last, captions)
         if self.vq is None:
             return [None] * len(tokens)
-        few = last.split(max(1, DECODED // self.length))
-        return [
-            Image.fromarray(a)
-            for part in few
-            for a in self.pixels(self.vq.decode(part)).cpu().numpy()
-        ]
+        at_once = max(1, DECODED // self.length)
+        return BatchLimit(at_once).results(self._decoded, list(last))
+
+    def _decoded(self, tokens: list[Tensor]) -> list[Image.Image]:
+        """Return the tokeniser's images of tokens [h, w] each."""
+        pixels = self.pixels(self.vq.decode(torch.stack(tokens)))
+        return [Image.fromarray(array) for array in pixels.cpu().numpy()]

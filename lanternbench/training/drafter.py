@@ -32,6 +32,7 @@ from lanternbench.training import loop
 from lanternbench.training.losses import RECIPES, TRAININGS, Losses
 from lanternbench.utils.files import OUT, WORK, acquire, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
+from lanternbench.utils.memory import BatchLimit
 
 Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
@@ -236,21 +237,17 @@ def images(
     seed: int,
     on_step: OnStep | None = None,
 ) -> Tensor:
-    """Tokens int16 [B, L]; in halves where a GPU has no room for all at once, as an image depends
+    """Return tokens int16 [B, L], decoded in smaller batches if memory runs out: an image depends
     on its key alone.
     """
-    try:
-        captions, keys = [p.text for p in prompts], [p.id for p in prompts]
+
+    def decode(batch: list[Prompt]) -> list[Tensor]:
+        captions = [prompt.text for prompt in batch]
+        keys = [prompt.id for prompt in batch]
         generations = engine.generate(decoder, captions, keys, seed, on_step=on_step)
-        return torch.stack([g.tokens for g in generations]).short().cpu()
-    except torch.OutOfMemoryError:
-        if len(prompts) == 1:
-            raise
-    torch.cuda.empty_cache()
-    middle = len(prompts) // 2
-    return torch.cat(
-        [images(decoder, half, seed, on_step) for half in (prompts[:middle], prompts[middle:])]
-    )
+        return [generation.tokens.short().cpu() for generation in generations]
+
+    return torch.stack(BatchLimit().results(decode, prompts))
 
 
 def record(plan: Plan, target: Target, net: Drafter) -> dict[str, Any]:

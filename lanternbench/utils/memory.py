@@ -27,7 +27,7 @@ except ImportError:  # Windows
 _SYSTEM = Path("/")  # the root of /proc and /sys
 # what torch's errors say when memory runs out on a GPU, in one of its libraries, on the host
 _SHORTAGE = re.compile("out of memory|ALLOC_FAILED|can't allocate memory|not enough memory", re.I)
-_ASKED_FOR = re.compile(r"tried to allocate ([\d.]+ \w+)")
+_ASKED_FOR = re.compile(r"tried to allocate ([\d.]+ \w+)", re.I)
 SMALLER = "give a smaller --batch, --dtype bfloat16 or another --device"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -123,8 +123,8 @@ class BatchLimit:
     as many.
     """
 
-    def __init__(self) -> None:
-        self.items: int | None = None  # None: no batch has failed yet
+    def __init__(self, items: int | None = None) -> None:
+        self.items = items  # None: all
 
     def results(
         self,
