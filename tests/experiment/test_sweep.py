@@ -145,15 +145,15 @@ def test_official_prompts_run(shared, small_images, tmp_path, name):
         (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
         (
             ["run", "--method", "ar", "--dtype", "float16"],
-            "'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+            "'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
         (
             ["sweep", "fine.yaml", "--dtype", "half"],
-            "'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+            "'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
         (
             ["profile", "--dtype", "float16"],
-            "'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+            "'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
         (
             ["profile", "eagle-1", "--drafter", "tiny"],

@@ -413,7 +413,7 @@ def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
             ["-n", "1"],
             "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more",
         ),
-        (["--start", "absent"], "absent holds no checkpoint"),
+        (["--start", "absent"], "absent does not exist"),
         (["--start", "theirs"], "theirs holds no checkpoint"),
         (
             ["--out", "theirs"],
@@ -437,7 +437,7 @@ def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
         ),
         (
             ["--dtype", "int3"],
-            "the command line: 'dtype' is wrong (Input should be 'float32' or 'bfloat16')",
+            "the command line: 'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
     ],
 )

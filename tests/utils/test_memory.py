@@ -61,7 +61,7 @@ def nothing_is_loaded(monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr(catalogue, "load_target", fail)
+    monkeypatch.setattr(catalogue, "load_unpacked", fail)
     monkeypatch.setattr(catalogue, "prepare_gpu", lambda _: None)
 
 
@@ -103,7 +103,7 @@ def test_the_remedy_is_the_host_if_that_has_the_memory(free, nothing_is_loaded):
 
 def test_what_fits_is_loaded(free, monkeypatch, shallow_8x8):
     free(on_host=30e9)
-    monkeypatch.setattr(catalogue, "load_target", lambda *_: shallow_8x8)
+    monkeypatch.setattr(catalogue, "load_unpacked", lambda *_: shallow_8x8)
     spec = ModelSpec(target="anole-7b", dtype="bfloat16", random_weights=True)
     assert catalogue.load_with_drafter(spec).model is shallow_8x8.model
 
