@@ -144,7 +144,7 @@ def test_official_prompts_run(shared, small_images, tmp_path, name):
         (["run", "--method", "ar", "--metrics", "beauty"], "beauty"),
         (["run", "--method", "ar", "--device", "tpu"], "unknown device"),
         (
-            ["run", "--method", "ar", "--dtype", "float16"],
+            ["run", "--method", "ar", "--dtype", "int8"],
             "'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
         (
@@ -152,7 +152,7 @@ def test_official_prompts_run(shared, small_images, tmp_path, name):
             "'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
         (
-            ["profile", "--dtype", "float16"],
+            ["profile", "--dtype", "int8"],
             "'dtype' is wrong (must be 'float32', 'bfloat16' or 'float16')",
         ),
         (
