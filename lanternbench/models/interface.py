@@ -75,3 +75,7 @@ def wrong_width(dim: int, target: HasDecoder) -> str | None:
     if dim == width:
         return None
     return f"it is made for hidden states {dim} wide, the target's are {width} wide"
+
+
+def counted_layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"

@@ -30,7 +30,9 @@ class Packed(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.bias = None
+        if bias is not None:
+            self.bias = nn.Parameter(bias.detach(), requires_grad=False)
 
     def __init_subclass__(cls) -> None:
         cls.__call__ = cls.forward  # type: ignore[method-assign]

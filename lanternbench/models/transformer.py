@@ -85,14 +85,20 @@ class DecoderConfig:
         return self.head_dim + -self.head_dim % ALIGNMENT
 
 
-def rope_1d(positions: int, head_dim: int, base: float = 10000.0, rotary_width: int = 0) -> Tensor:
+def rope_1d(
+    positions: int,
+    head_dim: int,
+    base: float = 10000.0,
+    rotary_width: int = 0,
+) -> Tensor:
     """complex64 [positions, head_dim / 2].  ``rotary_width``: of the rotated part of a head; other
     factors are 1.
     """
     width = rotary_width or head_dim
     freqs = base ** (-torch.arange(0, width, 2).float() / width)
     freqs = F.pad(freqs, (0, (head_dim - width) // 2))
-    return torch.polar(torch.ones(()), torch.arange(positions).float()[:, None] * freqs)
+    angles = torch.arange(positions).float()[:, None] * freqs
+    return torch.polar(torch.ones(()), angles)
 
 
 def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
@@ -105,10 +111,12 @@ def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
     """
     half = head_dim // 2
     freqs = 10000.0 ** (-torch.arange(0, half, 2).float() / half)  # [head_dim / 4]
-    rows = (torch.arange(height).float()[:, None] * freqs)[:, None].expand(-1, width, -1)
-    columns = (torch.arange(width).float()[:, None] * freqs)[None].expand(height, -1, -1)
-    angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half)
-    grid = torch.polar(torch.ones(()), angles)
+    rows = torch.arange(height).float()[:, None] * freqs
+    columns = torch.arange(width).float()[:, None] * freqs
+    of_rows = rows[:, None].expand(-1, width, -1)
+    of_columns = columns[None].expand(height, -1, -1)
+    angles = torch.cat([of_rows, of_columns], dim=-1)
+    grid = torch.polar(torch.ones(()), angles.flatten(0, 1))
     return torch.cat([torch.zeros(prefix, half, dtype=grid.dtype), grid])
 
 
@@ -117,8 +125,11 @@ def rotated(x: Tensor, rope: Tensor) -> Tensor:
     [R|1, N, 1, d/2, 2] of cosines and sines.
     """
     cos, sin = rope.unbind(-1)
-    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([first * cos - second * sin, first * sin + second * cos], -1)
+    pairs = x.float().unflatten(-1, (-1, 2))
+    first, second = pairs.unbind(-1)
+    turned_first = first * cos - second * sin
+    turned_second = first * sin + second * cos
+    turned = torch.stack([turned_first, turned_second], -1)
     return turned.flatten(-2).to(x.dtype)
 
 
@@ -132,7 +143,9 @@ def mask_of_heads(mask: Mask, group: int) -> Mask:
         return mask
     if group > 1:
         mask = mask.repeat_interleave(group, -2)
-    return aligned(mask) if mask.is_cuda else mask
+    if mask.is_cuda:
+        mask = aligned(mask)
+    return mask
 
 
 def aligned(mask: Tensor) -> Tensor:
@@ -143,7 +156,8 @@ def aligned(mask: Tensor) -> Tensor:
     if all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1]):
         return mask
     span = mask.shape[-1]
-    return F.pad(mask, (0, -span % ALIGNMENT))[..., :span]
+    padded = F.pad(mask, (0, -span % ALIGNMENT))
+    return padded[..., :span]
 
 
 class Direct(nn.Module):
@@ -230,7 +244,12 @@ class Attention(Direct):
             self.k_norm = head_norm(config, self.n_kv)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None, last: int = 0
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Mask,
+        put: Put | None,
+        last: int = 0,
     ) -> Tensor:
         """x [R, N, dim] -> [R, N, dim]; ``mask``: see ``mask_of_heads``.
 
@@ -261,7 +280,8 @@ class Attention(Direct):
         qk = qkv.narrow(2, 0, self.n_head + self.n_kv)
         if self.normed:
             self.normalise(qk)
-        pairs = torch.view_as_complex(qk.float().view(*qk.shape[:-1], -1, 2)).mul_(rope)
+        pairs = qk.float().view(*qk.shape[:-1], -1, 2)
+        pairs = torch.view_as_complex(pairs).mul_(rope)
         if qk.dtype != torch.float32:  # else the pairs are qk itself
             qk.copy_(torch.view_as_real(pairs).flatten(-2))
         if self.padding:
@@ -284,7 +304,9 @@ class Attention(Direct):
         q = rotated(q, rope)
         k = rotated(k, rope)
         if self.padding:
-            q, k, v = (F.pad(x, (0, self.padding)) for x in (q, k, v))
+            q = F.pad(q, (0, self.padding))
+            k = F.pad(k, (0, self.padding))
+            v = F.pad(v, (0, self.padding))
         k, v = put(self.layer, k.transpose(1, 2), v.transpose(1, 2))
         return q.transpose(1, 2), k, v
 
@@ -347,7 +369,12 @@ class Layer(Direct):
             self.ffn_out_norm = RMSNorm(config.dim, config.norm_eps)
 
     def forward(
-        self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Mask,
+        put: Put | None = None,
+        last: bool = False,
     ) -> Tensor:
         """``last``: compute the output of the last position only; keys and values are computed for
         all.

@@ -13,7 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.interface import HasDecoder, TargetDecoder, wrong_width
+from lanternbench.models.interface import (
+    HasDecoder,
+    TargetDecoder,
+    counted_layers,
+    wrong_width,
+)
 from lanternbench.models.loading import State, explain_errors, load_into, read_state
 from lanternbench.models.transformer import (
     DecoderConfig,
@@ -116,9 +121,7 @@ class DFlash(Direct):
     @property
     def about(self) -> str:
         kind = "JetSpec's causal head" if self.causal else "DFlash"
-        count = len(self.layers)
-        layers = "1 layer" if count == 1 else f"{count} layers"
-        return f"{kind}, {layers}, blocks of {self.block}"
+        return f"{kind}, {counted_layers(len(self.layers))}, blocks of {self.block}"
 
     def misfit(self, target: HasDecoder) -> str | None:
         deepest = max(self.depths, default=0)

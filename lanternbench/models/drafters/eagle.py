@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.interface import HasDecoder, TargetDecoder, wrong_width
+from lanternbench.models.interface import (
+    HasDecoder,
+    TargetDecoder,
+    counted_layers,
+    wrong_width,
+)
 from lanternbench.models.key_names import TABLE, from_published
 from lanternbench.models.loading import (
     State,
@@ -103,7 +108,9 @@ class Eagle(Direct):
         """Target states [..., (1 + aux) · dim] -> [..., dim]: EAGLE-3 projects them (its g),
         EAGLE-1 takes the last.
         """
-        return states if self.fusion is None else self.fusion(states)
+        if self.fusion is None:
+            return states
+        return self.fusion(states)
 
     def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
         """Embedding of token t + 1 and what was read, or drafted, at position t, [R, N, dim] ->
@@ -123,9 +130,8 @@ class Eagle(Direct):
 
     @property
     def about(self) -> str:
-        name = "EAGLE" if self.fusion is None else "EAGLE-3"
-        count = len(self.layers)
-        layers = "1 layer" if count == 1 else f"{count} layers"
+        name = self.kind.upper()
+        layers = counted_layers(len(self.layers))
         table = "the target's" if self.tok_embeddings is None else "its own"
         return f"{name}, {layers}, {table} embedding table"
 
@@ -148,7 +154,9 @@ class Eagle(Direct):
 
 
 def rows_of(table: nn.Embedding | None) -> int:
-    return 0 if table is None else table.num_embeddings
+    if table is None:
+        return 0
+    return table.num_embeddings
 
 
 def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> Eagle:
@@ -164,10 +172,11 @@ def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> E
             f"{path} holds no EAGLE drafter: it has no 'fc.weight'; give one in LANTERN's layout"
         )
     norm_eps = published_eps(path, model.eagle_config)
-    has_tables = len(state.get(TABLE, ())) > 0
+    token_ids = prompt_ids = 0
+    if len(state.get(TABLE, ())):
+        token_ids, prompt_ids = model.eagle_tables
     with explain_errors(path, "is no EAGLE drafter of this target"):
         config = layer_shape(state, model.eagle_config)
-        token_ids, prompt_ids = model.eagle_tables if has_tables else (0, 0)
         new = partial(
             Eagle,
             config,
