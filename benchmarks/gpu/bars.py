@@ -19,6 +19,7 @@ BUILT = "every preset that has its drafter is built at every full size"
 GRAPHS = "CUDA graphs give the tokens of launched steps, for every preset, at T = 1 and 0"
 ROW_ENDS = "the same if rows have ends, alone and in a batch"
 GROUPED = "the same with grouped queries, from one span of cache slots to the next"
+COMPILED = "fused kernels give the tokens of launched steps"
 ROUNDED = "in bfloat16 recording changes distributions no more than rounding to bfloat16 does"
 SYNCS = "the host waits once a step, for every preset, recorded or not"
 BATCH = "a batch gives the tokens of its prompts alone, for every preset"
@@ -35,4 +36,4 @@ MEMORY = (
 )
 # of time and memory, which no rehearsal can judge
 GPU_ONLY = (BASELINE, COOL_SD, OUTSIDE, BATCH_64, MEMORY)
-EQUALITY = (BUILT, GRAPHS, ROW_ENDS, GROUPED, ROUNDED, SYNCS, CONTROL, BATCH)
+EQUALITY = (BUILT, GRAPHS, ROW_ENDS, GROUPED, COMPILED, ROUNDED, SYNCS, CONTROL, BATCH)

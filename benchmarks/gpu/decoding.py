@@ -145,5 +145,9 @@ def crosses_span(attended: range) -> bool:
 
 
 def use(machine: Machine, name: str) -> Graphs | None:
-    """Return the graphs of a way to run steps: ``recorded`` or ``launched``."""
-    return machine.graphs() if name == "recorded" else None
+    """Return the graphs of a way to run steps: ``compiled``, ``recorded`` or ``launched``."""
+    if name == "compiled":
+        return machine.compiled()
+    if name == "recorded":
+        return machine.graphs()
+    return None

@@ -15,6 +15,7 @@ from torch import Tensor
 from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.costs.roofline import DeviceModel
 from lanternbench.experiment.environment import environment
+from lanternbench.models.compiled import Inductor
 from lanternbench.utils.device import prepare_gpu
 from lanternbench.utils.graph_capture import Graphs, Recorder, Work, cuda_graph
 
@@ -37,6 +38,10 @@ class Machine:
 
     def graphs(self) -> Graphs:
         return Graphs(self.record)
+
+    def compiled(self) -> Graphs:
+        """Return graphs with fused kernels."""
+        return Inductor(self.device)
 
     def name(self) -> str:
         return torch.cuda.get_device_name(self.device)
@@ -132,6 +137,9 @@ class Rehearsal(Machine):
 
     def start(self) -> None:
         torch.set_num_threads(1)
+
+    def compiled(self) -> Graphs:
+        return self.graphs()
 
     def name(self) -> str:
         return f"{self.device}, rehearsing"

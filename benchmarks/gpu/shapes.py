@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 import torch
 
@@ -13,6 +14,7 @@ from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.entries import Entry, entry
 from lanternbench.models.janus.checkpoint import JanusFamily
+from lanternbench.models.llamagen.checkpoint import LlamaGenConfig
 from lanternbench.models.llamagen.random import (
     SMALL_VQ,
     small_target,
@@ -71,7 +73,8 @@ def bundled(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
     target = tiny.load(device=machine.device, dtype=dtype)
     if machine.small:
         target.model.layers = target.model.layers[:2]
-        target.model.config = replace(target.model.config, n_layer=2)
+        config = cast(LlamaGenConfig, target.model.config)
+        target.model.config = replace(config, n_layer=2)
     dflash = random_net(lambda: DFlash.untrained(target.model), "cpu", dtype)
     drafters = target.drafters | {"dflash": dflash.to(machine.device)}
     return replace(target, drafters=drafters)

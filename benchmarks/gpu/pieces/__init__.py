@@ -44,6 +44,7 @@ PIECES: dict[str, Piece] = {
     "rounding": Piece("The same in bfloat16", "rounding.measure", (bars.ROUNDED,)),
     "syncs": Piece("How often the host waits", "equal.syncs", (bars.CONTROL, bars.SYNCS)),
     "ar": Piece("`ar` at LlamaGen-XL's shape", "baseline.measure", (bars.BASELINE,)),
+    "compiled": Piece("Fused kernels: `--compile inductor`", "compiled.measure", (bars.COMPILED,)),
     "steps": Piece(
         "A step of every preset at LlamaGen-XL's shape",
         "steps.measure",
