@@ -1,7 +1,7 @@
 """The Python interface: load a target, generate with any method."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.engine.decode import Generation, generate
+from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.methods import presets
 from lanternbench.methods.build import build
+from lanternbench.methods.method import Method
 from lanternbench.methods.method import method as make_method
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
@@ -19,6 +20,9 @@ from lanternbench.settings import Sampling, checked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+KEPT_DECODERS = 4  # whose recordings hold a GPU's memory
 
 
 class Stats(Generation):
@@ -63,9 +67,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded target."""
+    """A loaded target.  It keeps the decoders of its last methods, and what they recorded."""
 
     target: Target
+    _decoders: dict[tuple[str, Sampling], SpeculativeDecoder] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @overload
     def generate(self, prompt: str, method: str = "ar", **options: Any) -> Result: ...
@@ -97,7 +104,7 @@ class Model:
             method, options = preset.pop("method"), preset | options
         names = Sampling.model_fields.keys() & options.keys()
         sampling = checked(Sampling, {name: options.pop(name) for name in names}, "generate")
-        decoder = build(self.target, make_method(method, **options), sampling)
+        decoder = self._decoder(make_method(method, **options), sampling)
         captions = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = generate(decoder, captions, seed=seed, trace=trace)
         images = self.target.images(torch.stack([one.tokens for one in batch]), captions)
@@ -107,3 +114,14 @@ class Model:
             for o, image in zip(batch, images, strict=True)
         ]
         return results[0] if isinstance(prompt, str) else results
+
+    def _decoder(self, method: Method, sampling: Sampling) -> SpeculativeDecoder:
+        """Return a new decoder, or that of an earlier call if it has recorded its steps."""
+        if self.target.graphs is None:
+            return build(self.target, method, sampling)
+        key = (method.key, self.target.sampling.updated(sampling))
+        if key not in self._decoders:
+            if len(self._decoders) == KEPT_DECODERS:
+                del self._decoders[next(iter(self._decoders))]
+            self._decoders[key] = build(self.target, method, sampling)
+        return self._decoders[key]

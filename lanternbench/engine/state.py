@@ -139,17 +139,18 @@ class DecodeState:
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
 
-    def table(self, *shape: int) -> Tensor:
+    def table(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return zeros that the phases of all steps read and write in place.
 
         If they are recorded, tables of one size have the same memory in every decode.
         """
         if self.target.graphs is None:
-            return torch.zeros(shape, device=self.device)
+            return torch.zeros(shape, dtype=dtype, device=self.device)
         tables = self.target.graphs.tables
-        if shape not in tables:
-            tables[shape] = torch.zeros(shape, device=self.device)
-        table = tables[shape].zero_()
+        key = (shape, dtype)
+        if key not in tables:
+            tables[key] = torch.zeros(shape, dtype=dtype, device=self.device)
+        table = tables[key].zero_()
         self.tables.append(table)
         return table
 

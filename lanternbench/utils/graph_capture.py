@@ -45,10 +45,11 @@ def cuda_graph(work: Work, inputs: list[Tensor], pool: Pool | None = None) -> Ru
     try:
         with torch.cuda.device(device):
             graph, output = _capture(work, inputs, device, pool)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
-        reason = str(first_cause(error)).splitlines()[0]
+        cause = first_cause(error)
+        if isinstance(cause, torch.OutOfMemoryError):
+            raise cause from None
+        reason = str(cause).splitlines()[0]
         raise UserError(
             f"a step cannot be recorded as a CUDA graph ({reason}); give --compile eager"
         ) from error
@@ -168,7 +169,7 @@ class Graphs:
     def __init__(self, record: Recorder = cuda_graph):
         self.record = record
         self.caches: dict[Any, Any] = {}  # see ``open_cache``
-        self.tables: dict[tuple[int, ...], Tensor] = {}  # see ``DecodeState.table``
+        self.tables: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}  # ``DecodeState.table``
 
     def compiled(self, net: Any) -> Any:
         """Return the compiled forward pass of a decoder, see ``models.compiled``: none."""

@@ -13,6 +13,7 @@ from conftest import slow_but
 from fake_cuda_graph import frozen
 
 import lanternbench
+from lanternbench import api
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening, recording
 from lanternbench.errors import UserError
@@ -192,6 +193,89 @@ def test_prompts_whose_caches_differ_in_size_do_not_share_recordings(
     captions = [*CAPTIONS, *CAPTIONS]
     for want, made in zip(*(decode(t, name, captions) for t in (usual, recorded)), strict=True):
         assert torch.equal(made.tokens, want.tokens)
+
+
+def again(work, inputs):
+    """A recorder whose replays do the work again, into the same tensors."""
+    outputs = work(*inputs)
+
+    def replay():
+        for own, new in zip(outputs, work(*inputs), strict=True):
+            own.copy_(new)
+        return outputs
+
+    return replay
+
+
+def test_a_second_call_from_python_records_nothing_anew(shallow_8x8):
+    recorded = []
+
+    def counted(work, inputs):
+        recorded.append(work.__name__)
+        return again(work, inputs)
+
+    model = api.Model(replace(shallow_8x8, graphs=Graphs(counted)))
+    first = model.generate(CAPTIONS[0], "sjd", seed=1)
+    before = list(recorded)
+    second = model.generate(CAPTIONS[0], "sjd", seed=1, temperature=shallow_8x8.sampling.temperature)
+    assert recorded == before
+    assert torch.equal(first.tokens, second.tokens)
+    model.generate(CAPTIONS[0], "sjd", temperature=0.0)
+    assert len(recorded) > len(before)
+
+
+@pytest.mark.parametrize("name", ["ar", "eagle-1", "sjd"])
+def test_the_host_s_time_between_replays_counts_as_overhead(shallow_8x8, name, monkeypatch):
+    now = 0.0
+    decoder = build(replace(shallow_8x8, graphs=Graphs(again)), method(name))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=4)
+    honest = engine.phases
+
+    def slow(*args):
+        nonlocal now
+        now += 3.0
+        return honest(*args)
+
+    monkeypatch.setattr(engine, "phases", slow)
+    monkeypatch.setattr("lanternbench.engine.timing.perf_counter", lambda: now)
+    (made,) = engine.generate(decoder, CAPTIONS[:1], max_steps=4)
+    assert made.decode_s == 12.0
+    assert {phase: seconds for phase, seconds in made.phases.items() if seconds} == {"other": 12.0}
+
+
+def test_growth_and_warping_inside_a_recording_do_not_count_as_forward_passes(
+    shallow_8x8, monkeypatch
+):
+    """Every look at the clock takes a second: a recorded draft has one before, and one after, each
+    of its forward passes.
+    """
+    now = 0.0
+
+    def read():
+        nonlocal now
+        now += 1.0
+        return now
+
+    monkeypatch.setattr("lanternbench.engine.timing.perf_counter", read)
+    decoder = build(replace(shallow_8x8, graphs=Graphs(again)), method("eagle-2"))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=2)
+    shares = {shape[0]: r.shares for (_, shape), r in decoder.recordings.replays.items()}
+    assert shares["draft"] == {"other": 0.5, "draft": 0.5}
+    assert shares["commit"] == {}
+
+
+def test_the_table_of_known_laws_is_neither_copied_nor_recorded_anew(shallow_8x8):
+    target = replace(shallow_8x8, graphs=Graphs(again))
+    decoder = build(target, method("sjd", init="vertical-sample"))
+    engine.generate(decoder, CAPTIONS[:1], max_steps=4)
+    (table,) = target.graphs.tables.values()
+    assert table.shape == (1, target.length, target.vocab)
+    recordings = dict(decoder.recordings.replays)
+    engine.generate(decoder, CAPTIONS[:1], max_steps=4)
+    assert decoder.recordings.replays == recordings
+    inputs = [x for recording in recordings.values() for x in recording.replay.inputs]
+    assert [x is table for x in inputs if x.shape == table.shape].count(False) == 0
+    assert any(x is table for x in inputs)
 
 
 def test_what_a_cuda_graph_could_not_record_is_noticed():

@@ -126,7 +126,7 @@ class Jacobi(Proposal):
         first, v = state.first, self.vocab
         known: Tensor | None = None
         if self.init.endswith("sample"):
-            known = state.table(state.batch, state.limit, v).to(first.dtype)
+            known = state.table((state.batch, state.limit, v), first.dtype)
             known[:, 0] = first
         drafts = torch.zeros(state.batch, self.window, dtype=torch.long, device=state.device)
         return Window(
