@@ -1,40 +1,80 @@
-"""Select and convert the state of a batch without knowing the names of its parts.
+"""Select, convert and take apart the state of a batch without knowing the names of its parts.
 
-State is any nesting of named tuples, tuples and dicts of tensors whose first dimension is the
-batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and constants.
+State is any nesting of named tuples, tuples, lists and dicts of tensors whose first dimension is
+the batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and
+constants.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lanternbench.engine.cache import DecoderCache
 
+T = TypeVar("T")
 
-class PerPrompt(tuple):
+
+class PerPrompt(tuple[Any, ...]):
     """One immutable value per prompt, on the host."""
 
     __slots__ = ()
 
 
-def select(state: Any, prompts: list[int], batch: int) -> Any:
-    """The state of ``prompts`` alone, in this order and with repeats allowed; ``batch``: B of the
-    whole state.
+def leaves(state: Any) -> list[Any]:
+    """Return the parts of a state, in order."""
+    found: list[Any] = []
+    _collect(state, found)
+    return found
+
+
+def _collect(state: Any, found: list[Any]) -> None:
+    parts = state.values() if isinstance(state, dict) else (state,)
+    if isinstance(state, tuple | list) and not isinstance(state, PerPrompt):
+        parts = state
+    for part in parts:
+        # most parts are leaves, which a call each would make dear
+        if isinstance(part, tuple | list | dict) and not isinstance(part, PerPrompt):
+            _collect(part, found)
+        else:
+            found.append(part)
+
+
+def rebuilt(state: T, parts: Iterator[Any]) -> T:
+    """Return a state of the same structure with other ``parts``, in the order of ``leaves``."""
+    whole: Any = state
+    if isinstance(whole, dict):
+        return type(whole)({key: rebuilt(part, parts) for key, part in whole.items()})
+    if not isinstance(whole, tuple | list) or isinstance(whole, PerPrompt):
+        leaf: T = next(parts)
+        return leaf
+    values = [rebuilt(part, parts) for part in whole]
+    named: Any = getattr(type(whole), "_make", type(whole))
+    return named(values)  # type: ignore[no-any-return]
+
+
+def mapped(change: Callable[[Any], Any], state: T) -> T:
+    """Return the state with each part changed."""
+    return rebuilt(state, map(change, leaves(state)))
+
+
+def select(state: T, prompts: list[int], batch: int) -> T:
+    """Return the state of ``prompts`` alone, in this order and with repeats allowed; ``batch``: B
+    of the whole state.
     """
     index = torch.tensor(prompts, dtype=torch.long)
 
     def chosen(leaf: Any) -> Any:
         if isinstance(leaf, PerPrompt):
-            return PerPrompt(leaf[i] for i in prompts)
+            return PerPrompt([leaf[i] for i in prompts])
         if isinstance(leaf, DecoderCache):
             return leaf.select(rows_of(index, leaf.rows, batch).to(leaf.device))
         if isinstance(leaf, Tensor):
             return leaf[rows_of(index, len(leaf), batch).to(leaf.device)]
         return leaf
 
-    return tree_map(chosen, state, is_leaf=lambda x: isinstance(x, PerPrompt))
+    return mapped(chosen, state)
 
 
 def rows_of(prompts: Tensor, rows: int, batch: int) -> Tensor:
@@ -47,8 +87,10 @@ def rows_of(prompts: Tensor, rows: int, batch: int) -> Tensor:
     return prompts if rows == batch else torch.cat([prompts, prompts + batch])
 
 
-def double(state: Any) -> Any:
-    """The state with its floating-point tensors in double precision."""
-    return tree_map(
-        lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, state
-    )
+def double(state: T) -> T:
+    """Return the state with its floating-point tensors in double precision."""
+
+    def doubled(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return mapped(doubled, state)

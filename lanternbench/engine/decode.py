@@ -129,10 +129,14 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
     if commit.moves is not None:
         state.cache.move(*commit.moves)
     state.health += commit.health
-    figures: list[list[int]] = commit.figures.tolist()
+    if commit.figures is None:
+        figures: list[list[int]] = []
+        length = PerPrompt(commit.length.tolist())
+    else:
+        figures = commit.figures.tolist()
+        length = PerPrompt([row[0] for row in figures])
     state.syncs += 1
     state.steps += 1
-    length = PerPrompt([row[0] for row in figures])
     before = now.length.host or ()
     counts = PerPrompt([n - old for n, old in zip(length, before, strict=True)])
     advance = Lengths(commit.advance, counts)
@@ -265,7 +269,8 @@ class Speculation(Strategy[Draft, StepResult]):
             positions = state.now.length.device[:, None] + state.columns[:nodes]
             first = state.uniforms[..., 0]
             by_position = first.gather(1, positions.clamp_(max=state.limit))
-        return Uniforms(u[:, :nodes], u[:, nodes:], by_position)
+        of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
+        return Uniforms(of_nodes, of_drafts, by_position)
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, greedy: bool) -> VerifyResult:
         """Return which drafted tokens are accepted, and the token that ends the step."""
@@ -309,37 +314,36 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
     path = verified.path
     depth = path.shape[1] - 1
     columns = state.columns[: depth + 1]
-    cursor = Cursor.at(state.cache.layout, state.now.length, state.span)
+    shared = state.now.length.shared
     length = (start + verified.accepted).add_(1).clamp_(max=state.limit)
     health = q.select(2, 0).sum()
     if draft.p is not None:
         health.add_(draft.p.select(2, 0).sum())
     positions: Tensor | slice
-    if cursor.shared is None:
+    if shared is None:
         positions = start[:, None] + columns
     else:
-        positions = slice(cursor.shared, cursor.shared + depth + 1)
+        positions = slice(shared, shared + depth + 1)
     commit = Commit(
         tokens=committed_tokens(draft, verified),
         positions=positions,
         advance=length - start,
         length=length,
         root=verified.token,
-        figures=length[:, None],
         health=health,
         hidden=outputs.features,
     )
-    nodes = draft.tree.nodes
+    nodes = draft.tokens.shape[1]
     has_row_ends = outputs.inputs.shape[1] > nodes
     if not has_row_ends and (draft.is_chain or depth == 0):
         return commit  # every node is where it belongs
     cache = state.cache
     hidden = cache.states_at(outputs.features, path)
     if has_row_ends:
-        computed, belong = row_ends.path_slots(cursor, path, columns, nodes)
+        computed, belong = row_ends.path_slots(cache.layout, start, path, columns, nodes)
         before = cache.states_at(outputs.inputs, path)
     else:
-        root = cursor.layout.slot_of[start][:, None]
+        root = cache.layout.slot_of[start][:, None]
         computed, belong = root + path, root + columns
         before = None
     moves = (cache.places(computed), cache.places(belong))

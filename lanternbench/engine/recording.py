@@ -11,52 +11,51 @@ replay overwrites what is still to be read.  Graphs of one phase share their mem
 runs in a step.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from lanternbench.engine.address import Lengths, Span
+from lanternbench.engine.carry import leaves, mapped, rebuilt
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Moment
 from lanternbench.utils.graph_capture import Graphs, Pool, Replay, storage_of
 
 Work = Callable[..., Any]  # (state, *arguments) -> tensors in any nesting
+T = TypeVar("T")
 SPAN = 512  # a recorded forward pass attends to a multiple of this many slots
 READ_LAST_COMMIT = ("draft", "update")  # phases; its shape differs after the prefill
 
 
-@dataclass(frozen=True)
 class Call:
-    """One call of a phase."""
+    """One call of a phase: what it reads of the decode, and its arguments."""
 
-    name: str
-    work: Work
-    leaves: list[Any]  # of (progress, arguments)
-    form: TreeSpec
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        return [x for x in self.leaves if isinstance(x, Tensor)]
+    def __init__(self, name: str, work: Work, progress: Progress, arguments: tuple[Any, ...]):
+        self.name = name
+        self.work = work
+        self.state = (progress, arguments)
+        self.leaves = leaves(self.state)
+        self.inputs = [x for x in self.leaves if isinstance(x, Tensor)]
 
     @property
     def sizes(self) -> list[Any]:
         """The shapes of its tensors, and its numbers."""
-        return [
-            x.shape if isinstance(x, Tensor) else x
-            for x in self.leaves
-            if isinstance(x, Tensor | int)
-        ]
+        numbers = [x for x in self.leaves if isinstance(x, int)]
+        return [x.shape for x in self.inputs] + numbers
 
     def with_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Progress, tuple[Any, ...]]:
         """Return progress and arguments with other tensors."""
-        tensors = iter(inputs)
-        values = [next(tensors) if isinstance(x, Tensor) else x for x in self.leaves]
-        progress, arguments = tree_unflatten(values, self.form)
-        return progress, arguments
+        return with_tensors(self.state, inputs)
+
+
+def with_tensors(state: T, tensors: Iterable[Tensor]) -> T:
+    """Return a nesting of values with other tensors."""
+    others = iter(tensors)
+    parts = [next(others) if isinstance(x, Tensor) else x for x in leaves(state)]
+    return rebuilt(state, iter(parts))
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Recordings:
         if name == "draft":
             self.results.clear()
         progress = unknown(state.now, with_last=name in READ_LAST_COMMIT)
-        call = Call(name, work, *tree_flatten((progress, arguments)))
+        call = Call(name, work, progress, arguments)
         # another capacity means another cache
         shape = (name, bucket, state.cache.layout.capacity, *call.sizes)
         recording = self._recorded(state, call, shape, reach)
@@ -128,8 +127,7 @@ class Recordings:
     def _record(self, state: DecodeState, call: Call, span: Span) -> Recording:
         assert state.target.graphs is not None
         graphs: Graphs = state.target.graphs
-        outputs: list[Any] = []
-        forms: list[TreeSpec] = []
+        returned: list[Any] = []
         marks: list[Moment] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
@@ -138,28 +136,32 @@ class Recordings:
             recorded.now = progress
             recorded.span = span
             with state.clock.recording(marks):
-                outputs[:], output_form = tree_flatten(call.work(recorded, *arguments))
-            forms[:] = [output_form]
+                result = call.work(recorded, *arguments)
             if call.name == "update":
-                outputs[:] = unshared(outputs, [x for x in inputs if id(x) not in tables])
-            return [x for x in outputs if isinstance(x, Tensor)]
+                shared = [x for x in inputs if id(x) not in tables]
+                result = unshared(result, shared)
+            returned[:] = [result]
+            return [x for x in leaves(result) if isinstance(x, Tensor)]
 
         flat.__name__ = call.name  # recorders count, and report failures, by phase
         tables = {id(x) for x in state.tables}
-        of_this_step = {id(x) for x in tree_leaves(self.results) if isinstance(x, Tensor)}
+        of_this_step = {id(x) for x in leaves(self.results) if isinstance(x, Tensor)}
         recorder = graphs.recorder(self.pools.setdefault(call.name, []))
         with state.clock.aside("other"):
             replay = Replay(recorder, flat, call.inputs, of_this_step | tables)
-            tensors = iter(replay(call.inputs))
+            outputs = replay(call.inputs)
             shares = state.clock.shares(marks)
-        values = [next(tensors) if isinstance(x, Tensor) else x for x in outputs]
-        return Recording(replay, tree_unflatten(values, forms[0]), shares)
+        return Recording(replay, with_tensors(returned[0], outputs), shares)
 
 
-def unshared(outputs: list[Any], inputs: list[Tensor]) -> list[Any]:
-    """Copy the outputs that are inputs, or views of them: the next step overwrites these."""
+def unshared(state: T, inputs: list[Tensor]) -> T:
+    """Copy the tensors that are inputs, or views of them: the next step overwrites these."""
     theirs = {storage_of(x) for x in inputs}
-    return [x.clone() if isinstance(x, Tensor) and storage_of(x) in theirs else x for x in outputs]
+
+    def own(x: Any) -> Any:
+        return x.clone() if isinstance(x, Tensor) and storage_of(x) in theirs else x
+
+    return mapped(own, state)
 
 
 def unknown(progress: Progress, with_last: bool) -> Progress:

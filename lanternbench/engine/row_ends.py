@@ -18,41 +18,54 @@ from torch import Tensor
 
 from lanternbench.engine.address import Address, Cursor, Layout, Lengths, causal
 from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.draft import Draft, Tree, additive
+from lanternbench.engine.draft import Draft, additive
 from lanternbench.engine.state import Feed
 
 # states [R, m, dim] at rows' last tokens, like -> inputs of row ends
 RowEnd = Callable[[Tensor, Tensor], Tensor]
 
 
-def tree_row_ends(layout: Layout, lengths: Lengths, tree: Tree) -> Tensor:
-    """Return after which nodes a row end follows: bool [B, N]."""
-    return layout.row_end_of[lengths.device[:, None] + tree.depth]
+def tree_row_ends(layout: Layout, count: Tensor) -> Tensor:
+    """Return after which nodes a row end follows: bool [B, N]; count [B, N] image tokens up to
+    each.
+    """
+    return layout.row_end_of[count]
 
 
 def tree_feed(cursor: Cursor, draft: Draft) -> Feed:
     """A draft tree's N nodes and, after them, the N row ends that may follow each."""
     tree = draft.tree
-    follows = tree_row_ends(cursor.layout, cursor.lengths, tree)
-    nodes = _numbers(tree.nodes, follows.device)
-    reads = torch.where(follows, nodes + tree.nodes, nodes)
+    n = tree.nodes
+    count = cursor.lengths.device[:, None] + tree.depth
+    follows = tree_row_ends(cursor.layout, count)
+    inputs = _numbers(2 * n, follows.device)
     tokens = torch.cat([draft.tokens, draft.tokens], 1)
-    address = tree_address(cursor, tree, follows)
-    return Feed(tokens, address, reads, _second_half(tree.nodes, follows.device))
+    return Feed(
+        tokens,
+        tree_address(cursor, count, tree.ancestors, follows),
+        reads=torch.where(follows, inputs[n:], inputs[:n]),
+        row_ends=_second_half(n, follows.device),
+    )
 
 
-def tree_address(cursor: Cursor, tree: Tree, follows: Tensor) -> Address:
+def tree_address(cursor: Cursor, count: Tensor, ancestors: Tensor, follows: Tensor) -> Address:
     """The slots of the target's N nodes and N row ends; its cache has no lag."""
     slot_of = cursor.layout.slot_of
-    positions = slot_of[cursor.lengths.device[:, None] + tree.depth]
+    positions = slot_of[count]
     both = torch.cat([positions, positions + 1], 1)
-    visible = additive(with_row_ends(tree.ancestors, follows))
+    visible = additive(with_row_ends(ancestors, follows))
     return cursor.entries(slot_of[cursor.lengths.device], 0, both.shape[1], both, visible)
 
 
 @cache
 def _numbers(n: int, device: torch.device) -> Tensor:
     return torch.arange(n, device=device)
+
+
+@cache
+def _others(n: int, device: torch.device) -> Tensor:
+    """[n, n] bool: two different nodes."""
+    return ~torch.eye(n, dtype=torch.bool, device=device)
 
 
 @cache
@@ -67,18 +80,17 @@ def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
     """
     nodes = ancestors.expand(len(follows), -1, -1)
     upper = nodes & follows[:, None]
-    itself = torch.eye(follows.shape[1], dtype=torch.bool, device=follows.device)
-    of_nodes = torch.cat([nodes, upper & ~itself], -1)
+    of_nodes = torch.cat([nodes, upper & _others(follows.shape[1], follows.device)], -1)
     of_row_ends = torch.cat([nodes, upper], -1)
     return torch.cat([of_nodes, of_row_ends], 1)
 
 
-def path_slots(cursor: Cursor, path: Tensor, columns: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+def path_slots(
+    layout: Layout, length: Tensor, path: Tensor, columns: Tensor, nodes: int
+) -> tuple[Tensor, Tensor]:
     """Return the slots in which an accepted path [B, D + 1] and its row ends were computed, and
     those in which they belong.
     """
-    layout = cursor.layout
-    length = cursor.lengths.device
     count = length[:, None] + columns
     root = layout.slot_of[length][:, None]
     slot = layout.slot_of[count]

@@ -51,9 +51,9 @@ class Commit(NamedTuple):
     advance: Tensor  # [B] how many of the new tokens count
     length: Tensor  # [B] committed tokens, these included
     root: Tensor  # [B] the last of them
-    figures: Tensor  # [B, 1 + k] what the host learns: the length, and what else it plans with
     health: Tensor  # a scalar, NaN if any distribution is
     hidden: Tensor  # see ``LastCommit``
+    figures: Tensor | None = None  # [B, 1 + k] the length, and what else the host plans with
     before: Tensor | None = None
     moves: tuple[Tensor, Tensor] | None = None  # places in the cache: what moves, and where to
 

@@ -59,10 +59,13 @@ class Clock:
 
         On a GPU they are events of the graph, which each replay sets anew.
         """
+        marks.clear()
         self._marks = marks
-        marks[:] = [Moment("", None, self._event(in_graph=True))]
+        self.tick("")
         try:
             yield
+            if len(marks) > 1:
+                self.tick("other")  # after the last forward pass
         finally:
             self._marks = None
 
@@ -92,14 +95,12 @@ class Clock:
         """Book the time since the last tick on ``phase``, or on the phases that have ``shares`` in
         it.
         """
-        if self._marks is None:
-            self._moments.append(Moment(phase, shares, self._event()))
-        else:
-            self._marks.append(Moment(phase, shares, self._event(in_graph=True)))
+        recording = self._marks is not None
+        at = self._event(in_graph=recording) if self.cuda else perf_counter()
+        moments = self._moments if self._marks is None else self._marks
+        moments.append(Moment(phase, shares, at))
 
-    def _event(self, in_graph: bool = False) -> Any:
-        if not self.cuda:
-            return perf_counter()
+    def _event(self, in_graph: bool) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True, external=in_graph)
         event.record(torch.cuda.current_stream(self.device))
         return event

@@ -169,7 +169,9 @@ class Graphs:
     def __init__(self, record: Recorder = cuda_graph):
         self.record = record
         self.caches: dict[Any, Any] = {}  # see ``open_cache``
-        self.tables: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}  # ``DecodeState.table``
+        self.tables: dict[
+            tuple[tuple[int, ...], torch.dtype], Tensor
+        ] = {}  # ``DecodeState.table``
 
     def compiled(self, net: Any) -> Any:
         """Return the compiled forward pass of a decoder, see ``models.compiled``: none."""

@@ -39,7 +39,9 @@ def test_an_address_that_is_used_again_counts_by_its_new_owner():
 
 
 def test_inputs_that_work_does_not_read_are_not_copied():
-    replay = Replay(once, lambda read, returned, unread: [read + 1, returned], [*torch.zeros(3, 1)])
+    replay = Replay(
+        once, lambda read, returned, unread: [read + 1, returned], [*torch.zeros(3, 1)]
+    )
     replay.load([*torch.ones(3, 1)])
     assert [float(x) for x in replay.inputs] == [1.0, 1.0, 0.0]
 
