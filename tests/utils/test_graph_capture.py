@@ -149,7 +149,7 @@ def test_graphs_of_one_device_share_a_stream_and_each_device_has_its_own(cuda):
 def test_graphs_of_a_phase_share_their_memory(cuda):
     pool = []
     for _ in range(2):
-        Graphs().recorder(pool)(lambda: [], [])
+        Graphs().recorder(pool)(list, [])
     assert pool == ["pool"]
     assert [line for line in cuda if "in pool" in line] == [
         "capture on side stream of cuda:0 in pool"
