@@ -18,11 +18,15 @@ EVIDENCE = "evidence"  # key of the measurements behind the sizes, which no comm
 
 
 class Preset(NamedTuple):
+    """One row of the table of named methods."""
+
     choices: Choices
     options: dict[str, Any]
     paper: str  # authors, year, arXiv number
     # what its components say, so that a list of methods need not import them
-    lossless: bool | None = None
+    lossless: bool | None
+    title: str  # the name that papers write
+    family: str  # methods of one family share a colour in pictures
 
 
 def preset(
@@ -32,6 +36,8 @@ def preset(
     lossless: bool | None = None,
     paper: str = "",
     *,
+    title: str = "",
+    family: str = "other",
     order: str = "raster",
     acceptance: str = "exact",
     residual: str = "standard",
@@ -39,42 +45,206 @@ def preset(
 ) -> Preset:
     """Register a named method.  Raises UserError if the name is taken."""
     choices = Choices(proposal, tree, acceptance, residual, order)
-    return register("preset", name)(Preset(choices, options, paper, lossless))
+    row = Preset(choices, options, paper, lossless, title or name, family)
+    return register("preset", name)(row)
 
 
-_COOL_SD = "Cool-SD 2026, arXiv 2601.09212"
-
-preset("ar", "none", "none", True)
-preset("sd", "model", "chain", True, "Leviathan et al. 2023, arXiv 2211.17192")
-preset("medusa", "medusa", "static", True, "Cai et al. 2024, arXiv 2401.10774")
-preset("eagle-1", "eagle", "static", True, "Li et al. 2024, arXiv 2401.15077")
-preset("eagle-2", "eagle", "dynamic", True, "Li et al. 2024, arXiv 2406.16858")
-preset("eagle-3", "eagle-3", "static", True, "Li et al. 2025, arXiv 2503.01840")
-preset("dflash", "dflash", "chain", True, "DFlash 2026, arXiv 2602.06036")
+preset("ar", "none", "none", True, title="AR", family="AR")
 preset(
-    "lantern", "eagle", "dynamic", False, "Jang et al. 2024, arXiv 2410.03355",
-    acceptance="lantern", residual="lantern",
-)  # fmt: skip
-preset(
-    "lantern++", "eagle", "static", False, "Park et al. 2025, arXiv 2502.06352",
-    acceptance="lantern++", residual="lantern",
-)  # fmt: skip
-preset(
-    "jacobi", "jacobi", "chain", True, "Song et al. 2021, arXiv 2002.03629", acceptance="unchanged"
+    "sd",
+    "model",
+    "chain",
+    True,
+    "Leviathan et al. 2023, arXiv 2211.17192",
+    title="SD",
+    family="draft model",
 )
-preset("sjd", "jacobi", "chain", True, "Teng et al. 2024, arXiv 2410.01699")
-preset("scd", "scd", "chain", True, "Coupled Jacobi 2025, arXiv 2510.24211")
-preset("sjd-pac", "sjd-pac", "static", True, "SJD-PAC 2026, arXiv 2603.18599")
-preset("sjd++", "sjd++", "chain", False, "SJD++ 2025, arXiv 2512.07503")
-preset("sjd-sv", "jacobi", "chain", False, "SJD-SV 2026, arXiv 2609.13245", acceptance="sjd-sv")
-preset("gsd", "jacobi", "chain", False, "GSD 2025, arXiv 2508.07747", acceptance="gsd")
-preset("zipar", "none", "none", False, "ZipAR 2024, arXiv 2412.04062", order="rows")
-preset("pjd", "jacobi", "chain", False, "PJD 2026, arXiv 2606.05703", order="rows", window=8)
-preset("adt-tree", "eagle", "adaptive", True, "ADT-Tree 2025, arXiv 2512.21857")
 preset(
-    "uniform-rsd", "eagle", "static", False, _COOL_SD, acceptance="annealed", residual="optimal", schedule="uniform"
-)  # fmt: skip
-preset("cool-sd", "eagle", "static", False, _COOL_SD, acceptance="annealed", residual="optimal")
+    "medusa",
+    "medusa",
+    "static",
+    True,
+    "Cai et al. 2024, arXiv 2401.10774",
+    title="Medusa",
+    family="draft model",
+)
+preset(
+    "eagle-1",
+    "eagle",
+    "static",
+    True,
+    "Li et al. 2024, arXiv 2401.15077",
+    title="EAGLE-1",
+    family="EAGLE",
+)
+preset(
+    "eagle-2",
+    "eagle",
+    "dynamic",
+    True,
+    "Li et al. 2024, arXiv 2406.16858",
+    title="EAGLE-2",
+    family="EAGLE",
+)
+preset(
+    "eagle-3",
+    "eagle-3",
+    "static",
+    True,
+    "Li et al. 2025, arXiv 2503.01840",
+    title="EAGLE-3",
+    family="EAGLE",
+)
+preset(
+    "dflash",
+    "dflash",
+    "chain",
+    True,
+    "DFlash 2026, arXiv 2602.06036",
+    title="DFlash",
+    family="draft model",
+)
+preset(
+    "lantern",
+    "eagle",
+    "dynamic",
+    False,
+    "Jang et al. 2024, arXiv 2410.03355",
+    title="LANTERN",
+    family="LANTERN",
+    acceptance="lantern",
+    residual="lantern",
+)
+preset(
+    "lantern++",
+    "eagle",
+    "static",
+    False,
+    "Park et al. 2025, arXiv 2502.06352",
+    title="LANTERN++",
+    family="LANTERN",
+    acceptance="lantern++",
+    residual="lantern",
+)
+preset(
+    "jacobi",
+    "jacobi",
+    "chain",
+    True,
+    "Song et al. 2021, arXiv 2002.03629",
+    title="Jacobi",
+    family="Jacobi",
+    acceptance="unchanged",
+)
+preset(
+    "sjd",
+    "jacobi",
+    "chain",
+    True,
+    "Teng et al. 2024, arXiv 2410.01699",
+    title="SJD",
+    family="Jacobi",
+)
+preset(
+    "scd",
+    "scd",
+    "chain",
+    True,
+    "Coupled Jacobi 2025, arXiv 2510.24211",
+    title="SJD with coupling",
+    family="Jacobi",
+)
+preset(
+    "sjd-pac",
+    "sjd-pac",
+    "static",
+    True,
+    "SJD-PAC 2026, arXiv 2603.18599",
+    title="SJD-PAC",
+    family="Jacobi",
+)
+preset(
+    "sjd++",
+    "sjd++",
+    "chain",
+    False,
+    "SJD++ 2025, arXiv 2512.07503",
+    title="SJD++",
+    family="Jacobi",
+)
+preset(
+    "sjd-sv",
+    "jacobi",
+    "chain",
+    False,
+    "SJD-SV 2026, arXiv 2609.13245",
+    title="SJD-SV",
+    family="Jacobi",
+    acceptance="sjd-sv",
+)
+preset(
+    "gsd",
+    "jacobi",
+    "chain",
+    False,
+    "GSD 2025, arXiv 2508.07747",
+    title="GSD",
+    family="Jacobi",
+    acceptance="gsd",
+)
+preset(
+    "zipar",
+    "none",
+    "none",
+    False,
+    "ZipAR 2024, arXiv 2412.04062",
+    title="ZipAR",
+    family="several rows",
+    order="rows",
+)
+preset(
+    "pjd",
+    "jacobi",
+    "chain",
+    False,
+    "PJD 2026, arXiv 2606.05703",
+    title="PJD",
+    family="several rows",
+    order="rows",
+    window=8,
+)
+preset(
+    "adt-tree",
+    "eagle",
+    "adaptive",
+    True,
+    "ADT-Tree 2025, arXiv 2512.21857",
+    title="ADT-Tree",
+    family="ADT-Tree",
+)
+preset(
+    "uniform-rsd",
+    "eagle",
+    "static",
+    False,
+    "Cool-SD 2026, arXiv 2601.09212",
+    title="Uniform-RSD",
+    family="relaxed SD",
+    acceptance="annealed",
+    residual="optimal",
+    schedule="uniform",
+)
+preset(
+    "cool-sd",
+    "eagle",
+    "static",
+    False,
+    "Cool-SD 2026, arXiv 2601.09212",
+    title="Cool-SD",
+    family="relaxed SD",
+    acceptance="annealed",
+    residual="optimal",
+)
 
 
 def is_file(name: str) -> bool:

@@ -19,6 +19,7 @@ from lanternbench.measure.run_notes import counts
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import Row, read_summary, renewed
 from lanternbench.notes import Note
+from lanternbench.registry import components
 from lanternbench.report.columns import Column, columns
 from lanternbench.utils.files import open_file
 
@@ -36,13 +37,6 @@ _SETTINGS = (
     ),
     *("dtype", "compile", "threads", "workers", "torch"),
 )
-# as their papers write them; other names are unchanged
-PAPER_NAMES = {
-    "ar": "AR", "sd": "SD", "medusa": "Medusa", "eagle-1": "EAGLE-1", "eagle-2": "EAGLE-2", "eagle-3": "EAGLE-3",
-    "lantern": "LANTERN", "lantern++": "LANTERN++", "jacobi": "Jacobi", "sjd": "SJD", "scd": "SJD with coupling",
-    "sjd-pac": "SJD-PAC", "sjd++": "SJD++", "sjd-sv": "SJD-SV", "gsd": "GSD", "zipar": "ZipAR", "pjd": "PJD",
-    "adt-tree": "ADT-Tree", "dflash": "DFlash", "uniform-rsd": "Uniform-RSD", "cool-sd": "Cool-SD",
-}  # fmt: skip
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
@@ -375,7 +369,9 @@ class View(NamedTuple):
 
 def paper_name(row: Row) -> str:
     """A label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
-    return _renamed(row.label, row.method, PAPER_NAMES)
+    presets = components("preset")
+    titles = {row.method: presets[row.method].title} if row.method in presets else {}
+    return _renamed(row.label, row.method, titles)
 
 
 def _renamed(label: str, method: str, names: Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 
+from lanternbench.registry import components
 from lanternbench.utils.files import OUT, replacing
 
 P = ParamSpec("P")
@@ -34,19 +35,18 @@ SIZE, LINE = 7.7, 9.7  # of text, and of a line of it
 MARGIN = 4.0
 INK, QUIET, GRID, CARD = "#1d2126", "#5f666e", "#e6e6e6", "#ffffff"
 LEADER = "#9aa0a6"
-# one colour per family of methods: Okabe-Ito colours, distinct for colour-blind readers
-_FAMILIES = {
-    ("AR", "#7a7f87"): "ar",
-    ("draft model", "#56b4e9"): "sd medusa dflash",
-    ("EAGLE", "#0072b2"): "eagle-1 eagle-2 eagle-3",
-    ("LANTERN", "#d55e00"): "lantern lantern++",
-    ("Jacobi", "#e69f00"): "jacobi sjd scd sjd-pac sjd++ sjd-sv gsd",
-    ("ADT-Tree", "#009e73"): "adt-tree",
-    ("several rows", "#8c564b"): "zipar pjd",
-    ("relaxed SD", "#cc79a7"): "uniform-rsd cool-sd",
+# one colour per family of presets: Okabe-Ito colours, distinct for colour-blind readers
+FAMILIES = {
+    "AR": "#7a7f87",
+    "draft model": "#56b4e9",
+    "EAGLE": "#0072b2",
+    "LANTERN": "#d55e00",
+    "Jacobi": "#e69f00",
+    "ADT-Tree": "#009e73",
+    "several rows": "#8c564b",
+    "relaxed SD": "#cc79a7",
+    "other": "#8a8a00",
 }
-FAMILIES = {method: family for family, methods in _FAMILIES.items() for method in methods.split()}
-OTHER = ("other", "#8a8a00")
 # of a step
 PHASES = {"draft": "#e69f00", "verify": "#0072b2", "commit": "#009e73", "other": "#9aa0a6"}
 # colours that the page has lighter or darker versions of, as variables of report.css
@@ -114,13 +114,15 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
 
 def family(method: str) -> str:
-    """Return the name of the method's family, "other" for a user's method."""
-    return FAMILIES.get(method, OTHER)[0]
+    """Return the name of the method's family, "other" for a method that has no colour."""
+    presets = components("preset")
+    name = presets[method].family if method in presets else "other"
+    return name if name in FAMILIES else "other"
 
 
 def colour(method: str) -> str:
     """Return the colour of the method's family as #rrggbb."""
-    return FAMILIES.get(method, OTHER)[1]
+    return FAMILIES[family(method)]
 
 
 class Plot(NamedTuple):
