@@ -19,6 +19,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods import defaults
 from lanternbench.methods.method import Method, fields_of, flag, named, preset, symbol
 from lanternbench.methods.presets import Preset
+from lanternbench.models.drafters.kinds import FILED, KINDS
 from lanternbench.models.entries import Entry, catalogue, entry, family, lacking, missing
 from lanternbench.models.grids import size, written
 from lanternbench.models.places import Files
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 WIDEST = {"bounds": 13, "default": 15, "source": 16}  # columns of a method's page
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 BETTER = {True: "higher", False: "lower", None: "neither"}
-# proposals that need one, called alike
-DRAFTERS = ("eagle", "eagle-3", "dflash", "model", "medusa")
-GIVEN = DRAFTERS[:4]  # which --drafter takes
-EMBEDDED = ("eagle", "eagle-3", "model", "medusa")  # that come with the embedded target
+GIVEN = (*FILED, "model")  # kinds of drafter that --drafter takes
 SHAPE = {"dim": "wide", "n_layer": "layers", "n_head": "heads", "hidden": "wide in the MLP"}
 
 
@@ -295,8 +293,9 @@ def _target_page(target: Entry) -> dict[str, str]:
         for role, s in target.files.items()
     ]
     get = f"lanternbench fetch {target.name}, {target.gigabytes:g} GB; with --dry-run it lists each file's size"
-    published_kinds = [kind for kind in DRAFTERS if kind in target.files and kind != "model"]
-    drafters = published_kinds if target.files else list(EMBEDDED)
+    drafters = [kind for kind in FILED if kind in target.files]
+    if not target.files:
+        drafters = [kind.name for kind in KINDS.values() if kind.is_bundled]
     works, more, never = _methods(drafters)
     rows = (row for row in defaults.table() if row.target and fnmatch(target.name, row.target))
     trees = [f"{row.method} {row.option} {row.default.strip('`')}" for row in rows]
@@ -336,7 +335,7 @@ def _where(target: Entry, found: Files, role: str, absent: list[str]) -> str:
 def _methods(drafters: list[str]) -> list[str]:
     """The methods that work without --drafter, those that need it, and those that cannot use one."""
     presets = {name: preset.choices.proposal for name, preset in components("preset").items()}
-    ready = {name for name, kind in presets.items() if kind not in DRAFTERS or kind in drafters}
+    ready = {name for name, kind in presets.items() if kind not in KINDS or kind in drafters}
     with_drafter = {name for name, kind in presets.items() if kind in GIVEN} - ready
     groups = ready, with_drafter, presets.keys() - ready - with_drafter
     return [", ".join(name for name in presets if name in group) for group in groups]

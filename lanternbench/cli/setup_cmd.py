@@ -14,6 +14,7 @@ from lanternbench.cli import options
 from lanternbench.cli.options import From
 from lanternbench.cli.output import display, program
 from lanternbench.errors import UserError
+from lanternbench.models.drafters.kinds import BY_RECIPE
 from lanternbench.models.entries import Entry, catalogue, entry
 from lanternbench.settings import Dtype, ModelSpec, PromptSpec
 from lanternbench.utils.device import choose
@@ -102,7 +103,7 @@ def drafter(
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
     recipe: Annotated[
-        Literal["eagle-1", "eagle-3", "dflash"],
+        Literal[tuple(BY_RECIPE)],  # type: ignore[valid-type]
         Option(help="The drafter's kind, and how it is trained."),
     ] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,

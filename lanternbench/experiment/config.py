@@ -13,11 +13,11 @@ from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
 from lanternbench.methods import presets
 from lanternbench.methods.method import Method, method, preset, takes_lists
+from lanternbench.models.drafters.kinds import FILED
 from lanternbench.models.entries import catalogue, check_target
 from lanternbench.settings import MAX_NAME, MethodSpec, Sweep, checked
 from lanternbench.utils.files import read_yaml, shipped
 
-FILED = ("eagle", "eagle-3", "dflash")  # kinds of drafter that a file or folder may hold
 MAX_METHODS = 1000  # of a grid
 MAX_RUNS = 1000  # of a sweep file
 

@@ -22,6 +22,7 @@ from lanternbench.lossless.plain import Prefix, World
 from lanternbench.methods.proposals.drafting import parent_states
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.kinds import KINDS
 from lanternbench.models.family import Entry
 from lanternbench.models.target import Prefix as Prompt
 from lanternbench.models.target import Target
@@ -272,7 +273,7 @@ class TableTarget:
             heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10
         )
         net.depths, net.causal = (), False
-        self.drafters = dict.fromkeys(("eagle", "eagle-3", "dflash", "model", "medusa"), net)
+        self.drafters = dict.fromkeys(KINDS, net)
         paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
         small = {
             "chain": f"chain-{levels}",

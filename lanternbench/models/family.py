@@ -5,7 +5,7 @@
 checkpoints with a sub-folder per role: a subclass says how each part is read.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,9 @@ from lanternbench.errors import UserError
 from lanternbench.models import key_names, loading
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters import dflash, eagle
+from lanternbench.models.drafters.kinds import FILED, KINDS, kind_of
 from lanternbench.models.entries import Entry, fingerprints, role_fingerprints
-from lanternbench.models.places import DRAFTERS, Files, folder_of
+from lanternbench.models.places import Files, folder_of
 from lanternbench.models.target import Pads, Target
 from lanternbench.models.token_decoder import IdTokeniser, WordIds, image_ids
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
@@ -43,8 +44,8 @@ def drafter_at(
     """The drafter that a file or folder holds, by default of the dtype of ``model``.  Raises
     UserError, also where its config.json says that it reads other layers of the target.
     """
-    kind = dflash if "target_layers" in loading.read_state(path) else eagle
-    drafter = kind.load(path, model, device, dtype or model.dtype)
+    code = kind_of(loading.read_state(path)).code
+    drafter: Drafter = code.load(path, model, device, dtype or model.dtype)
     config = folder_of(path) / "config.json"
     named = layers_named(loading.read_config(config)) if config.is_file() else None
     read = [*drafter.aux_layers(model), model.config.decoder.n_layer]
@@ -72,19 +73,14 @@ def layers_named(config: Mapping[str, object]) -> list[object] | None:
 
 def drafters_in(files: Files, model: ImageDecoder, device: str) -> dict[str, nn.Module]:
     """Return the drafters among the files of a target, by what they are.  Raises UserError."""
-    paths = [files.paths[role] for role in DRAFTERS if role in files.paths]
+    paths = [files.paths[role] for role in FILED if role in files.paths]
     nets = [drafter_at(path, model, device) for path in paths]
     return {net.kind: net for net in nets}
 
 
 def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dict[str, nn.Module]:
-    makes: list[Callable[[], Drafter]] = [
-        model.new_eagle,
-        partial(model.new_eagle, True),
-        partial(dflash.DFlash.untrained, model),
-    ]
-    nets = [loading.random_net(make, device, dtype) for make in makes]
-    return {net.kind: net for net in nets}
+    makes = {kind: partial(KINDS[kind].code.untrained, model, kind) for kind in FILED}
+    return {kind: loading.random_net(make, device, dtype) for kind, make in makes.items()}
 
 
 class Family:

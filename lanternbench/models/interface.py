@@ -59,6 +59,8 @@ class TargetDecoder(Protocol):
     @property
     def eagle_tables(self) -> tuple[int, int]: ...
 
+    def new_eagle(self, fused: bool = False) -> nn.Module: ...
+
 
 class HasDecoder(Protocol):
     """A target."""

@@ -16,14 +16,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from lanternbench.errors import UserError
+from lanternbench.models.drafters.kinds import FILED
 
 UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 TOKENISERS = ("tokenizer.json", "text_tokenizer.json", "emu3.tiktoken")
-DRAFTERS = ("eagle", "eagle-3", "dflash")
-ROLES = ("model", "vq", "text", "tokenizer", "diffusion", *DRAFTERS)
+ROLES = ("model", "vq", "text", "tokenizer", "diffusion", *FILED)
 # roles that belong together: of a folder of the user's, the published ones are not mixed in
-GIVEN_WHOLE = ("model", *DRAFTERS)
+GIVEN_WHOLE = ("model", *FILED)
 # a folder of one role alone; one known to hold it; one of other roles, in which only a file of a
 # telling name counts; the target's folder, in which any other weights are the model's
 Kind = Literal["own", "named", "shared", "root"]

@@ -24,6 +24,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, with_net
 from lanternbench.models.drafters.dflash import DFlash, to_file
+from lanternbench.models.drafters.kinds import BY_RECIPE
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
@@ -37,8 +38,6 @@ from lanternbench.utils.memory import BatchLimit
 Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
 OnStep = Callable[[int, int], None]  # image tokens done, of
-# kinds that a recipe goes on
-STARTS = {"eagle-1": ("eagle",), "eagle-3": ("eagle", "eagle-3"), "dflash": ("dflash",)}
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
@@ -183,7 +182,7 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     if plan.start is None:
         return model.new_eagle(fused).to(device)
     net: Any = drafter_at(plan.start, model, str(device), torch.float32)
-    if net.kind not in STARTS[plan.recipe]:
+    if net.kind not in BY_RECIPE[plan.recipe].starts:
         raise UserError(
             f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: give another "
             "--recipe or --start"

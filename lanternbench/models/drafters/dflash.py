@@ -192,6 +192,11 @@ def to_file(net: DFlash) -> State:
     return net.state_dict() | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
 
 
+def untrained(model: TargetDecoder, kind: str) -> DFlash:
+    """A drafter of the usual sizes for a target's decoder."""
+    return DFlash.untrained(model)
+
+
 def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> DFlash:
     """The drafter at ``path``, as ``to_file`` gives it, for a target's decoder.  Raises UserError."""
     state = read_state(path)

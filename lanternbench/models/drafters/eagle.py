@@ -159,6 +159,11 @@ def rows_of(table: nn.Embedding | None) -> int:
     return table.num_embeddings
 
 
+def untrained(model: TargetDecoder, kind: str) -> nn.Module:
+    """A drafter of ``kind`` eagle or eagle-3 for a target's decoder."""
+    return model.new_eagle(kind == "eagle-3")
+
+
 def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> Eagle:
     """The drafter at ``path`` in the layout published for the decoder ``model``.
 

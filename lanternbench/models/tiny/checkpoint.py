@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.dflash import Medusa
+from lanternbench.models.drafters.kinds import FILED
 from lanternbench.models.entries import Entry, entry
 from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.key_names import from_published
@@ -167,7 +168,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     encoder = load_into(TextEncoder, read(text)[0], text, device, torch.float32)
     vq = _tokeniser(folder / "vq.safetensors", device)
     drafters: dict[str, nn.Module] = {}
-    for kind in ("eagle", "eagle-3", "dflash"):
+    for kind in FILED:
         file = folder / f"{kind}.safetensors"
         if kind == "eagle" or file.exists():  # earlier versions trained no other
             drafters[kind] = drafter_at(file, model, device)

@@ -1,0 +1,53 @@
+"""The table of drafter kinds; a method's proposal names the kind that it needs."""
+
+from collections.abc import Collection
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+
+class DrafterKind(NamedTuple):
+    """One row.  ``module``, with functions ``load`` and ``untrained``, has its code; a kind without
+    one has no files of its own, and cannot be given by a user.
+    """
+
+    name: str
+    module: str = ""
+    tensor: str = ""  # in its files, and in those of no other kind
+    recipe: str = ""  # name of the training that makes it
+    starts: tuple[str, ...] = ()  # kinds that this training can go on from
+    is_bundled: bool = True  # with the bundled target
+
+    @property
+    def code(self) -> ModuleType:
+        return import_module(self.module)
+
+
+EAGLE = DrafterKind("eagle", f"{__package__}.eagle", recipe="eagle-1", starts=("eagle",))
+_ROWS = (
+    EAGLE,
+    DrafterKind("eagle-3", f"{__package__}.eagle", recipe="eagle-3", starts=("eagle", "eagle-3")),
+    DrafterKind(
+        "dflash",
+        f"{__package__}.dflash",
+        tensor="target_layers",
+        recipe="dflash",
+        starts=("dflash",),
+        is_bundled=False,
+    ),
+    DrafterKind("model"),  # a target by itself
+    DrafterKind("medusa"),
+)
+KINDS = {kind.name: kind for kind in _ROWS}
+FILED = tuple(kind.name for kind in _ROWS if kind.module)  # kinds that a file can hold
+BY_RECIPE = {kind.recipe: kind for kind in _ROWS if kind.recipe}
+
+
+def kind_of(tensors: Collection[str]) -> DrafterKind:
+    """Return the kind of a file with these tensors; an EAGLE drafter's loader tells it from
+    EAGLE-3's.
+    """
+    for kind in _ROWS:
+        if kind.tensor and kind.tensor in tensors:
+            return kind
+    return EAGLE
