@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from lanternbench.errors import UserError
+from lanternbench.models.drafters.kinds import FILED
 from lanternbench.models.entries import Entry, family
 from lanternbench.models.network import network
-from lanternbench.models.places import DRAFTERS, WEIGHTS
+from lanternbench.models.places import WEIGHTS
 from lanternbench.models.state_files import read_state
 from lanternbench.models.target import Target
 from lanternbench.utils.device import has_bfloat16
@@ -80,7 +81,7 @@ def of_target(row: Entry, folder: Path | None, dtype: torch.dtype, demand: Deman
         weights += bytes_of(sketch.drafters.values())
     else:
         paths = row.locate(folder).paths
-        weights += sum(bytes_of_drafter(paths[role], dtype) for role in DRAFTERS if role in paths)
+        weights += sum(bytes_of_drafter(paths[role], dtype) for role in FILED if role in paths)
     encoder = getattr(sketch.text, "encoder_weights", 0)
     return Footprint(weights, bytes_of_caches(sketch, demand), encoder * dtype.itemsize)
 
