@@ -19,8 +19,8 @@ class Choices(NamedTuple):
 
     proposal: str
     tree: str
-    acceptance: str
-    residual: str
+    acceptance: str = "exact"
+    residual: str = "standard"
     order: str = "raster"
 
 

@@ -38,13 +38,14 @@ def preset(
     *,
     title: str = "",
     family: str = "other",
-    order: str = "raster",
-    acceptance: str = "exact",
-    residual: str = "standard",
     **options: Any,
 ) -> Preset:
-    """Register a named method.  Raises UserError if the name is taken."""
-    choices = Choices(proposal, tree, acceptance, residual, order)
+    """Register a named method; ``options`` may name its acceptance, residual and order too.
+
+    Raises UserError if the name is taken.
+    """
+    named = {kind: options.pop(kind) for kind in Choices._fields if kind in options}
+    choices = Choices(proposal, tree, **named)
     row = Preset(choices, options, paper, lossless, title or name, family)
     return register("preset", name)(row)
 
