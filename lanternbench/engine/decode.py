@@ -54,6 +54,7 @@ from lanternbench.registry import plugin_errors
 Run = Callable[..., Any]  # (phase, work, *arguments) -> work(state, *arguments)
 D = TypeVar("D")  # a draft
 R = TypeVar("R")  # the result of a step
+U = TypeVar("U")  # the uniforms of a step
 
 
 def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> tuple[Any, Any]:
@@ -64,7 +65,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> tuple
     """
     strategy = decoder.strategy
     run = phases(decoder, state, carried)
-    u = state.uniforms.select(1, state.steps)
+    u = strategy.step_uniforms(state)
 
     # 1. Draft the tokens that may come next.
     draft = run("draft", strategy.propose, carried, u)
@@ -85,7 +86,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> tuple
     return strategy.plan(state, carried, result, figures), result
 
 
-def read(state: DecodeState, strategy: Strategy[D, Any], draft: D) -> Outputs:
+def read(state: DecodeState, strategy: Strategy[D, Any, Any], draft: D) -> Outputs:
     return forward(state, strategy.feed(state, draft))
 
 
@@ -164,7 +165,7 @@ def launch(state: DecodeState, name: str, work: Callable[..., Any], *arguments: 
     return work(state, *arguments)
 
 
-class Strategy(Generic[D, R]):
+class Strategy(Generic[D, R, U]):
     """How tokens are drafted and committed: by draft trees, or several rows at once.
 
     ``carried`` is its state, of what ``engine.carry`` describes.  ``propose``, ``feed``,
@@ -182,17 +183,19 @@ class Strategy(Generic[D, R]):
         """Return the initial state, after the target's prefill."""
         raise NotImplementedError
 
-    def propose(self, state: DecodeState, carried: Any, u: Tensor) -> D:
-        """Return the next draft, from the step's uniforms u [B, U]."""
+    def step_uniforms(self, state: DecodeState) -> U:
+        """Return the step's uniforms, which no recorded phase may look up by itself."""
+        raise NotImplementedError
+
+    def propose(self, state: DecodeState, carried: Any, u: U) -> D:
+        """Return the next draft."""
         raise NotImplementedError
 
     def feed(self, state: DecodeState, draft: D) -> Feed:
         """Return the inputs of the target's forward pass."""
         raise NotImplementedError
 
-    def decide(
-        self, state: DecodeState, draft: D, outputs: Outputs, u: Tensor
-    ) -> tuple[Commit, R]:
+    def decide(self, state: DecodeState, draft: D, outputs: Outputs, u: U) -> tuple[Commit, R]:
         """Return what the step commits, and its result."""
         raise NotImplementedError
 
@@ -222,7 +225,7 @@ class Strategy(Generic[D, R]):
 
 
 @dataclass(frozen=True, eq=False)
-class Speculation(Strategy[Draft, StepResult]):
+class Speculation(Strategy[Draft, StepResult, Uniforms]):
     """Draft trees, each verified by one forward pass over all its nodes."""
 
     proposer: Proposal
@@ -241,8 +244,20 @@ class Speculation(Strategy[Draft, StepResult]):
     def begin(self, state: DecodeState) -> Any:
         return self.proposer.begin(state)
 
-    def propose(self, state: DecodeState, carried: Any, u: Tensor) -> Draft:
-        return self.proposer.draft(state, carried, u[:, state.max_nodes :])
+    def step_uniforms(self, state: DecodeState) -> Uniforms:
+        """Split the step's uniforms; a rule may also need those that belong to image positions."""
+        nodes = state.max_nodes
+        by_position = None
+        if self.rule.by_position:
+            positions = state.now.length.device[:, None] + state.columns[:nodes]
+            first = state.uniforms[..., 0]
+            by_position = first.gather(1, positions.clamp_(max=state.limit))
+        u = state.uniforms.select(1, state.steps)
+        of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
+        return Uniforms(of_nodes, of_drafts, by_position)
+
+    def propose(self, state: DecodeState, carried: Any, u: Uniforms) -> Draft:
+        return self.proposer.draft(state, carried, u.draft)
 
     def feed(self, state: DecodeState, draft: Draft) -> Feed:
         tree = draft.tree
@@ -253,24 +268,12 @@ class Speculation(Strategy[Draft, StepResult]):
         return Feed(draft.tokens, cursor.tree(tree, mask, draft.is_chain))
 
     def decide(
-        self, state: DecodeState, draft: Draft, outputs: Outputs, u: Tensor
+        self, state: DecodeState, draft: Draft, outputs: Outputs, u: Uniforms
     ) -> tuple[Commit, StepResult]:
         q = state.warp(outputs.logits)
-        uniforms = self.uniforms(state, u)
-        verified = self.verify(draft, q, uniforms, state.warp.greedy)
-        result = StepResult(draft, q, verified, state.now.length.device, uniforms)
+        verified = self.verify(draft, q, u, state.warp.greedy)
+        result = StepResult(draft, q, verified, state.now.length.device, u)
         return tree_commit(state, result, outputs), result
-
-    def uniforms(self, state: DecodeState, u: Tensor) -> Uniforms:
-        """Split the step's uniforms; a rule may also need those that belong to image positions."""
-        nodes = state.max_nodes
-        by_position = None
-        if self.rule.by_position:
-            positions = state.now.length.device[:, None] + state.columns[:nodes]
-            first = state.uniforms[..., 0]
-            by_position = first.gather(1, positions.clamp_(max=state.limit))
-        of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
-        return Uniforms(of_nodes, of_drafts, by_position)
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, greedy: bool) -> VerifyResult:
         """Return which drafted tokens are accepted, and the token that ends the step."""
@@ -382,7 +385,7 @@ class SpeculativeDecoder:
     method: Described  # its key seeds the draws
     warp: Warp
     guidance: float
-    strategy: Strategy[Any, Any]
+    strategy: Strategy[Any, Any, Any]
     recordings: Recordings = field(default_factory=Recordings)
 
     @property

@@ -220,7 +220,7 @@ class RowGrid(NamedTuple):
         return rows_above | same_row | (offsets == offset[..., None])
 
 
-class RowStrategy(Strategy[RowDraft, RowResult]):
+class RowStrategy(Strategy[RowDraft, RowResult, Tensor]):
     """Which rows a step works on, and what it feeds; ``judge`` says what is committed.
 
     ``second``: tokens of the first row when the second begins.  ``per_row``: uniforms.
@@ -303,6 +303,10 @@ class RowStrategy(Strategy[RowDraft, RowResult]):
         if state.trace is not None:
             state.trace = RowTrace(state)
         return rows._replace(work=_work(self.next_work(rows).tolist()))
+
+    def step_uniforms(self, state: DecodeState) -> Tensor:
+        """Return the step's uniforms [B, U]."""
+        return state.uniforms.select(1, state.steps)
 
     def propose(self, state: DecodeState, carried: RowState, u: Tensor) -> RowDraft:
         work = Work(self.n_rows, 1, 0)

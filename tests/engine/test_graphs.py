@@ -83,6 +83,16 @@ def test_recorded_steps_give_the_tokens_of_launched_ones(shallow_8x8, name, prom
         assert made.accept_lengths == want.accept_lengths
 
 
+@pytest.mark.parametrize("name", slow_but(["jacobi"], EMBEDDED))
+def test_a_recorded_decoder_draws_its_second_image_with_the_uniforms_of_that_image(
+    shallow_8x8, name
+):
+    recorded = replace(shallow_8x8, graphs=Graphs(frozen))
+    wanted, found = (decode(t, name, CAPTIONS[:2], 6) for t in (shallow_8x8, recorded))
+    for want, made in zip(wanted, found, strict=True):
+        assert torch.equal(drawn(made), drawn(want))
+
+
 @pytest.mark.parametrize("name", slow_but(["lantern"], ["lantern", "lantern++"]))
 def test_simulated_steps_are_recorded_alike(shallow_8x8, name):
     recorded = replace(shallow_8x8, graphs=Graphs(frozen))
