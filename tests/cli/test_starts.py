@@ -13,8 +13,9 @@ from conftest import DATA
 from rich.cells import cell_len
 
 from lanternbench import registry
-from lanternbench.cli.listing_cmd import DRAFTERS, EMBEDDED, _methods, methods, metrics, targets
+from lanternbench.cli.listing_cmd import _methods, methods, metrics, targets
 from lanternbench.methods.method import flag, named
+from lanternbench.models.drafters.kinds import KINDS
 from lanternbench.models.entries import catalogue, entry
 from lanternbench.models.grids import size
 from lanternbench.settings import Sampling
@@ -148,12 +149,13 @@ def test_a_targets_page_is_whole_in_80_columns(name, capsys):
 
 
 def test_a_targets_page_says_which_methods_need_a_drafter(target):
-    assert set(EMBEDDED) == set(target.drafters) < set(DRAFTERS)
+    bundled = {kind.name for kind in KINDS.values() if kind.is_bundled}
+    assert bundled == set(target.drafters) < set(KINDS)
     for name, preset in registry.components("preset").items():
         needed = registry.component("proposal", preset.choices.proposal).drafter_kind
-        assert needed == (
-            preset.choices.proposal if preset.choices.proposal in DRAFTERS else None
-        ), name
+        assert needed == (preset.choices.proposal if preset.choices.proposal in KINDS else None), (
+            name
+        )
     assert target.sampling == entry("tiny").part(Sampling)
     ready, given, never = _methods(["eagle"])
     assert ("eagle-2" in ready, "sjd" in ready, given, never) == (

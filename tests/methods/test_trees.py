@@ -36,7 +36,10 @@ def test_a_static_tree_is_consistent(name):
         expected = tree.ancestors[0, parent[node]].clone()
         expected[node] = True
         assert torch.equal(tree.ancestors[0, node], expected)
-    assert sum(len(rank.nodes) for rank in static.ranks) == tree.nodes - 1
+    siblings = static.siblings
+    assert sorted(siblings.nodes.tolist()) == list(range(1, tree.nodes))
+    for rank in siblings.later:
+        assert torch.equal(parent[rank.elders], parent[rank.elders + 1])  # they have a next one
     assert [i for level in static.levels for i in level.parents] == static.inner_ids.tolist()
 
 
