@@ -157,6 +157,9 @@ def test_engine_and_methods_ask_no_component_for_its_type():
         "list",
         "tuple",
         "dict",
+        "tuple | list",
+        "tuple | list | dict",
+        "int",
     }
     asked = []
     for name, tree in files().items():

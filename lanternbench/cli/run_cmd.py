@@ -289,7 +289,7 @@ def leaderboard(
         Option("--check", help="Write nothing; fail if LEADERBOARD.md is not up to date."),
     ] = False,
 ) -> None:
-    """Check submissions and write LEADERBOARD.md, and the same as a page, leaderboard.html.
+    """Check submissions and write LEADERBOARD.md; the same as a page is leaderboard.html.
 
     Example: lanternbench leaderboard results/leaderboard
     """

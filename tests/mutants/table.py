@@ -84,16 +84,16 @@ MUTANTS = (
         "guidance comes after temperature, top-k and top-p",
         (
             (
-                "lanternbench/engine/state.py",
-                "    logits = state.logits(states.next)\n    state.clock.tick",
-                "    from lanternbench.models.decoder import guide\n"
-                "    warped = state.warp(state.target.model.output(states.next)).clamp(min=1e-12).log()\n"
-                "    state.clock.tick",
+                "lanternbench/engine/decode.py",
+                "    logits = state.target.model.logits(deciding, state.guidance)\n",
+                "    logits = state.target.model.logits(deciding, 1.0)\n",
             ),
             (
-                "lanternbench/engine/state.py",
-                "    return states, state.warp(logits)\n",
-                "    return states, guide(warped, state.guidance).softmax(-1)\n",
+                "lanternbench/engine/decode.py",
+                "        q = state.warp(outputs.logits)\n        verified",
+                "        from lanternbench.models.decoder import guide\n\n"
+                "        warped = state.warp(outputs.logits).clamp(min=1e-12).log()\n"
+                "        q = guide(warped, state.guidance).softmax(-1)\n        verified",
             ),
         ),
         "ar",
@@ -149,9 +149,9 @@ MUTANTS = (
         "the deepest accepted cache row is not moved",
         (
             (
-                "lanternbench/engine/state.py",
-                "slots = root + path, root + state.columns[: deepest + 1]",
-                "slots = root + path[:, :-1], root + state.columns[:deepest]",
+                "lanternbench/engine/decode.py",
+                "computed, belong = root + path, root + columns",
+                "computed, belong = root + path[:, :-1], root + columns[:depth]",
             ),
         ),
         "eagle-1",
@@ -162,9 +162,9 @@ MUTANTS = (
         "draft and verification share their uniforms",
         (
             (
-                "lanternbench/engine/state.py",
-                "u[:, self.max_nodes :], position)",
-                "u[:, : u.shape[1] - self.max_nodes], position)",
+                "lanternbench/engine/decode.py",
+                "return Uniforms(of_nodes, of_drafts, by_position)",
+                "return Uniforms(of_nodes, u[:, : u.shape[1] - nodes], by_position)",
             ),
         ),
         "sd",
@@ -384,8 +384,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/opening.py",
-                "manual_seed(s)) for s in seeds",
-                "manual_seed(seeds[0])) for s in seeds",
+                "manual_seed(seed)",
+                "manual_seed(seeds[0])",
             ),
         ),
         "ar",
@@ -442,8 +442,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/models/drafters/eagle.py",
-                "else self.fusion(states)",
-                "else self.fusion(states.roll(-states.shape[-1] // 3, -1))",
+                "return self.fusion(states)",
+                "return self.fusion(states.roll(-states.shape[-1] // 3, -1))",
             ),
         ),
         "eagle-3",
@@ -472,8 +472,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "(width if seen_from is None else seen_from)",
-                "(width - 1 if seen_from is None else seen_from)",
+                "always = self.width if self.seen_from is None else self.seen_from",
+                "always = self.width - 1 if self.seen_from is None else self.seen_from",
             ),
         ),
         "zipar",
@@ -502,8 +502,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "RowInputs(last, complete, column, column, self.to_close(rows, active)[:, None])",
-                "RowInputs(last, complete, column, column, self.to_close(rows, active)[:, None] & False)",
+                "used = self.to_close(draft.rows, draft.active)[:, None]",
+                "used = self.to_close(draft.rows, draft.active)[:, None] & False",
             ),
         ),
         "zipar",
@@ -517,9 +517,7 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "        self.q = teacher_forced(\n"
-                "            state.target, state.prefix, state.finish(), state.guidance, state.warp\n"
-                "        )\n",
+                "        self.q = teacher_forced(state.target, state.prefix, tokens, state.guidance, state.warp)\n",
                 "        self.q = self.seen\n",
             ),
         ),
@@ -546,8 +544,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/levels.py",
-                "base = layout.slots[length.shared - advance.shared] + 1",
-                "base = layout.slots[length.shared - advance.shared] + 1 + block * (length.shared > 1)",
+                "base = layout.slots[cursor.shared - fresh] + 1",
+                "base = layout.slots[cursor.shared - fresh] + 1 + block * (cursor.shared > 1)",
             ),
         ),
         tests=(f"{DRAFTED}[classes-both-ways-1]",),
