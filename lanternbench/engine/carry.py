@@ -5,7 +5,7 @@ the batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, 
 constants.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ def leaves(state: Any) -> list[Any]:
 
 
 def _collect(state: Any, found: list[Any]) -> None:
-    parts = state.values() if isinstance(state, dict) else (state,)
+    parts: Iterable[Any] = state.values() if isinstance(state, dict) else (state,)
     if isinstance(state, tuple | list) and not isinstance(state, PerPrompt):
         parts = state
     for part in parts:
@@ -45,7 +45,9 @@ def rebuilt(state: T, parts: Iterator[Any]) -> T:
     """Return a state of the same structure with other ``parts``, in the order of ``leaves``."""
     whole: Any = state
     if isinstance(whole, dict):
-        return type(whole)({key: rebuilt(part, parts) for key, part in whole.items()})
+        entries: Any = {key: rebuilt(part, parts) for key, part in whole.items()}
+        again: Any = type(whole)
+        return again(entries)  # type: ignore[no-any-return]
     if not isinstance(whole, tuple | list) or isinstance(whole, PerPrompt):
         leaf: T = next(parts)
         return leaf

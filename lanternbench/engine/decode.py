@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -144,8 +144,8 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
     last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
     if state.target.graphs is None:  # recorded phases need fixed shapes
         new = max(counts)
-        before = None if commit.before is None else commit.before[:, :new]
-        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, before)
+        inputs = None if commit.before is None else commit.before[:, :new]
+        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, inputs)
     state.now = Progress(Lengths(commit.length, length), commit.root, now.tokens, last)
     state.clock.tick("commit")
     return figures
@@ -364,25 +364,12 @@ def committed_tokens(draft: Draft, verified: VerifyResult) -> Tensor:
     return tokens.scatter_(1, verified.accepted.unsqueeze(1), token)
 
 
-class Described(Protocol):
-    """What the engine knows of a method."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def lossless(self) -> bool: ...
-    @property
-    def parts(self) -> tuple[Any, ...]: ...
-
-
 @dataclass
 class SpeculativeDecoder:
     """A method made ready for a target: build once, use for any number of prompts."""
 
     target: Target
-    method: Described  # its key seeds the draws
+    method: Any  # methods.method.Method: its key seeds the draws
     warp: Warp
     guidance: float
     strategy: Strategy[Any, Any, Any]

@@ -87,7 +87,8 @@ class TableDecoder:
         p = decoder.proposer
         if p.drafter is not None:
             p = p.ready(drafter=TableDrafter(tables, p.marginals), aux_layers=())
-            decoder.strategy = replace(decoder.strategy, proposer=p)
+            strategy: Any = decoder.strategy
+            decoder.strategy = replace(strategy, proposer=p)
         self.decoder = decoder
         self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
         # [V] the distribution of token 0

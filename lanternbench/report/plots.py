@@ -86,13 +86,15 @@ def step_pictures(rows: Sequence[Row], steps: Sequence[Steps | None]) -> list[Pi
     return acceptance + picture("phases", "Time of a step by phase", partial(phases, times))
 
 
+def narrow_figure(one: Picture) -> Figure:
+    return one.narrow.figure
+
+
 def write_pictures(pictures: Sequence[Picture], out: Path) -> list[Path]:
     """Write each as .png, .svg and .pdf, as wide as a column of a paper."""
     files = []
     for one in pictures:
-        files += style.save(
-            lambda one=one: one.narrow.figure, out / one.key, ("png", "svg", "pdf")
-        )
+        files += style.save(partial(narrow_figure, one), out / one.key, ("png", "svg", "pdf"))
     return files
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -72,7 +73,7 @@ def scatter(data: TradeOff, width: float) -> Plot:
     for number, line in enumerate(y_lines):
         place_x = (4.0 + LINE * (number + 0.8)) / width
         middle = (below + plot_height / 2) / height
-        look = {"rotation": 90, "ha": "right", "va": "center", "color": QUIET}
+        look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "color": QUIET}
         figure.text(place_x, middle, line, **look)
     draw_lines(axes, data, values)
     style.draw_legend(figure, signs)

@@ -58,7 +58,7 @@ THEME = {
     "#0072b2": "var(--blue)",
     "#009e73": "var(--green)",
 }
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": SIZE,
     "text.color": INK,
