@@ -213,7 +213,7 @@ class PromptSpec(Settings):
     @field_validator("num_prompts", mode="before")
     @classmethod
     def _zero_is_all(cls, value: object) -> object:
-        return None if value == 0 else value
+        return None if value == 0 and value is not False else value
 
 
 class RunSpec(Settings):

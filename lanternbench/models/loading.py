@@ -274,7 +274,8 @@ def _checked(value: Tensor, name: str, where: Path, moved: Moved) -> Tensor:
             f"'{name}' in {where} is quantised ({value.dtype}): use one in float16, bfloat16 or float32"
         )
     value = moved(value)
-    if not value.dtype.is_floating_point or value.sum(dtype=torch.float32).isfinite():
+    is_checkable = value.dtype.is_floating_point and not value.is_meta
+    if not is_checkable or value.sum(dtype=torch.float32).isfinite():
         return value
     if not value.isfinite().all():
         raise UserError(

@@ -22,6 +22,7 @@ from lanternbench.methods.method import method
 from lanternbench.metrics import ImageMetric, Setup, scorers_for
 from lanternbench.models.target import Target
 from lanternbench.registry import components
+from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs
 
 # in test_dflash
@@ -44,8 +45,8 @@ def there() -> Target:
         return two_layers(str(THERE))
 
 
-def decode(target: Target, name: str, captions: list[str], **options: Any):
-    decoder = build(target, method(name), **options)
+def decode(target: Target, name: str, captions: list[str], *options: Any):
+    decoder = build(target, method(name), *options)
     return engine.generate(decoder, captions, max_steps=4)
 
 
@@ -84,8 +85,8 @@ def test_every_method_decodes_there_and_gives_the_same_tokens(shallow, there, na
         ):
             assert made.accept_lengths == want.accept_lengths
             assert torch.equal(made.tokens.cpu(), want.tokens)
-    for options in ({"temperature": 0.0}, {"top_p": 0.5, "simulate_acceptance": 2.0}):
-        want, made = (decode(t, name, PROMPTS[:1], **options)[0].tokens for t in (shallow, there))
+    for options in ((Sampling(temperature=0.0),), (Sampling(top_p=0.5), 2.0)):
+        want, made = (decode(t, name, PROMPTS[:1], *options)[0].tokens for t in (shallow, there))
         assert torch.equal(made.cpu(), want)
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
+from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
-from lanternbench.settings import Sweep
 
 pytestmark = pytest.mark.usefixtures("in_time")
 
@@ -73,5 +73,6 @@ def test_a_tree_chosen_from_tens_of_millions_of_nodes_is_refused(name, options, 
 
 def test_a_grid_of_millions_of_methods_is_refused():
     many = [i / 1e6 for i in range(1, 3001)]
-    with pytest.raises(ValueError, match="at most"):
-        Sweep(methods=[{"method": "lantern", "k": list(range(2, 3002)), "delta": many}])
+    grid = {"method": "lantern", "k": list(range(2, 3002)), "delta": many}
+    with pytest.raises(UserError, match="at most 1000 fit in one sweep"):
+        sweep({"methods": [grid]}, "t")

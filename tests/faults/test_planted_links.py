@@ -74,7 +74,7 @@ def test_scores_are_not_appended_through_a_link_or_to_a_pipe(tmp_path):
     (tmp_path / "scores.jsonl").symlink_to(tmp_path / "victim")
     item = Item("1", tmp_path / "a.png", "a")
     with pytest.raises(UserError, match=r"cannot write .*scores\.jsonl"):
-        Journal(tmp_path / "scores.jsonl").add(ImageMetric("m", Setup()), [item], [0.3])
+        Journal(tmp_path / "scores.jsonl").add(ImageMetric("m", Setup()), [item], [0.3], 0.0)
     assert (tmp_path / "victim").read_text() == "mine\n"
 
 

@@ -348,7 +348,10 @@ def test_a_file_says_what_it_is_and_is_checked(tmp_path, monkeypatch):
     assert "JetSpec" in again.about
     bad = {
         "block": (state | {"block_size": torch.tensor(1)}, "blocks of 1"),
-        "lost": ({k: v for k, v in state.items() if k != "mask"}, "has no 'mask'"),
+        "lost": (
+            {k: v for k, v in state.items() if k != "mask"},
+            "1 of 20 weights is absent, such as 'mask'",
+        ),
         "sizes": ({k: v for k, v in state.items() if k != "causal"}, "holds no DFlash drafter"),
         "width": (state | {"fc.weight": torch.zeros(8, 8)}, "another size"),
     }

@@ -163,9 +163,11 @@ def test_at_temperature_0_it_keeps_the_target_s_tokens_on_every_tree(kind, name)
 @pytest.mark.parametrize("name", ["ar", "eagle-1", "medusa", "sd"])
 def test_nobody_else_is_handed_more_than_the_last_states(name, target, monkeypatch):
     widths: set[int] = set()
-    honest = DecodeState.logits
+    honest = type(target.model).logits
     monkeypatch.setattr(
-        DecodeState, "logits", lambda self, x: widths.add(x.shape[-1]) or honest(self, x)
+        type(target.model),
+        "logits",
+        lambda self, x, scale: widths.add(x.shape[-1]) or honest(self, x, scale),
     )
     engine.generate(build(target, method(name)), CAPTIONS[:1], max_steps=3)
     assert widths == {target.model.config.dim}

@@ -309,10 +309,10 @@ def test_the_catalogue_s_defaults_are_the_published_ones_unless_given():
     published = Sampling(guidance=1.0, top_k=0, temperature=0.9, top_p=0.75)
     assert row.part(Sampling) == published
     unset = checked(Sweep, {"methods": ["ar"], "temperature": None})
-    assert row.part(Sampling).updated(unset.sampling) == published
+    assert row.part(Sampling).updated(unset.part(Sampling)) == published
     assert unset.record(published)["temperature"] == 0.9
     given = checked(Sweep, {"methods": ["ar"], "temperature": 0.0, "top_p": 1.0})
-    used = row.part(Sampling).updated(given.sampling)
+    used = row.part(Sampling).updated(given.part(Sampling))
     assert (used.temperature, used.top_p, used.guidance) == (0.0, 1.0, 1.0)
 
 
