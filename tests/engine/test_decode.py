@@ -315,7 +315,9 @@ def test_the_python_interface_takes_a_drafter_and_a_dtype():
     )
     # the target itself
     assert len(model.target.drafters["model"].layers) == len(model.target.model.layers)
-    with pytest.raises(UserError, match="unknown dtype 'int8': use float32, bfloat16, float16"):
+    with pytest.raises(
+        UserError, match="'dtype' is wrong \\(must be 'float32', 'bfloat16' or 'float16'\\)"
+    ):
         lanternbench.load("tiny", dtype="int8")
     with pytest.raises(UserError, match="unknown drafter 'nope'"):
         lanternbench.load("tiny", drafter="nope")
