@@ -75,7 +75,8 @@ def bundled(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
         target.model.layers = target.model.layers[:2]
         config = cast(LlamaGenConfig, target.model.config)
         target.model.config = replace(config, n_layer=2)
-    dflash = random_net(lambda: DFlash.untrained(target.model), "cpu", dtype)
+    sizes = target.model.config.decoder
+    dflash = random_net(lambda: DFlash.of_width(sizes), "cpu", dtype)
     drafters = target.drafters | {"dflash": dflash.to(machine.device)}
     return replace(target, drafters=drafters)
 

@@ -71,11 +71,17 @@ class DFlash(Direct):
         cls, model: TargetDecoder, block: int = 6, layers: int = 1, causal: bool = False
     ) -> Self:
         """For a target's decoder: layers of the same width, and a copy of the target's last norm."""
-        config = model.config.decoder
-        net = cls(shape(config, layers), block, spread(config.n_layer), causal)
+        net = cls.of_width(model.config.decoder, block, layers, causal)
         with torch.no_grad():
             net.norm.weight.copy_(model.norm.weight)
         return net
+
+    @classmethod
+    def of_width(
+        cls, config: DecoderConfig, block: int = 6, layers: int = 1, causal: bool = False
+    ) -> Self:
+        """Build a drafter for a target decoder of these sizes, with nothing copied from it."""
+        return cls(shape(config, layers), block, spread(config.n_layer), causal)
 
     def aux_layers(self, model: TargetDecoder) -> Depths:
         """The numbers of the target's layers after which it reads states, in addition to the last
