@@ -18,7 +18,7 @@ from torch import Tensor
 from lanternbench.engine.address import Address, Cursor, Layout, Lengths, Span
 from lanternbench.engine.draft import additive
 from lanternbench.models.compiled import CacheParts, CompilationFailed, CompiledForward, watched
-from lanternbench.models.transformer import AuxStates, DecoderConfig
+from lanternbench.models.transformer import DecoderConfig, Depths
 from lanternbench.utils.graph_capture import Graphs
 
 
@@ -80,9 +80,11 @@ class DecoderCache:
             self.pads.zero_()
 
     def forward(
-        self, x: Tensor, at: Address, last: bool = False, aux: AuxStates | None = None
+        self, x: Tensor, at: Address, last: bool = False, aux_layers: Depths = ()
     ) -> Tensor:
-        """x [R, n, dim] -> states [R, n, dim], or [R, 1, dim] of the ``last`` input alone."""
+        """x [R, n, dim] -> states [R, n, (1 + aux) · dim], or [R, 1, dim] of the ``last`` input
+        alone.
+        """
         rope = self.rope[at.positions]
         if isinstance(at.positions, Tensor):
             rope = self.per_row(rope)
@@ -95,15 +97,15 @@ class DecoderCache:
         if isinstance(at.slots, Tensor) and self.compiled is not None and not watched():
             slots = self.per_row(at.slots)
             parts = CacheParts(self.keys, self.values, slots, at.span)
-            states = self._in_fused_kernels(self.compiled, x, rope, mask, parts, last, aux)
+            states = self._in_fused_kernels(self.compiled, x, rope, mask, parts, last, aux_layers)
             if states is not None:
                 return states
         if isinstance(at.slots, slice):
             put = partial(write_run, self.layers, at.slots.start, at.span)
         else:
             put = partial(write_places, self.layers, self.places(at.slots), at.span)
-        if aux is not None:
-            return self.net(x, rope, mask, put, last, aux)
+        if aux_layers:
+            return self.net(x, rope, mask, put, last, aux_layers)
         return self.net(x, rope, mask, put, last)
 
     def _in_fused_kernels(
@@ -114,19 +116,15 @@ class DecoderCache:
         mask: Tensor | None,
         parts: CacheParts,
         last: bool,
-        aux: AuxStates | None,
+        aux_layers: Depths,
     ) -> Tensor | None:
         """As ``forward``; None if the forward pass cannot be compiled."""
         angles = torch.view_as_real(rope)
-        layers = () if aux is None else aux.layers
         try:
-            states, inner = compiled(x, angles, mask, parts, last, layers)
+            return compiled(x, angles, mask, parts, last, aux_layers)
         except CompilationFailed:
             self.compiled = None
             return None
-        if aux is not None:
-            aux.states.update(zip(layers, inner, strict=True))
-        return states
 
     def compile(self, graphs: Graphs) -> None:
         """Let forward passes whose slots are tensors run in fused kernels, if ``graphs`` has
@@ -151,13 +149,11 @@ class DecoderCache:
             return self.forward(x, at, True)
         return self.states_at(self.forward(x, at), (count.device - 1).clamp(min=0)[:, None])
 
-    def prefill(
-        self, x: Tensor, at: Address, valid: Tensor, aux: AuxStates | None = None
-    ) -> Tensor:
+    def prefill(self, x: Tensor, at: Address, valid: Tensor, aux_layers: Depths = ()) -> Tensor:
         """The prompt x [R, P, dim] -> states; from then on its slots that are not valid [R, P] are
         hidden.
         """
-        states = self.forward(x, at, aux=aux)
+        states = self.forward(x, at, aux_layers=aux_layers)
         self.hide_pads(valid)
         return states
 

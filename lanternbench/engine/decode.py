@@ -48,7 +48,6 @@ from lanternbench.engine.trace import Generation, Log, Trace
 from lanternbench.engine.verify import RatioTest, Residual, Uniforms
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
-from lanternbench.models.transformer import AuxStates
 from lanternbench.registry import plugin_errors
 
 Run = Callable[..., Any]  # (phase, work, *arguments) -> work(state, *arguments)
@@ -97,15 +96,11 @@ def forward(state: DecodeState, feed: Feed) -> Outputs:
     x = cache.all_rows(state.target.model.tok_embeddings(feed.tokens))
     if feed.row_ends is not None and cache.row_end is not None:
         x = torch.where(cache.per_row(feed.row_ends)[..., None], cache.row_end, x)
-    aux = AuxStates(state.aux_layers) if state.aux_layers else None
-    states = cache.forward(x, feed.address, aux=aux)
-    features = states if aux is None else aux.joined(states)
+    states = cache.forward(x, feed.address, aux_layers=state.aux_layers)
     deciding = at_reads(cache, states, feed.reads)
-    logits = state.target.model.logits(deciding, state.guidance)
+    logits = state.target.model.logits(state.final(deciding), state.guidance)
     state.clock.tick("verify")
-    if aux is not None:
-        deciding = at_reads(cache, features, feed.reads)
-    return Outputs(logits, deciding, features)
+    return Outputs(logits, deciding, states)
 
 
 def at_reads(cache: DecoderCache, states: Tensor, reads: Tensor | slice | None) -> Tensor:

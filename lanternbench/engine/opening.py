@@ -24,7 +24,6 @@ from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.transformer import AuxStates
 from lanternbench.utils.graph_capture import Graphs
 
 if TYPE_CHECKING:
@@ -94,10 +93,8 @@ def prefill(state: DecodeState) -> None:
     """Run the prompt and draw the first token."""
     prefix = state.prefix
     at = prefix_address(prefix.valid, 0, state.target.pad_rows)
-    aux = AuxStates(state.aux_layers) if state.aux_layers else None
-    hidden = state.cache.prefill(prefix.embeddings, at, prefix.valid, aux)
-    features = hidden if aux is None else aux.joined(hidden)
-    logits = state.target.model.logits(hidden[:, -1:], state.guidance)
+    states = state.cache.prefill(prefix.embeddings, at, prefix.valid, state.aux_layers)
+    logits = state.target.model.logits(state.final(states[:, -1:]), state.guidance)
     q = state.warp(logits)[:, 0]
     first = q.argmax(-1) if state.warp.greedy else draw(q, state.uniforms[:, -1, 0])
     length = state.limit + state.max_nodes + 1
@@ -106,10 +103,10 @@ def prefill(state: DecodeState) -> None:
     host = PerPrompt((1,) * state.batch)
     one = Lengths(torch.ones_like(first), host)
     advance = Lengths(torch.ones_like(first), host)
-    last = LastCommit(features[:, -1:], first[:, None], advance)
+    last = LastCommit(states[:, -1:], first[:, None], advance)
     state.now = Progress(one, first, tokens, last)
     state.first = q
-    state.prefix_states = features
+    state.prefix_states = states
     if state.trace is not None:
         state.trace.q[:, 0] = q
 

@@ -139,6 +139,12 @@ class DecodeState:
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
 
+    def final(self, states: Tensor) -> Tensor:
+        """The states after the last layer, without those after ``aux_layers``: [R, N, dim]."""
+        if not self.aux_layers:
+            return states
+        return states[..., : self.target.model.config.dim]
+
     def table(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return zeros that the phases of all steps read and write in place.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.models.transformer import AuxStates, Depths
+from lanternbench.models.transformer import Depths
 from lanternbench.utils import graph_capture
 from lanternbench.utils.graph_capture import Graphs, Work, cuda_graph
 
@@ -59,20 +59,16 @@ class CompiledForward:
             cache: CacheParts,
             last: bool,
             aux_layers: Depths,
-        ) -> tuple[Tensor, list[Tensor]]:
+        ) -> Tensor:
             if not aux_layers:
-                return net(x, rope, mask, cache.put, last), []
-            aux = AuxStates(aux_layers)
-            states = net(x, rope, mask, cache.put, last, aux)
-            return states, [aux.states[number] for number in aux_layers]
+                return net(x, rope, mask, cache.put, last)
+            return net(x, rope, mask, cache.put, last, aux_layers)
 
         options: dict[str, Any] = {"score_fusion_memory_threshold": SHARED_BYTES}
         self.run = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
 
-    def __call__(self, *inputs: Any) -> tuple[Tensor, list[Tensor]]:
-        """``forward`` above: the states, and those after ``aux_layers``.  Raises
-        CompilationFailed.
-        """
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Return the states that ``forward`` above computes.  Raises CompilationFailed."""
         from torch._dynamo.exc import TorchDynamoException
 
         try:

@@ -7,7 +7,7 @@ heads of keys and values, g = H / K, d head width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
@@ -392,18 +392,6 @@ class Layer(Direct):
         return residual + self.feed_forward(self.ffn_norm(residual))
 
 
-@dataclass
-class AuxStates:
-    """Hidden states of inner layers, which a forward pass stores; drafters read them."""
-
-    layers: Depths  # after how many layers
-    states: dict[int, Tensor] = field(default_factory=dict)  # by layer, [R, N, dim] each
-
-    def joined(self, final: Tensor) -> Tensor:
-        """Return the final states and these, next to each other: [R, N, (1 + aux) · dim]."""
-        return torch.cat([final, *[self.states[n] for n in self.layers]], -1)
-
-
 class Stack(Direct):
     """Layers and final norm; embeddings and head belong to the model around it."""
 
@@ -420,18 +408,23 @@ class Stack(Direct):
         mask: Mask,
         put: Put | None = None,
         last: bool = False,
-        aux: AuxStates | None = None,
+        aux_layers: Depths = (),
     ) -> Tensor:
         """x [R, N, dim] -> hidden states after the final norm [R, N, dim], or [R, 1, dim] of the
-        ``last`` alone.
+        ``last`` position alone.
 
         ``rope`` [R|1, N|1, 1, d/2] complex.  ``put`` stores keys and values in a cache; None:
-        there are none but those of x.  ``aux``: the inner layers whose states are wanted too.
+        there are none but those of x.  The states after so many ``aux_layers``, which drafters
+        read, follow the final ones: [R, N, (1 + aux) · dim].
         """
         if self.group > 1 or x.is_cuda:
             mask = mask_of_heads(mask, self.group)
+        inner: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rope, mask, put, last and number == len(self.layers))
-            if aux is not None and number in aux.layers:
-                aux.states[number] = x
-        return self.norm(x)
+            if number in aux_layers:
+                inner[number] = x
+        final = self.norm(x)
+        if not aux_layers:
+            return final
+        return torch.cat([final, *[inner[number] for number in aux_layers]], -1)

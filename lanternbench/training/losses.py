@@ -21,7 +21,6 @@ from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.dflash import DFlash
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Prefix, Target
-from lanternbench.models.transformer import AuxStates
 
 DEEPER = 96  # positions of an image at which it trains on the levels past the first
 VARIATION = 5.0  # weight of the total variation beside the cross entropy
@@ -95,9 +94,7 @@ def target_states(
     )
     n, rope = x.shape[1], net.position_table(prefix.valid.shape[1])
     mask = prefix_mask(prefix.valid, n, target.pad_rows)
-    aux = AuxStates(aux_layers)
-    states = net(x, rope[None, :n, None], mask, None, False, aux)
-    return aux.joined(states) if aux_layers else states
+    return net(x, rope[None, :n, None], mask, None, False, aux_layers)
 
 
 def feed(

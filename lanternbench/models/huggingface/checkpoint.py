@@ -41,7 +41,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoder,
     TokenDecoderConfig,
 )
-from lanternbench.models.transformer import ALIGNMENT, AuxStates, Mask, Put, rope_1d
+from lanternbench.models.transformer import ALIGNMENT, Depths, Mask, Put, rope_1d
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Guidance, Sampling
@@ -171,7 +171,7 @@ class TransformersDecoder(TokenDecoder):
         mask: Mask,
         put: Put | None = None,
         last: bool = False,
-        aux: AuxStates | None = None,
+        aux_layers: Depths = (),
     ) -> Tensor:
         """As ``Stack.forward``; ``rope`` [R|1, N|1, 1, 1] holds positions."""
         rows, n, _ = x.shape
@@ -184,14 +184,15 @@ class TransformersDecoder(TokenDecoder):
             mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
         options: dict[str, Any] = {
             "use_cache": put is not None,
-            "output_hidden_states": aux is not None,
+            "output_hidden_states": bool(aux_layers),
         }
         options["past_key_values"] = None if put is None else EngineCache(put)
         options["position_ids"] = rope[..., 0, 0].expand(rows, n)
         output = self.body(inputs_embeds=x, attention_mask=mask, **options)
         states = output.last_hidden_state
-        if aux is not None:
-            aux.states.update({n: output.hidden_states[n] for n in aux.layers})
+        if aux_layers:
+            inner = [output.hidden_states[number] for number in aux_layers]
+            return torch.cat([states, *inner], -1)
         return states[:, -1:] if last else states
 
 
