@@ -3,8 +3,8 @@ benchmarks.full_size [--write FILE]``.
 
 Writes random weights under the published names (the official ``.pt`` in float32 and bfloat16,
 LANTERN's conversion in safetensors), loads each in a process of its own, and draws one image with
-``ar`` and one with ``cool-sd``.  Peak memory is ru_maxrss above what the process held after its
-imports; mapped pages of the files count.  Text features are random: Flan-T5-XL is not loaded.
+``ar`` and one with ``cool-sd``.  Peak memory is VmHWM above what the process held after its imports
+(ru_maxrss would start from what the process that wrote the files had held); mapped pages count.  Text features are random: Flan-T5-XL is not loaded.
 Weights are random, so drafts are accepted as noise accepts noise: times of images say that a full
 size decodes, not how fast a trained drafter is.
 """
@@ -36,7 +36,7 @@ ROW = entry("llamagen-xl-stage1")
 STEPS = ("ar", "cool-sd")
 
 _LOAD = """
-import json, os, resource, sys, time
+import json, sys, time
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,22 +48,23 @@ from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.llamagen.checkpoint import LlamaGenFamily
 
-PAGE = resource.getpagesize()
 
-
-def held():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 1e6
+def megabytes(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024 / 1e6
 
 
 with torch.no_grad():
     torch.nn.Linear(1, 1, device="meta").weight.normal_()  # what torch imports for it
 folder, dtype, limit, methods = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
-before = held()
+before = megabytes("VmRSS")
 began = time.perf_counter()
 target = load_target(f"llamagen-xl-stage1={folder}", "cpu", False, dtype)
 seconds = time.perf_counter() - began
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before
-rows = {"seconds": seconds, "peak": peak, "held": held() - before, "images": {}}
+peak = megabytes("VmHWM") - before
+held = megabytes("VmRSS") - before
+rows = {"seconds": seconds, "peak": peak, "held": held, "images": {}}
 
 
 def features(captions):
