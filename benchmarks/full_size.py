@@ -3,10 +3,11 @@ benchmarks.full_size [--write FILE]``.
 
 Writes random weights under the published names (the official ``.pt`` in float32 and bfloat16,
 LANTERN's conversion in safetensors), loads each in a process of its own, and draws one image with
-``ar`` and one with ``cool-sd``.  Peak memory is VmHWM above what the process held after its imports
-(ru_maxrss would start from what the process that wrote the files had held); mapped pages count.  Text features are random: Flan-T5-XL is not loaded.
-Weights are random, so drafts are accepted as noise accepts noise: times of images say that a full
-size decodes, not how fast a trained drafter is.
+``ar`` and one with ``cool-sd``.  Peak memory is VmHWM above what the process held after its
+imports: ru_maxrss would start from what the process that wrote the files had held.  Mapped pages
+count.  Text features are random: Flan-T5-XL is not loaded.  Weights are random, so drafts are
+accepted as noise accepts noise: times of images say that a full size decodes, not how fast a
+trained drafter is.
 """
 
 from __future__ import annotations
