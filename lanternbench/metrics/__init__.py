@@ -55,8 +55,8 @@ def scorers_for(
 
     On "tiny" a metric with a stand-in means that one: "clip" is the bundled CLIP, whose column is
     "clip-tiny"; with random weights there is no stand-in, on "none" no metric.  Nothing is loaded
-    here: ask ``available()``. Raises UserError for a name that no metric has, and for trained
-    networks where random ones are asked for.
+    yet: ask ``available()``. Raises UserError for a name that no metric has, and for trained
+    networks if random ones are asked for.
     """
     setup = setup or Setup()
     if evaluators == "none":

@@ -1,4 +1,4 @@
-"""How well an image fits its caption, or how people like it: CLIP score, HPSv2, PickScore,
+"""Scores of an image for its caption, or of how people like it: CLIP score, HPSv2, PickScore,
 ImageReward, aesthetics.
 
 The papers print CLIP score as the plain cosine (0.32, say), and so does this; torchmetrics'
@@ -9,12 +9,11 @@ model of open_clip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import numpy as np
 from PIL import Image
 
 from lanternbench.errors import UserError
@@ -31,14 +30,21 @@ Pixels = Callable[[Image.Image], "Tensor"]  # an RGB image of any size -> [3, H,
 # of pixels, as CLIP has them
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-END = 49407  # the token whose state is PickScore's embedding of a caption; its ViT-H/14 is
+# PickScore's ViT-H/14
 TEXT = {
+    "eos_token_id": 49407,  # the token whose state is the embedding of a caption
+    "hidden_act": "gelu",
+    "projection_dim": 1024,
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_attention_heads": 16,
     "num_hidden_layers": 24,
 }
 VISION = {
+    "patch_size": 14,
+    "image_size": 224,
+    "hidden_act": "gelu",
+    "projection_dim": 1024,
     "hidden_size": 1280,
     "intermediate_size": 5120,
     "num_attention_heads": 16,
@@ -47,7 +53,7 @@ VISION = {
 
 
 class TwoTowers(Protocol):
-    """What is used of open_clip's CLIP, in evaluation mode: inputs -> embeddings [B, D]."""
+    """The part of open_clip's CLIP that is used, in evaluation mode: inputs -> embeddings [B, D]."""
 
     def encode_image(self, image: Tensor) -> Tensor: ...
 
@@ -188,7 +194,11 @@ class OpenClip(ImageMetric):
 
     def load(self) -> ScoreFunction:
         import open_clip
-        from open_clip.transform import PreprocessCfg, image_transform_v2
+        from open_clip.transform import (
+            PreprocessCfg,
+            image_transform_v2,
+            merge_preprocess_dict,
+        )
 
         quick_gelu = bool(self.about.get("quick_gelu"))
         try:
@@ -202,18 +212,13 @@ class OpenClip(ImageMetric):
             raise UserError(
                 f"{self.weights[0].title} needs files from the hub ({reason}): go online."
             ) from None
-        preparation = {
-            name: self.about[name]
-            for name in ("mean", "std", "interpolation", "resize_mode")
-            if name in self.about
-        }
-        config = PreprocessCfg(size=net.visual.image_size, **preparation)
-        pixels = image_transform_v2(config, is_train=False)
+        preparation = merge_preprocess_dict(self.about, {"size": net.visual.image_size})
+        pixels = image_transform_v2(PreprocessCfg(**preparation), is_train=False)
         return clip_encoder(self.setup, self.weights[0], self.model, pixels, net).cosine()
 
 
 def no_model(model: str, tag: str) -> UserError:
-    """The error for a model or a tag that open_clip does not have."""
+    """Return the error for a model or a tag that open_clip does not have."""
     import open_clip
 
     tags = open_clip.list_pretrained_tags_by_model(model)[:4]
@@ -230,21 +235,18 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
     normalisation.  That code does not pad an image whose longer side is already ``size``, and
     fails unless it is square; this pads it.
     """
-    import torch
-    import torch.nn.functional as F
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as F
 
-    pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
-    height, width = pixels.shape[1:]
-    scale = size / max(height, width)
-    if scale != 1:
-        new = [max(round(side * scale), 1) for side in (height, width)]
-        pixels = F.interpolate(
-            pixels[None], new, mode="bicubic", align_corners=False, antialias=True
-        )[0]
-    down = size - pixels.shape[1]
-    right = size - pixels.shape[2]
-    pixels = F.pad(pixels, (right // 2, right - right // 2, down // 2, down - down // 2))
-    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    scale = size / max(image.size)
+    height = max(round(image.height * scale), 1)
+    width = max(round(image.width * scale), 1)
+    pixels = F.to_tensor(image.convert("RGB"))
+    pixels = F.resize(pixels, [height, width], InterpolationMode.BICUBIC, antialias=True)
+    down = size - height
+    right = size - width
+    pixels = F.pad(pixels, [right // 2, down // 2, right - right // 2, down - down // 2])
+    return F.normalize(pixels, MEAN, STD)
 
 
 @register("metric", "hpsv2")
@@ -263,7 +265,7 @@ class HpsV2(ImageMetric):
 
 @register("metric", "hpsv2.1")
 class HpsV21(HpsV2):
-    """HPSv2 with the checkpoint of v2.1, whose scale is another."""
+    """HPSv2 with the checkpoint of v2.1, on another scale."""
 
     title = "HPSv2.1"
     weights = files.published("hpsv2.1")
@@ -289,8 +291,8 @@ class Aesthetic(ImageMetric):
 
 
 def aesthetic_score(encoder: Encoder, path: Path | None, width: int = 768) -> ScoreFunction:
-    """The head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError for
-    another file.
+    """Return the head in ``path``, or a random one, on unit embeddings [B, width].  Raises UserError
+    for another file.
     """
 
     def read(path: Path, title: str) -> dict[str, Tensor]:
@@ -337,20 +339,11 @@ class PickScore(ImageMetric):
         return score
 
 
-def pickscore_config(
-    text: Mapping[str, int] = TEXT, vision: Mapping[str, int] = VISION, width: int = 1024
-) -> CLIPConfig:
-    """transformers' ``CLIPConfig`` of ViT-H/14 with GELU and a joint space of ``width``
-    dimensions.
-    """
+def pickscore_config() -> CLIPConfig:
+    """transformers' ``CLIPConfig`` of ViT-H/14 with GELU."""
     from transformers import CLIPConfig
 
-    both = {"hidden_act": "gelu", "projection_dim": width}
-    return CLIPConfig(
-        text_config={"eos_token_id": END, **both, **text},
-        vision_config={"patch_size": 14, "image_size": 224, **both, **vision},
-        projection_dim=width,
-    )
+    return CLIPConfig(text_config=TEXT, vision_config=VISION, projection_dim=1024)
 
 
 @register("metric", "image-reward")

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from PIL import Image
 
-from lanternbench.metrics import files
+from lanternbench.metrics import files, set_distances
 from lanternbench.metrics.images import ImageFiles, images_below
 from lanternbench.metrics.metric import ENOUGH, Extra, SetMetric, SetScore
 from lanternbench.metrics.reference import is_statistics, other_sizes, read_moments
+from lanternbench.metrics.set_distances import Moments
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lanternbench.metrics.features import Net
-    from lanternbench.metrics.set_distances import Moments
 
 INCEPTION_WIDTH = 2048
 
@@ -39,7 +39,7 @@ class FeatureMetric(SetMetric):
     fewest = 2
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
-        """The value for features [N, D], then those of the further columns."""
+        """Return the value for features [N, D], then those of the further columns."""
         raise NotImplementedError
 
     @cached_property
@@ -59,7 +59,7 @@ class FeatureMetric(SetMetric):
 
     @property
     def real_count(self) -> int | None:
-        """How many real images there are; None where it is unknown, or there are none."""
+        """The number of real images; None if it is unknown, or there are none."""
         return len(self.real_features) if self.compares else None
 
     def prepare(self) -> None:
@@ -67,7 +67,7 @@ class FeatureMetric(SetMetric):
         self.real_count  # noqa: B018
 
     def few_images(self, count: int) -> str:
-        """The warning for a value of few generated or few real images; "" for none."""
+        """Return the warning for a value of few generated or few real images; "" for none."""
         real = self.real_count
         few = [f"{count} images"] if count < ENOUGH else []
         if real is not None and real < ENOUGH:
@@ -75,14 +75,14 @@ class FeatureMetric(SetMetric):
         return self.warning.format(few=f"{' and '.join(few)} (fewer than {ENOUGH})") if few else ""
 
     def cautions(self, count: int, paths: list[Path]) -> list[str]:
-        """What a reader of a value has to know; ``paths``: of the generated images."""
+        """Return what a reader of a value has to know; ``paths``: of the generated images."""
         texts = [self.few_images(count)]
         if self.compares:
             texts.append(other_sizes(paths, images_below(self.setup.reference)))
         return [text for text in texts if text]
 
     def undefined(self, generated: Tensor) -> str:
-        """Why features have no value; "" where they have one."""
+        """Return why features have no value; "" if they have one."""
         title = self.title or self.name
         if len(generated) < self.fewest:
             return f"{title} needs at least {self.fewest} images; there are {len(generated)}"
@@ -126,7 +126,6 @@ class Fid(FeatureMetric):
     @cached_property
     def real(self) -> Moments:
         from lanternbench.metrics.features import tiny_net
-        from lanternbench.metrics.set_distances import Moments
 
         if self.embedded:
             return tiny_net()[1]
@@ -141,15 +140,11 @@ class Fid(FeatureMetric):
         return count if self.compares else None
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
-        from lanternbench.metrics.set_distances import fid
-
-        return (fid(generated, self.real),)
+        return (set_distances.fid(generated, self.real),)
 
     def few_images(self, count: int) -> str:
-        from lanternbench.metrics.set_distances import least_images
-
         text = super().few_images(count)
-        least = least_images(len(self.real.mean))
+        least = set_distances.least_images(len(self.real.mean))
         if not text:
             return ""
         if count < least:
@@ -189,7 +184,7 @@ class FidLegacy(Fid):
 
 @register("metric", "fid-tiny")
 class FidTiny(Fid):
-    """FID on features of the bundled net, against held-out real scenes; its scale is another than
+    """FID on features of the bundled net, against held-out real scenes; its scale differs from
     FID's.
     """
 
@@ -214,17 +209,13 @@ class FidInf(Fid):
 
     @property
     def fewest(self) -> int:  # type: ignore[override]
-        from lanternbench.metrics.set_distances import least_images
-
-        return least_images(len(self.real.mean))
+        return set_distances.least_images(len(self.real.mean))
 
     def few_images(self, count: int) -> str:
         return ""
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
-        from lanternbench.metrics.set_distances import fid_infinity
-
-        return (fid_infinity(generated, self.real),)
+        return (set_distances.fid_infinity(generated, self.real),)
 
 
 @register("metric", "fid-inf-tiny")
@@ -251,9 +242,7 @@ class InceptionScore(FeatureMetric):
     fewest = 10  # as many as it has splits
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
-        from lanternbench.metrics.set_distances import inception_score
-
-        return (inception_score(generated),)
+        return (set_distances.inception_score(generated),)
 
 
 @register("metric", "precision-recall")
@@ -271,9 +260,7 @@ class PrecisionRecall(FeatureMetric):
     warning = "precision and recall over {few} compare only at equal numbers"
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
-        from lanternbench.metrics.set_distances import precision_recall
-
-        return precision_recall(self.real_features, generated)
+        return set_distances.precision_recall(self.real_features, generated)
 
 
 @register("metric", "precision-recall-tiny")
@@ -310,9 +297,7 @@ class Cmmd(FeatureMetric):
         return clip_net(self.setup)
 
     def values(self, generated: Tensor) -> tuple[float, ...]:
-        from lanternbench.metrics.set_distances import mmd2
-
-        return (mmd2(self.real_features, generated, self.unbiased),)
+        return (set_distances.mmd2(self.real_features, generated, self.unbiased),)
 
 
 @register("metric", "cmmd-biased")

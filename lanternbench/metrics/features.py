@@ -1,11 +1,11 @@
 """Features of images by a network, cached on disk in blocks of image files.
 
-The nets: the embedded one, CLIP ViT-L/14, and Inception-V3 with three ways to 299×299 pixels.
+The nets: the bundled one, CLIP ViT-L/14, and Inception-V3 with three ways to 299×299 pixels.
 
 - "": as torchmetrics does by default, bilinear with anti-aliasing, without rounding;
 - "-clean": as clean-fid does (Parmar et al., CVPR 2022): Pillow's bicubic on each colour as float;
-  rounded to 8 bits
-  here, as torchmetrics' net takes no other;
+  rounded to 8 bits,
+  because torchmetrics' net takes no other;
 - "-legacy": as pytorch-fid and torch-fidelity do: TensorFlow 1's bilinear without anti-aliasing.
 """
 
@@ -44,7 +44,7 @@ class Net(NamedTuple):
 
     module: Callable[[Tensor], Tensor]  # uint8 [B, 3, H, W] -> [B, D]
     prepare: Callable[[Image.Image], Tensor]  # RGB image -> uint8 [3, H, W]
-    # all that features depend on beside the images; without it nothing is cached
+    # all that features depend on except the images; without it nothing is cached
     settings: str | None = None
     device: str = "cpu"
 
@@ -126,8 +126,8 @@ def square_image(image: Image.Image) -> Tensor:
 
 @cache
 def tiny_net() -> tuple[Net, Moments]:
-    """The embedded net on images scaled to 64×64 pixels, and the statistics of real scenes beside
-    it.
+    """Return the bundled net on images scaled to 64×64 pixels, and its statistics of real
+    scenes.
     """
     net, real = evaluators.load_feature_net(files.WEIGHTS / files.FID_TINY.file)
     moments = Moments.of_sums(real["total"], real["products"], int(real["count"]))

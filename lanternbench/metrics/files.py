@@ -10,9 +10,10 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import yaml
+from pydantic.dataclasses import dataclass
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import content_digest
@@ -29,14 +30,15 @@ Network = TypeVar("Network", bound="nn.Module")
 Pretrained = TypeVar("Pretrained", bound="PreTrainedModel")
 
 
-class Weights(NamedTuple):
+@dataclass(frozen=True)
+class Weights:
     """A published weights file, and the places where it may already lie."""
 
     name: str
     title: str
     file: str
     url: str  # "": it comes with the package
-    # the whole digest, its first digits where only these are published, or nothing where none is
+    # the whole digest, its first digits where only these are published, or nothing if none is
     sha256: str = ""
     # other names in the same folder, and other paths, ~ and $VARIABLES expanded
     elsewhere: tuple[str, ...] = ()
@@ -45,7 +47,7 @@ class Weights(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where the file lies when it was fetched, or was put there by hand."""
+        """The folder of a fetched file, or of one that was put there by hand."""
         return cache_dir() if self.url else WEIGHTS
 
     def find(self) -> Path | None:
@@ -66,21 +68,12 @@ CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
 
 
-def _read_rows() -> dict[str, Weights]:
-    text = Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8")
-    rows = {}
-    for name, row in yaml.safe_load(text).items():
-        lists = {field: tuple(value) for field, value in row.items() if isinstance(value, list)}
-        rows[name] = Weights(name, **row | lists)
-    return rows
-
-
-_ROWS = _read_rows()
+_ROWS = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8"))
 
 
 def published(*names: str) -> tuple[Weights, ...]:
-    """The rows of ``weights.yaml`` by name."""
-    return tuple(_ROWS[name] for name in names)
+    """Return rows of ``weights.yaml`` by name."""
+    return tuple(Weights(name, **_ROWS[name]) for name in names)
 
 
 def missing(*wanted: Weights) -> str | None:
@@ -134,7 +127,7 @@ def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> d
 
 
 def wrong_file(path: Path, title: str, error: Exception) -> UserError:
-    """The error for a file that cannot be used."""
+    """Return the error for a file that cannot be used."""
     cause = (str(error).strip() or type(error).__name__).splitlines()[0]
     return UserError(
         f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again."
@@ -149,7 +142,7 @@ def stamp(path: Path) -> str:
 
 
 def content(paths: Iterable[Path | None]) -> str:
-    """Return a digest of the content of files; "" for no files, or where one is missing."""
+    """Return a digest of the content of files; "" for no files, or if one is missing."""
     digests = []
     for path in paths:
         if path is None or not path.is_file():

@@ -2,21 +2,19 @@
 that the official scorers of GenEval and DPG-Bench read."""
 
 import hashlib
-import json
 import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from lanternbench.errors import UserError
 from lanternbench.prompts import load
-from lanternbench.prompts.sources import geneval_metadata
+from lanternbench.prompts.sources import GenEvalLine, geneval_metadata
 from lanternbench.registry import component
 from lanternbench.utils.files import OUT, replacing, writing
 
@@ -120,7 +118,7 @@ def images_below(folder: Path | None) -> list[Path]:
 
 
 def _images(paths: Iterable[Path]) -> list[Path]:
-    """Those of some paths that are named as images, sorted; no hidden ones, which some systems
+    """Return the paths with the ending of an image, sorted, without the hidden files that some systems
     write next to images.
     """
     return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
@@ -150,7 +148,7 @@ def export(layout: str, images: Mapping[str, Sequence[Path]], folder: Path) -> s
 
 
 def export_geneval(
-    images: Mapping[str, Sequence[Path]], metadata: Sequence[Mapping[str, Any]], folder: Path
+    images: Mapping[str, Sequence[Path]], metadata: Sequence[GenEvalLine], folder: Path
 ) -> int:
     """Write ``NNNNN/metadata.jsonl`` and ``NNNNN/samples/NNNN.png``, NNNNN the line of the
     metadata; how many images.
@@ -160,10 +158,10 @@ def export_geneval(
     count = 0
     for number, line in enumerate(metadata):
         place = folder / f"{number:05d}"
-        for sample, path in enumerate(images.get(line["prompt"], ())):
+        for sample, path in enumerate(images.get(line.prompt, ())):
             _save(read_image(path), place / "samples" / f"{sample:04d}.png")
             with replacing(place / "metadata.jsonl", OUT) as file:
-                file.write(json.dumps(line).encode())
+                file.write(line.model_dump_json(by_alias=True, exclude_unset=True).encode())
             count += 1
     if not count:
         raise UserError(
@@ -175,7 +173,7 @@ def export_geneval(
 def export_dpg(
     images: Mapping[str, Sequence[Path]], ids: Mapping[str, str], folder: Path
 ) -> tuple[int, int]:
-    """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first where there
+    """Write one ``ID.png`` for each prompt: four images as a 2 × 2 grid, or the first if there
     are fewer.
 
     ids: DPG-Bench's id of each prompt text.  Returns how many files were written, and the side of

@@ -49,7 +49,7 @@ Extra = Column  # an additional column of a metric, with its first four fields s
 
 
 class Setup(NamedTuple):
-    """What all scorers of one scoring share."""
+    """The settings that all scorers of one scoring share."""
 
     reference: Path | None = None  # a folder of real images, or a file of their statistics
     device: str = "cpu"
@@ -57,7 +57,7 @@ class Setup(NamedTuple):
     random: bool = False
 
     def find(self, weights: Weights) -> Path | None:
-        """The file to read; None for random weights.  Raises UserError for a missing file."""
+        """Return the file to read; None for random weights.  Raises UserError for a missing file."""
         if self.random:
             return None
         if path := weights.find():
@@ -79,15 +79,15 @@ class SetScore:
 class Metric:
     """Base of all metrics.  A subclass sets the attributes that differ from these."""
 
-    title: ClassVar[str] = ""  # of the column; the metric's name where it is empty
-    key: ClassVar[str] = ""  # of the column in results; the metric's name where it is empty
+    title: ClassVar[str] = ""  # of the column; the metric's name if it is empty
+    key: ClassVar[str] = ""  # of the column in results; the metric's name if it is empty
     paper: ClassVar[str] = ""  # authors, year, arXiv number
     higher_is_better: ClassVar[bool | None] = True
     form: ClassVar[str] = ".4f"
     more: ClassVar[tuple[Extra, ...]] = ()  # further columns
     weights: ClassVar[tuple[Weights, ...]] = ()
     embedded: ClassVar[bool] = False  # computed by the package's small networks
-    stand_in: ClassVar[str] = ""  # the embedded metric that this name means on the tiny target
+    stand_in: ClassVar[str] = ""  # the bundled metric that this name means on the tiny target
     compares: ClassVar[bool] = False  # with the real images of the setup
     takes_statistics: ClassVar[bool] = False  # also with statistics of them alone
     # its mean is that of the means of the prompts' categories
@@ -101,7 +101,7 @@ class Metric:
 
     @classmethod
     def columns(cls, name: str, random: bool = False) -> list[Column]:
-        """The columns of the metric registered as ``name``, with trained or random weights."""
+        """Return the columns of the metric registered as ``name``, with trained or random weights."""
         mark = RANDOM if random else ""
         first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
         columns = []
@@ -122,12 +122,12 @@ class Metric:
     @cached_property
     def weights_digest(self) -> str:
         """A digest of the files that values depend on; "" for random weights, without files, or
-        where one is missing.
+        if one is missing.
         """
         return "" if self.setup.random else files.content(self.found())
 
     def found(self) -> list[Path | None]:
-        """The files that values depend on, as they were found."""
+        """Return the files that values depend on, as they were found."""
         return [weights.find() for weights in self.weights]
 
     def available(self) -> Note | None:
@@ -167,7 +167,7 @@ class ImageMetric(Metric):
     captions: ClassVar[bool] = True
 
     def load(self) -> ScoreFunction:
-        """The function that scores a batch.  Called once, on first use."""
+        """Return the function that scores a batch.  Called once, on first use."""
         raise NotImplementedError
 
     @cached_property
@@ -183,7 +183,7 @@ class ImageMetric(Metric):
         return []
 
     def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:
-        """A value per image; None for each when files are missing, or where it is undefined."""
+        """Return a value per image; None for each when files are missing, or if it is undefined."""
         if len(images) != len(captions):
             raise ValueError(f"{len(images)} images but {len(captions)} captions")
         if not images or self.available():
@@ -202,7 +202,7 @@ class SetMetric(Metric):
     """A metric with one value for a whole set of images."""
 
     def compute(self, images: Iterable[Image.Image]) -> SetScore:
-        """The value of RGB images of any size; further columns by the keys of ``more``."""
+        """Return the value of RGB images of any size; further columns by the keys of ``more``."""
         raise NotImplementedError
 
     def score_set(self, images: Iterable[Image.Image]) -> SetScore:

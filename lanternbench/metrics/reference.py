@@ -38,7 +38,7 @@ def check_reference(reference: Path) -> None:
 
 def described(reference: Path) -> dict[str, Any]:
     """Return real images as results record them: the name of the folder or file, how many (None
-    where a file does not say it), and a hash, of a folder over names and sizes.
+    if a file does not say it), and a hash, of a folder over names and sizes.
     """
     name = reference.resolve().name
     if is_statistics(reference):
@@ -78,7 +78,7 @@ def read_moments(path: Path, width: int) -> Moments:
 
 
 def image_sizes(paths: Sequence[Path]) -> set[tuple[int, int]]:
-    """Return the widths and heights of some images, spread over all; of those that can be read."""
+    """Return the widths and heights of a sample of images, without those that cannot be read."""
     sizes = set()
     for path in paths[:: -(-len(paths) // LOOKED_AT) or 1]:
         try:
@@ -90,7 +90,7 @@ def image_sizes(paths: Sequence[Path]) -> set[tuple[int, int]]:
 
 
 def other_sizes(generated: Sequence[Path], real: Sequence[Path]) -> str:
-    """Return a caution where real images have other sizes than generated ones; "" elsewhere."""
+    """Return a caution if real images have other sizes than generated ones; else ""."""
     made = image_sizes(generated)
     found = image_sizes(real)
     if not made or not found or made == found:

@@ -1,4 +1,4 @@
-"""How far two sets of images are apart, by a network's features of them: FID, FID∞, precision and
+"""Distances of two sets of images, by a network's features of them: FID, FID∞, precision and
 recall, MMD²; and the Inception Score of one set.
 """
 
@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lanternbench.metrics.files import seeded
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SUBSETS = 15  # of FID∞, as in the paper
 PER_FEATURE = 2  # images per feature in the smallest subset: below, FID is far from linear in 1/N
@@ -25,11 +26,11 @@ CHUNK = 1024  # rows of a matrix of distances held at a time
 
 @dataclass(frozen=True)
 class Moments:
-    """What FID reads of a set of images, in float64."""
+    """Mean and covariance of the features of a set of images, in float64."""
 
     mean: Tensor  # [D]
     covariance: Tensor  # [D, D], unbiased
-    count: int | None  # of images; None where it is unknown
+    count: int | None  # of images; None if it is unknown
 
     @classmethod
     def of(cls, features: Tensor) -> Self:
@@ -48,6 +49,8 @@ def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -
     """|μ₁ − μ₂|² + tr Σ₁ + tr Σ₂ − 2 tr (Σ₁Σ₂)^½ of two Gaussians, the second as the root of its
     covariance.
     """
+    import torch
+
     # (Σ₁Σ₂)^½ has the trace of (Σ₂^½ Σ₁ Σ₂^½)^½, which is symmetric: its eigenvalues are real and
     # quickly computed
     middle = torch.linalg.eigvalsh(other_root @ cov @ other_root).clamp(min=0).sqrt().sum()
@@ -57,6 +60,8 @@ def frechet(mean: Tensor, cov: Tensor, other_mean: Tensor, other_root: Tensor) -
 
 def root(cov: Tensor) -> Tensor:
     """The symmetric square root of a covariance [D, D]."""
+    import torch
+
     values, vectors = torch.linalg.eigh(cov)
     return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
@@ -76,6 +81,8 @@ def fid_infinity(features: Tensor, reference: Moments) -> float:
     """FID∞ (Chong & Forsyth, CVPR 2020) of features [N, D], N ≥ ``least_images(D)``: the line of
     FID over 1/N, at 0.
     """
+    import torch
+
     count, width = features.shape
     other_root = root(reference.covariance)
     generator = torch.Generator().manual_seed(0)
@@ -93,6 +100,8 @@ def inside(points: Tensor, others: Tensor) -> float:
     """Share of points [N, D] in the manifold of the others [M, D]: balls that reach the
     third-nearest, or farthest.
     """
+    import torch
+
     # kthvalue counts from 1, and the nearest of all is the point itself
     k = min(NEAREST, len(others) - 1) + 1
     radii = []
@@ -116,6 +125,8 @@ def kernel_sum(x: Tensor, y: Tensor) -> float:
     """Σ k(x_i, y_j) over all pairs of x [M, D] and y [N, D], k(x, y) = exp(−|x − y|² / 2σ²), σ =
     SIGMA.
     """
+    import torch
+
     total = 0.0
     for part in x.split(CHUNK):
         exponents = torch.cdist(part, y).square() / (-2 * SIGMA**2)
@@ -143,6 +154,8 @@ def inception_score(logits: Tensor) -> float:
     """exp of the mean KL(p(y|x) ‖ p(y)) over images [N, classes]; a mean over SPLITS even parts,
     as officially.
     """
+    import torch
+
     with seeded():  # images of one kind may lie side by side
         order = torch.randperm(len(logits))
     scores = []

@@ -11,9 +11,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
-from lanternbench.errors import UserError
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
+
+from lanternbench.errors import UserError, first_mistake
 from lanternbench.prompts import formats
 from lanternbench.prompts.formats import Rows, clean, json_lines, read_text
 from lanternbench.registry import components, plugin_errors, register
@@ -364,21 +366,46 @@ class GenEvalPrompts(PromptSource):
 
     def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
         for number, line in enumerate(geneval_metadata(path)):
-            yield Prompt(f"{number:05d}", line["prompt"], category=line["tag"])
+            yield Prompt(f"{number:05d}", line.prompt, category=line.tag)
 
 
-def geneval_metadata(path: Path) -> list[dict[str, Any]]:
-    """The lines of GenEval's official file.  Raises UserError when it is another."""
-    lines = [dict(fields) for _, fields in json_lines(read_text(path), path)]
-    for line in lines:
-        if not (
-            isinstance(line.get("prompt"), str)
-            and isinstance(line.get("include"), list)
-            and line.get("tag")
-        ):
-            raise UserError(
-                f"{path} has an entry without prompt, include or tag: give GenEval's own metadata."
-            )
+class Requirement(BaseModel):
+    """Objects that a GenEval prompt asks for."""
+
+    name: str = Field(alias="class")
+    count: int = Field(ge=1)
+    color: str | None = None
+    position: tuple[str, NonNegativeInt] | None = None  # to which earlier requirement
+
+
+class GenEvalLine(BaseModel, extra="allow"):
+    """A line of GenEval's metadata: a prompt, its task, and what its images must show."""
+
+    prompt: str
+    tag: str = Field(min_length=1)
+    include: list[Requirement]
+    exclude: list[Requirement] = []
+
+    @model_validator(mode="after")
+    def positions_name_earlier_requirements(self) -> Self:
+        for place, wanted in enumerate(self.include):
+            if wanted.position and wanted.position[1] >= place:
+                raise ValueError("a position does not name an earlier object")
+        return self
+
+
+def geneval_metadata(path: Path) -> list[GenEvalLine]:
+    """Return the lines of a file of GenEval's metadata.  Raises UserError if it is another."""
+    lines = []
+    for number, text in formats.numbered_lines(read_text(path)):
+        if text.strip():
+            try:
+                lines.append(GenEvalLine.model_validate(formats.parsed(text, path, number)))
+            except ValidationError as error:
+                raise UserError(
+                    f"{path} line {number} is none of GenEval's metadata ({' '.join(first_mistake(error))}): "
+                    "give prompt, tag and include as the official file has them."
+                ) from None
     return lines
 
 

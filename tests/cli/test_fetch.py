@@ -349,7 +349,6 @@ def test_every_file_of_a_metric_has_a_size():
     }
     assert [name for name, w in files.items() if not w.gigabytes] == [
         "geneval-prompts",
-        "geneval-names",
     ]
 
 

@@ -20,6 +20,7 @@ from lanternbench.metrics.images import export_dpg, export_geneval
 from lanternbench.metrics.metric import ImageMetric, Setup
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.profile.step_profile import chrome_trace
+from lanternbench.prompts.sources import GenEvalLine
 from lanternbench.report.plots import speed_pictures, write_pictures
 from tools.train_tiny.evaluators import export_clip
 
@@ -36,7 +37,8 @@ def write_all(out: Path, source: Path, target) -> None:
     """Every command that writes a file of a name that is known beforehand."""
     Image.new("RGB", (8, 8)).save(source)
     write_pictures(speed_pictures(ROWS), out)
-    export_geneval({"a": [source]}, [{"prompt": "a"}], out)
+    line = GenEvalLine(prompt="a", tag="colors", include=[])
+    export_geneval({"a": [source]}, [line], out)
     export_dpg({"a": [source]}, {"a": "7"}, out)
     chrome_trace(build(target, method("ar")), "a red circle", out / "trace.json")
     tiny.write(out / "target.safetensors", {"x": torch.zeros(1)})

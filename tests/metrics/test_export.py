@@ -17,6 +17,7 @@ from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key
 from lanternbench.metrics.images import export_dpg, export_geneval
+from lanternbench.prompts.sources import GenEvalLine
 
 LINES = [
     {"tag": "single_object", "include": [{"class": c, "count": 1}], "prompt": f"a photo of a {c}"}
@@ -90,7 +91,7 @@ def test_fewer_than_four_images_give_one_and_other_shapes_are_refused(tmp_path):
             export_dpg({"x": [a], "y": [other]}, {"x": "7", "y": "8"}, tmp_path / "two")
     for nothing in (
         lambda: export_dpg({}, {"x": "7"}, tmp_path),
-        lambda: export_geneval({}, LINES, tmp_path),
+        lambda: export_geneval({}, list(map(GenEvalLine.model_validate, LINES)), tmp_path),
     ):
         with pytest.raises(UserError, match="no image has a prompt"):
             nothing()

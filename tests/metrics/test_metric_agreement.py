@@ -91,8 +91,7 @@ def test_fid_of_photographs_is_that_of_torchmetrics_own_class(
     assert len(paths) == 159
     real, made = paths[:80], paths[80:]
     put_weights({"inception": inception_file})
-    (published,) = files.published("inception")
-    monkeypatch.setitem(files._ROWS, "inception", published._replace(sha256=""))
+    monkeypatch.setitem(files._ROWS["inception"], "sha256", "")
     net = inception_net(Setup(), resize, features="64")
     found = distance(net, ImageFiles(real), ImageFiles(made))
     theirs = FrechetInceptionDistance(

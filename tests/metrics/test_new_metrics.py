@@ -19,10 +19,20 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import summarise
-from lanternbench.metrics import Setup, clip, geneval, read_image, scorers_for, set_distances
+from lanternbench.metrics import (
+    Setup,
+    clip,
+    detector,
+    geneval,
+    read_image,
+    scorers_for,
+    set_distances,
+)
 from lanternbench.metrics.clip import Encoder, openai_pixels
 from lanternbench.metrics.files import pretrained
-from lanternbench.metrics.geneval import COLOURS, Detection, confident, correct, relations
+from lanternbench.metrics.geneval import COLOURS
+from lanternbench.metrics.geneval_rules import Detection, confident, correct, relations
+from lanternbench.prompts.sources import GenEvalLine
 
 GREY = Image.new("RGB", (40, 30), "gray")
 STD = [0.26862954, 0.26130258, 0.27577711]  # of CLIP's pixels
@@ -48,9 +58,14 @@ def small_pickscore(monkeypatch, put_weights, tmp_path):
     """PickScore at a small size, its weights in a file; the scorer, and the same weights in
     open_clip's own class.
     """
-    from transformers import CLIPModel
+    from transformers import CLIPConfig, CLIPModel
 
-    config = partial(clip.pickscore_config, TOWER, TOWER, 24)
+    whole = clip.pickscore_config().to_dict()
+    small = {
+        side: whole[side] | TOWER | {"projection_dim": 24}
+        for side in ("text_config", "vision_config")
+    }
+    config = partial(CLIPConfig.from_dict, whole | small | {"projection_dim": 24})
     torch.manual_seed(0)
     model = CLIPModel(config())
     for weights in model.parameters():
@@ -266,9 +281,8 @@ def test_geneval_decides_as_the_public_evaluator_does(golden):
             for name, group in objects.items()
             for f, c in zip(group, case["colors"][name], strict=True)
         }
-        found = correct(
-            case["metadata"], objects, lambda group, name, c=colour: [c[id(f)] for f in group]
-        )
+        line = GenEvalLine.model_validate(case["metadata"])
+        found = correct(line, objects, lambda group, name, c=colour: [c[id(f)] for f in group])
         assert found == case["correct"], case["reason"]
 
 
@@ -298,7 +312,7 @@ def test_an_instance_is_the_box_of_its_mask_with_class_times_mask_confidence():
     masks[1, 5, 0] = 1.0
     # the last column: nothing
     classes = torch.tensor([[5.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]])
-    found = geneval.instances(classes, masks, most=2)
+    found = detector.instances(classes, masks, most=2)
     (label, best), *_ = found
     assert label == 0
     assert best.box == [2, 1, 7, 4]
@@ -352,7 +366,7 @@ def test_confidences_are_those_of_transformers_own_instance_segmentation(small_d
     )
     (theirs,) = Mask2FormerImageProcessor().post_process_instance_segmentation(out, threshold=0.0)
     expected = {(s["label_id"], round(s["score"], 4)) for s in theirs["segments_info"]}
-    ours = geneval.instances(classes[0], masks[0], most=8)
+    ours = detector.instances(classes[0], masks[0], most=8)
     assert len(expected) >= 5
     assert expected <= {(label, round(one.confidence, 4)) for label, one in ours}
 
@@ -398,7 +412,7 @@ def test_the_detector_reads_published_files_of_older_names_and_refuses_others(
     [((512, 512), (800, 800)), ((1000, 500), (667, 1333)), ((64, 640), (1333, 133))],
 )
 def test_the_detector_sees_images_scaled_and_padded(size, seen):
-    pixels, inside = geneval.pixels(Image.new("RGB", size, (255, 0, 0)))
+    pixels, inside = detector.pixels(Image.new("RGB", size, (255, 0, 0)))
     assert inside == seen
     assert pixels.shape[1] % 32 == pixels.shape[2] % 32 == 0
     assert pixels[0, 0, 0] == pytest.approx((255 - 123.675) / 58.395, abs=1e-4)
@@ -407,9 +421,9 @@ def test_the_detector_sees_images_scaled_and_padded(size, seen):
 
 def test_objects_are_found_in_the_images_own_pixels(small_detector, monkeypatch, photographs):
     model, _ = small_detector
-    monkeypatch.setattr(geneval, "SHORT", 64)
+    monkeypatch.setattr(detector, "SHORT", 64)
     image = photographs[0].resize((100, 70))
-    found = geneval.detect(model, image, ["a", "b", "c", "d", "e"])
+    found = detector.detect(model, image, ["a", "b", "c", "d", "e"])
     assert found
     for group in found.values():
         for one in group:
@@ -417,6 +431,11 @@ def test_objects_are_found_in_the_images_own_pixels(small_detector, monkeypatch,
             x1, y1, x2, y2 = one.box
             assert 0 <= x1 < x2 <= 100
             assert 0 <= y1 < y2 <= 70
+
+
+def test_the_detectors_classes_have_genevals_names(shared):
+    official = (shared / "prompts" / "geneval_object_names.txt").read_text().splitlines()
+    assert detector.class_names() == official
 
 
 # GenEval: the colours
@@ -511,10 +530,9 @@ def small_geneval(monkeypatch, tmp_path):
         },
     ]
     (tmp_path / "geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (tmp_path / "geneval_object_names.txt").write_text("car\ndog\n")
-    monkeypatch.setattr(geneval, "detector", lambda path, classes, device: classes)
+    monkeypatch.setattr(detector, "detector", lambda path, title, device: None)
     seen = {"car": [Detection((0, 0, 9, 9), 0.8)], "dog": [Detection((20, 0, 29, 9), 0.85)]}
-    monkeypatch.setattr(geneval, "detect", lambda model, image, names: seen)
+    monkeypatch.setattr(detector, "detect", lambda model, image, names: seen)
     monkeypatch.setattr(geneval, "clip_encoder", lambda *a: None)
     monkeypatch.setattr(
         geneval, "colour_names", lambda encoder: lambda image, found, name: ["red"] * len(found)
@@ -535,8 +553,8 @@ def test_geneval_scores_each_image_by_the_line_of_its_prompt(small_geneval, no_c
 
 def test_geneval_names_what_it_lacks_also_with_random_networks(small_geneval, no_caches):
     for name, setup, lacking in (
-        ("geneval", Setup(), "mask2former clip-l14 geneval-prompts geneval-names"),
-        ("geneval", Setup(random=True), "geneval-prompts geneval-names"),
+        ("geneval", Setup(), "mask2former clip-l14 geneval-prompts"),
+        ("geneval", Setup(random=True), "geneval-prompts"),
         (f"geneval:{small_geneval}", Setup(), "mask2former clip-l14"),
     ):
         (scorer,) = scorers_for([name], "full", setup)
