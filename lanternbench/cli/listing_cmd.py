@@ -148,10 +148,7 @@ def _method_page(name: str, preset: Preset, method: Method, target: str | None) 
         console.print(
             Text(f"defaults on {target}, whose own are on `lanternbench targets {target}`:")
         )
-    style: Any = {"pad_edge": False, "collapse_padding": True}
-    console.print(
-        table_of(titles, (row.values() for row in rows), titles, titles[:1], WIDEST, **style)
-    )
+    console.print(table_of(titles, (row.values() for row in rows), titles, titles[:1], WIDEST))
     first = next(
         (row for row in rows if row["default"] != "–" and row["option"] != "--variant"), None
     )

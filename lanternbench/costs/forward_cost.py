@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
-from lanternbench.utils.device import cores, last_level_cache
+from lanternbench.utils.device import cores
 
 PASSES = 10  # over memory, at the least
 WARMUP = 3  # steps at each length that do not count: memory is allocated, kernels are chosen
@@ -44,11 +44,11 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
     """Timed sums over a tensor that no cache holds, all cores at work: at least ten, and as many
     as ``seconds`` allow.
 
-    The tensor is four times the last-level cache or more; on a GPU so large that launching the sum
-    and waiting for it cost nothing beside reading it.  Other programs only ever slow a pass down,
-    so the best pass is what repeats.
+    The tensor has 512 MiB, more than caches of CPUs hold, and 2 GiB on a GPU, so that launching the
+    sum and waiting for it cost nothing compared with reading it.  Other programs only ever slow a
+    pass down, so the best pass is what repeats.
     """
-    size = 2**31 if device.type == "cuda" else max(2**28, 4 * last_level_cache())
+    size = 2**31 if device.type == "cuda" else 2**29
     x = torch.ones(size // 8, dtype=torch.int64, device=device)
     before = torch.get_num_threads()
     times: list[float] = []

@@ -1,4 +1,4 @@
-"""What lies on a disk in place of a published file, told by its first bytes and its length."""
+"""Recognises what replaces a published file: pointers, web pages and truncated downloads."""
 
 import json
 import zipfile
@@ -10,9 +10,7 @@ MAX_HEADER = 10**8  # bytes of a safetensors header
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a file and how to mend it, as the end of a sentence; None if
-    nothing shows.
-    """
+    """Return what is wrong with a file and the fix, as the end of a sentence; None if nothing is."""
     if path.is_symlink() and not path.exists():
         return f"is a link to {path.readlink()}, which does not exist: download it again"
     try:
@@ -20,17 +18,18 @@ def damage(path: Path) -> str | None:
         with path.open("rb") as file:
             start = file.read(1024)
     except OSError:
-        return None  # whoever reads it says why it cannot be read
+        return None  # its reader says why it cannot be read
     if not start:
         return "is empty: download it again"
     if start.startswith(LFS):
-        return f"is a git-LFS pointer{_pointed_size(start)}, not the file: run `git lfs pull` in its clone"
+        size_there = _pointed_size(start)
+        return f"is a git-LFS pointer{size_there}, not the file: run `git lfs pull` in its clone"
     if start.lstrip().lower().startswith(HTML):
-        return "is a web page, perhaps of a login or an error, not the file: download it again"
+        return "is a web page, perhaps a login or an error, not the file: download it again"
     if path.suffix == ".safetensors":
         return _short_safetensors(path, size)
     if start.startswith(b"PK\x03\x04") and not zipfile.is_zipfile(path):
-        return f"is truncated, as its end is missing after {_gigabytes(size)}: download it again"
+        return f"is truncated: its end is missing after {_gigabytes(size)}: download it again"
     return None
 
 
@@ -43,7 +42,7 @@ def _pointed_size(start: bytes) -> str:
 
 
 def _short_safetensors(path: Path, size: int) -> str | None:
-    """Compare a file's length with what its header says."""
+    """Return what is wrong if a file is shorter than its header says."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -55,10 +54,12 @@ def _short_safetensors(path: Path, size: int) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return "is truncated or damaged: download it again"
     if size < whole:
-        said = f"{_gigabytes(size)} of {_gigabytes(whole)} are there"
-        return f"is truncated ({said}): download it again"
+        found = f"{_gigabytes(size)} of {_gigabytes(whole)}"
+        return f"is truncated ({found}): download it again"
     return None
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 10**7 else f"{size:,} bytes"
+    if size < 10**7:
+        return f"{size:,} bytes"
+    return f"{size / 1e9:.2f} GB"

@@ -1,4 +1,4 @@
-"""The device that computes, and the CPU threads that it may use.
+"""The device that computes, and its CPU threads.
 
 Machines may be shared, and a GPU may be one that this torch cannot use.
 """
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 # parameters up to which a second thread costs more in synchronisation than it computes
 SMALL = 2**24
-DEFAULT_CACHE = 2**25  # bytes of a CPU's largest cache if the system does not say
-_SYSTEM = Path("/")  # the root of /sys
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
-_requested: int | None = None  # threads that the user asked for
+_SYSTEM = Path("/")  # the root of /proc and /sys
+_requested: int | None = None  # threads that the user requested
 
 
 def choose(device: str, threads: int | None = None) -> str:
@@ -72,7 +70,7 @@ def _cannot_use(device: str) -> str:
 
 
 def _why_no_gpu() -> str:
-    """Return what torch or the driver says when CUDA is started."""
+    """Return the message of torch or the driver when CUDA is started."""
     import torch
 
     try:
@@ -87,7 +85,7 @@ def _first_line(error: Exception) -> str:
 
 
 def has_bfloat16(device: str | torch.device) -> bool:
-    """Return whether the device computes in bfloat16 itself; GPUs before Ampere only emulate it."""
+    """Return whether the device has bfloat16 in hardware; GPUs before Ampere emulate it."""
     import torch
 
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
@@ -125,7 +123,7 @@ def request_threads(threads: int | None) -> None:
 
 
 def fit_threads(model: nn.Module) -> None:
-    """Set torch's threads to the number asked for, else to one for a small model or all cores."""
+    """Set torch's threads to the requested number, else to one for a small model or all cores."""
     import torch
 
     threads = requested()
@@ -135,12 +133,12 @@ def fit_threads(model: nn.Module) -> None:
 
 
 def is_small(model: nn.Module) -> bool:
-    """Return whether a second thread would slow this model down."""
+    """Return whether a second CPU thread would slow this model down."""
     return sum(p.numel() for p in model.parameters()) <= SMALL
 
 
 def requested() -> int | None:
-    """Return the threads that the user asked for, by option or OMP_NUM_THREADS; None for none."""
+    """Return the threads that the user requested by option or OMP_NUM_THREADS; None if neither."""
     if _requested:
         return _requested
     variable = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
@@ -157,32 +155,23 @@ def cpu_threads(device: torch.device) -> int | None:
 
 
 def cores() -> int:
-    """Return the physical cores that this process may use, at least one.
-
-    CPU affinity counts, and so does the CPU quota of a container.
-    """
+    """Return the physical cores that this process may use, within affinity and container quota."""
     if hasattr(os, "sched_getaffinity"):
         cpus = os.sched_getaffinity(0)
     else:
         cpus = set(range(os.cpu_count() or 1))
     physical = set()
     for cpu in cpus:
-        siblings = _read(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = read_system(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         physical.add(siblings or str(cpu))
-    quota, _, period = _read("sys/fs/cgroup/cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        return max(1, min(len(physical), int(quota) // int(period)))
-    return len(physical)
+    quota, _, period = read_system("sys/fs/cgroup/cpu.max").partition(" ")
+    if not quota.isdigit():
+        return len(physical)
+    return max(1, min(len(physical), int(quota) // int(period)))
 
 
-def last_level_cache() -> int:
-    """Return the bytes of the largest cache of one CPU; 32 MiB if the system does not say."""
-    texts = [_read(f"sys/devices/system/cpu/cpu0/cache/index{i}/size") for i in range(8)]
-    sizes = [int(text[:-1]) * _UNITS[text[-1]] for text in texts if text[:-1].isdigit()]
-    return max(sizes, default=DEFAULT_CACHE)
-
-
-def _read(path: str) -> str:
+def read_system(path: str) -> str:
+    """Return the text of a file of the kernel; empty if there is none."""
     try:
         return (_SYSTEM / path).read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -190,10 +179,7 @@ def _read(path: str) -> str:
 
 
 def load_average() -> float | None:
-    """Return how many processes ran or wanted to run, on average over the last minute.
-
-    None if the system does not say.
-    """
+    """Return the mean number of running or waiting processes of the last minute, None if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

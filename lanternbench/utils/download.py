@@ -1,7 +1,6 @@
-"""One file from the web: by one process at a time, continued where it stopped, under its name only
-when checked.
+"""Downloads of single files: resumable, by one process at a time, renamed only when checked.
 
-Its digest is taken after the download, stored beside the file, and compared ever after.
+The SHA-256 is computed after the download and stored next to the file; later checks compare it.
 """
 
 import errno
@@ -27,8 +26,10 @@ Progress = Callable[[int, int | None], None]  # bytes so far, and in total if kn
 
 
 class Remote(NamedTuple):
-    """A file on the web.  ``sha256``: the digest, its first digits, or nothing; ``member``: of a
-    zip archive.
+    """A file on the web.
+
+    ``sha256``: the digest, its first digits, or nothing.  ``member``: the wanted file of a zip
+    archive.  ``gigabytes``: approximately; 0 if unknown or tiny.
     """
 
     title: str
@@ -36,22 +37,24 @@ class Remote(NamedTuple):
     path: Path
     sha256: str = ""
     member: str | None = None
-    gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
+    gigabytes: float = 0.0
 
 
 def size_of(file: Remote) -> str:
-    """The size of a file as text, from its server or else the known one."""
+    """Return the size of a file as text, from its server or else from our table."""
     request = urllib.request.Request(file.url, method="HEAD")
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return f"{int(answer.headers['Content-Length']) / 1e9:.2g} GB"
     except (OSError, ValueError, TypeError, http.client.HTTPException):
-        return f"about {file.gigabytes:g} GB" if file.gigabytes else "small"
+        pass
+    return f"about {file.gigabytes:g} GB" if file.gigabytes else "small"
 
 
 def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
-    """Fetch a file unless it is here, and store its digest.  Raises UserError if that fails; what
-    arrived stays.
+    """Download a file unless it exists, and store its digest.
+
+    Raises UserError if that fails; the part that arrived is kept.
     """
     if file.path.is_file():
         return file.path
@@ -67,8 +70,11 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
             if not sha256.startswith(file.sha256):
                 arrived.unlink()
                 part.unlink(missing_ok=True)
-                found = f"{file.title} is not the published file (SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…)"
-                raise UserError(f"{found} and was removed: try again, or get it by hand")
+                digests = f"SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…"
+                raise UserError(
+                    f"{file.title} is not the published file ({digests}) and was removed: try again,"
+                    " or get it by hand"
+                )
             os.replace(arrived, file.path)
             remember(file.path, sha256)
     return file.path
@@ -76,14 +82,14 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
 
 @contextmanager
 def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
-    """``part`` open for appending, and locked; None if another process has completed it as
+    """Open ``part`` for appending and lock it; yield None if another process has completed
     ``whole``.
     """
     while True:
         with open(os.open(part, APPEND | os.O_CREAT, 0o644), "r+b") as out:
             lock(out.fileno(), wait=True)
             if not part.exists() or not os.path.samestat(os.fstat(out.fileno()), part.stat()):
-                continue  # the process that had it has renamed or removed it
+                continue  # the process that held the lock has renamed or removed it
             try:
                 yield None if whole.is_file() else out
             finally:
@@ -94,7 +100,7 @@ def _alone(part: Path, whole: Path) -> Iterator[IO[bytes] | None]:
 
 @contextmanager
 def file_errors(source: str) -> Iterator[None]:
-    """Turns errors of the network and the disk into a UserError each."""
+    """Turn errors of the network and the disk into UserErrors."""
     try:
         yield
     except PermissionError as error:
@@ -113,8 +119,8 @@ def file_errors(source: str) -> Iterator[None]:
             raise UserError(
                 "the disk is full: make room and run the same command again, it continues"
             ) from None
-        # an error of a local file
-        if error.filename and not isinstance(error, urllib.error.URLError):
+        is_local = error.filename and not isinstance(error, urllib.error.URLError)
+        if is_local:
             raise UserError(
                 f"cannot write {error.filename} ({error.strerror}): {HOME} to another folder"
             ) from None
@@ -124,15 +130,16 @@ def file_errors(source: str) -> Iterator[None]:
 
 
 def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
-    """Append to ``out`` what it lacks of the file; what could not be checked afterwards starts
-    again from nothing.
+    """Append the rest of the file to ``out``; a file that has no checksum starts over.
 
-    Raises UserError for a web page in place of the file, and for a body that can be checked by
-    nothing.
+    Raises UserError for a web page in place of the file, and for a body without length or
+    checksum.
     """
-    checked = bool(file.sha256 or file.member)  # an archive has checksums
-    have = os.fstat(out.fileno()).st_size if checked else 0
-    request = urllib.request.Request(file.url, headers={"Range": f"bytes={have}-"} if have else {})
+    has_checksum = bool(file.sha256 or file.member)  # an archive contains checksums
+    request = urllib.request.Request(file.url)
+    have = os.fstat(out.fileno()).st_size if has_checksum else 0
+    if have:
+        request.add_header("Range", f"bytes={have}-")
     try:
         answer = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
@@ -145,9 +152,9 @@ def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
         _check_answer(answer, file, have)
         length = answer.headers.get("Content-Length", "")
         total = have + int(length) if length.isdigit() else None
-        if total is None and not checked:
+        if total is None and not has_checksum:
             raise UserError(
-                f"{file.url} tells no length, so that nothing can be checked: get the file by hand"
+                f"{file.url} gives no length, so the file cannot be checked: get it by hand"
             )
         out.truncate(have)
         while block := answer.read(BLOCK):
@@ -160,8 +167,8 @@ def _get(file: Remote, out: IO[bytes], progress: Progress) -> None:
 
 
 def _check_answer(answer: http.client.HTTPResponse, file: Remote, have: int) -> None:
-    """Raise UserError for a web page in place of a file, and for a body that begins elsewhere than
-    after the ``have`` bytes that there are.
+    """Raise UserError for a web page in place of a file, and for a body that does not continue
+    after the ``have`` bytes that exist.
     """
     is_page = answer.headers.get_content_type() == "text/html"
     if is_page and file.path.suffix not in (".html", ".htm"):
@@ -170,11 +177,11 @@ def _check_answer(answer: http.client.HTTPResponse, file: Remote, have: int) -> 
         )
     start = f"bytes {have}-"
     if answer.status == 206 and not answer.headers.get("Content-Range", start).startswith(start):
-        raise UserError(f"{file.url} does not continue where it is asked to: get the file by hand")
+        raise UserError(f"{file.url} does not continue at byte {have}: get the file by hand")
 
 
 def _extracted(archive: Path, file: Remote) -> Path:
-    """The one wanted member of a downloaded zip archive, beside it."""
+    """Extract the wanted member of a downloaded zip archive next to it."""
     member = archive.with_name(f"{archive.name}.member")
     try:
         with zipfile.ZipFile(archive) as packed, packed.open(str(file.member)) as source:
@@ -185,13 +192,13 @@ def _extracted(archive: Path, file: Remote) -> Path:
         archive.unlink()
         member.unlink(missing_ok=True)
         raise UserError(
-            f"{file.url} is not the archive with {file.member}: get the file by hand"
+            f"{file.url} is not an archive with {file.member}: get the file by hand"
         ) from None
     return member
 
 
 class Known(NamedTuple):
-    """A file's SHA-256 (hex), and its size and time of change when that was taken."""
+    """A file's SHA-256 (hex), and its size and modification time when that was computed."""
 
     sha256: str
     size: int
@@ -199,39 +206,40 @@ class Known(NamedTuple):
 
 
 def digest(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
+    """Return the SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checked(path: Path, published: str = "", *, again: bool = False) -> None:
-    """Check a file by its ``published`` digest (or its start), else by the first one taken.
-    Raises UserError.
+    """Check a file by its ``published`` digest (or its start), else by the one of its download.
+
+    ``again``: read the file even if it is unchanged.  Raises UserError if the digest differs.
     """
     known = remembered(path)
-    sha256 = (
-        known.sha256
-        if known and known == _entry(path, known.sha256) and not again
-        else digest(path)
-    )
+    if known and known == _entry(path, known.sha256) and not again:
+        sha256 = known.sha256
+    else:
+        sha256 = digest(path)
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"
         differs = f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…)"
         raise UserError(f"{differs}: delete it, and `fetch` gets it again")
-    if os.access(path.parent, os.W_OK):  # a shared cache may be read alone
+    if os.access(path.parent, os.W_OK):  # a shared cache may be read-only
         remember(path, sha256)
 
 
 def remember(path: Path, sha256: str) -> None:
-    """Store the digest of a file beside it."""
-    if (entry := _entry(path, sha256)) != remembered(path):
+    """Store the digest of a file next to it."""
+    entry = _entry(path, sha256)
+    if entry != remembered(path):
         with replacing(_beside(path), HOME, shared=True) as file:
             file.write(json.dumps(entry).encode())
 
 
 def remembered(path: Path) -> Known | None:
-    """The stored digest of a file; None where it is missing or unreadable."""
+    """Return the stored digest of a file; None if it is missing or unreadable."""
     try:
         with open_file(_beside(path)) as file:
             known = Known(*json.loads(file.read(1000)))

@@ -1,20 +1,20 @@
-"""Where files lie, and how they are written: a crash leaves the old file or the whole new one.
+"""Places of files, and writing them: a crash leaves the old file or the whole new one.
 
-YAML from users: no key twice, nothing that expands beyond reason, nothing executed.
+YAML from users has no repeated keys and no aliases, and executes nothing.
 """
 
 import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
 import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.nodes import MappingNode, Node, ScalarNode
 
 from lanternbench.errors import UserError
 
@@ -35,40 +35,40 @@ _BINARY = getattr(os, "O_BINARY", 0)
 READ = os.O_RDONLY | _NO_WAIT | _BINARY
 # through no link that someone planted, to no pipe
 APPEND = os.O_RDWR | os.O_APPEND | _NO_LINK | _NO_WAIT | _BINARY
-WEIGHTS = Path(__file__).parents[1] / "weights"  # of the embedded models
-MAX_VALUES = 100_000  # values of a YAML document, its aliases expanded
-MAX_DEPTH = 50
+WEIGHTS = Path(__file__).parents[1] / "weights"  # of the bundled models
 MAX_BYTES = 2**20  # of a YAML file
 
 
 def cache_dir() -> Path:
-    """Where downloaded files lie: $LANTERNBENCH_HOME, by default ~/.cache/lanternbench."""
+    """Return the folder of downloads: $LANTERNBENCH_HOME, by default ~/.cache/lanternbench."""
     return Path(os.environ.get("LANTERNBENCH_HOME") or Path.home() / ".cache" / "lanternbench")
 
 
 def shipped(kind: str, name: str) -> Path:
-    """``configs`` or ``prompts``, as they come with the package, or with the checkout that it is
+    """Return a file of ``configs`` or ``prompts`` in the package, or in the checkout that it is
     installed from.
     """
     package = Path(__file__).resolve().parents[1]
-    places = [package / f"{kind}_data" / name, package.parent / kind / name]
-    return next((place for place in places if place.is_file()), places[0])
+    packaged = package / f"{kind}_data" / name
+    if packaged.is_file():
+        return packaged
+    return package.parent / kind / name
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """A regular file, opened for reading.  Raises OSError, at once, for a pipe or a device that
-    would not end.
+    """Open a regular file for reading.  Raises OSError, at once, for a pipe or a device that might
+    never end.
     """
     fd = os.open(path, READ)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     return open(fd, "rb")
 
 
 @contextmanager
 def writing(path: Path, elsewhere: str) -> Iterator[None]:
-    """Turns a full disk or a missing permission into a UserError that names ``path`` and how to
+    """Turn a full disk or a missing permission into a UserError that names ``path`` and how to
     write elsewhere.
     """
     try:
@@ -80,9 +80,7 @@ def writing(path: Path, elsewhere: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, elsewhere: str) -> None:
-    """Make the folder of ``path`` and find out whether it can be written, before the work that it
-    is for.
-    """
+    """Make the folder of ``path`` and check that it can be written, before the work begins."""
     with writing(path, elsewhere):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -93,8 +91,9 @@ def check_writable(path: Path, elsewhere: str) -> None:
 
 @contextmanager
 def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[bytes]]:
-    """A file that appears only when whole; ``shared``: others may write it too.  Raises UserError
-    as ``writing``.
+    """Open a file that replaces ``path`` once it is complete.  Raises UserError as ``writing``.
+
+    ``shared``: other processes may write it at the same time.
     """
     part = path.with_name(f"{path.name}.{uuid4().hex}.part" if shared else f"{path.name}.part")
     with writing(path, elsewhere):
@@ -129,7 +128,7 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
     if fcntl is None:
         return ExitStack()
     with ExitStack() as held:
-        for place, flags in ((folder / ".lock", os.O_CREAT | APPEND), (folder, os.O_RDONLY)):
+        for place, flags in {folder / ".lock": os.O_CREAT | APPEND, folder: os.O_RDONLY}.items():
             with writing(place, elsewhere):
                 fd = os.open(place, flags, 0o644)
             held.callback(os.close, fd)
@@ -147,9 +146,34 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
         return held.pop_all()
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, which may expand without bound, and without repeated keys."""
+
+    def compose_node(self, parent: Node | None, index: object) -> Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="aliases such as *name are not supported: write the value out",
+                problem_mark=self.peek_event().start_mark,
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, ScalarNode):
+                continue
+            if key.value in keys:
+                problem = f"the key '{key.value}' is given twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path, what: str) -> Any:
-    """The YAML document of a file; ``what``: such as "a sweep file".  Raises UserError with the
-    line of an error.
+    """Return the YAML document of a file.
+
+    ``what``: names the kind of file in messages, such as "a sweep file".  Raises UserError, with
+    the line of a mistake.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -158,12 +182,8 @@ def read_yaml(path: Path, what: str) -> Any:
             )
         return load_yaml(path.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
-        mark, begun = error.problem_mark or error.context_mark, error.context_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        if mark and begun and begun.line != mark.line:
-            place += f" (in what began on line {begun.line + 1})"
         raise UserError(
-            f"{path}{place} is no valid YAML ({error.problem}): correct that line"
+            f"{path}{_place(error)} is no valid YAML ({error.problem}): correct that line"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         reason = str(error).partition("\n")[0]
@@ -172,42 +192,24 @@ def read_yaml(path: Path, what: str) -> Any:
         ) from None
 
 
+def _place(error: yaml.MarkedYAMLError) -> str:
+    """Return where a mistake is, in words that follow the file's name."""
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return ""
+    place = f" line {mark.line + 1}, column {mark.column + 1}"
+    begun = error.context_mark
+    if begun and begun.line != mark.line:
+        place += f" (in what began on line {begun.line + 1})"
+    return place
+
+
 def load_yaml(text: str) -> Any:
-    """The YAML document of a text.  Raises YAMLError for broken YAML, a key given twice, too many
-    or deep values.
+    """Return the YAML document of a text.  Raises YAMLError if it is broken, repeats a key or has
+    an alias.
     """
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
-        if root is None:
-            return None
-        _check(root, {}, 0)
-        return yaml.SafeLoader("").construct_document(root)
-    # a date or a number that Python does not have
+        return yaml.load(text, _Loader)
+    # a date or a number that Python does not have, or lists nested too deep
     except (ValueError, OverflowError, RecursionError) as error:
         raise yaml.YAMLError(str(error).partition("\n")[0] or type(error).__name__) from None
-
-
-def _check(node: Node, sizes: dict[int, int], depth: int) -> int:
-    """Number of values under ``node``, its aliases expanded."""
-    if depth > MAX_DEPTH:
-        raise yaml.MarkedYAMLError(
-            problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=node.start_mark
-        )
-    if id(node) in sizes:
-        return sizes[id(node)]
-    children: list[Node] = node.value if isinstance(node, SequenceNode) else []
-    if isinstance(node, MappingNode):
-        children, keys = [child for pair in node.value for child in pair], set()
-        for key in (child for child in children[::2] if isinstance(child, ScalarNode)):
-            if key.value in keys:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark
-                )
-            keys.add(key.value)
-    size = 1 + sum(_check(child, sizes, depth + 1) for child in children)
-    if size > MAX_VALUES:
-        raise yaml.MarkedYAMLError(
-            problem=f"more than {MAX_VALUES} values", problem_mark=node.start_mark
-        )
-    sizes[id(node)] = size
-    return size

@@ -1,6 +1,4 @@
-"""CUDA graphs: work is recorded once per shape and then replayed by one launch, in place of
-hundreds.
-"""
+"""CUDA graphs: work is recorded once per shape and then replayed by one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -20,22 +18,23 @@ from lanternbench.errors import UserError
 Work = Callable[..., Any]  # of tensors; returns one, or several
 Run = Callable[[], Any]
 Recorder = Callable[[Work, list[Tensor]], Run]
-Pool = Any  # a handle of memory that graphs share, see ``torch.cuda.graph_pool_handle``
+Pool = tuple[int, int]  # memory that graphs share, see ``torch.cuda.graph_pool_handle``
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which graphs of a device are warmed up and captured: each stream that runs
-    products keeps a workspace.
+    """Return the stream on which all graphs of a device are warmed up and captured.
+
+    Each stream that multiplies matrices keeps a workspace, so there is only one.
     """
     return torch.cuda.Stream(device)
 
 
 def cuda_graph(work: Work, inputs: list[Tensor], pool: Pool | None = None) -> Run:
-    """Record ``work(*inputs)``, which must launch kernels alone and do no harm when it runs twice.
+    """Record ``work(*inputs)``, which may only launch kernels and must be safe to run twice.
 
-    The replay reads ``inputs`` anew and returns the same tensors.  ``pool``: memory shared with
-    graphs of which no two are in use at once.  Raises UserError if recording fails, and
+    A replay reads ``inputs`` again and returns the same tensors.  ``pool``: memory shared by
+    graphs that are never in use at the same time.  Raises UserError if recording fails, and
     torch.OutOfMemoryError.
     """
     device = torch.device("cuda", torch.cuda.current_device())
@@ -83,66 +82,64 @@ def _capture(
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error during whose handling ``error`` was raised: a capture that fails is ended, which
-    fails, too.
-    """
+    """Return the original error: ending a capture that failed raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
 class _Reads(TorchDispatchMode):
-    """Notes the tensors that work reads and did not make, and how many operators compute."""
+    """Notes the tensors that work reads but does not create, and counts its kernels."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[int, Tensor] = {}  # by the address of their storage
-        self.made: dict[int, weakref.ref[Any]] = {}  # until they are freed
+        self.created: dict[int, weakref.ref[Any]] = {}  # until they are freed
         self.kernels = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and storage_of(x) not in self.made:
+            if isinstance(x, Tensor) and storage_of(x) not in self.created:
                 self.inputs.setdefault(storage_of(x), x)
         output = func(*args, **(kwargs or {}))
         self.kernels += not func.is_view
         for x in tree_leaves(output):
             if isinstance(x, Tensor) and storage_of(x) not in self.inputs:
-                self._note_made(x)
+                self._note_created(x)
         return output
 
-    def _note_made(self, x: Tensor) -> None:
+    def _note_created(self, x: Tensor) -> None:
         storage = x.untyped_storage()
         address = storage._cdata
-        if address not in self.made:
-            self.made[address] = weakref.ref(storage, lambda _: self.made.pop(address, None))
+        if address not in self.created:
+            self.created[address] = weakref.ref(storage, lambda _: self.created.pop(address, None))
 
 
 def storage_of(x: Tensor) -> int:
-    """The address of a tensor's storage, which its views share."""
+    """Return the address of a tensor's storage, which its views share."""
     return x.untyped_storage()._cdata
 
 
 class Replay:
-    """Recorded work.  Arguments are copied into its input tensors; the next call overwrites the
-    returned tensors.
+    """Recorded work.  Arguments are copied into its input tensors; a call overwrites the tensors
+    that the last one returned.
 
     Other tensors that it reads (masks, tables, weights) are kept alive, and must be the same in
-    every decode.  ``static``: ids of tensors with a fixed address, such as those that another
-    recording returns; read without a copy.
+    every decode.  ``static``: ids of tensors with a fixed address, such as the outputs of another
+    recording, which are read without a copy.
     """
 
     def __init__(
         self, record: Recorder, work: Work, inputs: list[Tensor], static: Container[int] = ()
     ):
         self.inputs = [x if id(x) in static else x.clone() for x in inputs]
-        work(*self.inputs)  # allocates everything that is allocated once
+        work(*self.inputs)  # allocates whatever is allocated only once
         with _Reads() as reads:
             outputs = work(*self.inputs)
         self.read = list(reads.inputs.values())
         needed = {storage_of(x) for x in tree_leaves(outputs) if isinstance(x, Tensor)}
         needed |= reads.inputs.keys()
-        # inputs that the work neither reads nor returns need no copy
+        # inputs that the work neither reads nor returns are not copied
         self.used = [i for i, x in enumerate(self.inputs) if storage_of(x) in needed]
         if reads.kernels:
             self.run = record(work, self.inputs)
@@ -162,26 +159,24 @@ class Replay:
 
 
 class Graphs:
-    """Recordings are bound to the memory of the caches that they write, so those outlive a decode."""
+    """Caches that outlive a decode, because recordings are bound to the memory that they write."""
 
     mode = "graphs"  # the value of --compile
 
     def __init__(self, record: Recorder = cuda_graph):
         self.record = record
         self.caches: dict[Any, Any] = {}  # see ``open_cache``
-        self.tables: dict[
-            tuple[tuple[int, ...], torch.dtype], Tensor
-        ] = {}  # ``DecodeState.table``
+        # see ``DecodeState.table``
+        self.tables: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
     def compiled(self, net: Any) -> Any:
-        """Return the compiled forward pass of a decoder, see ``models.compiled``: none."""
-        return None
+        """Return the compiled forward pass of a decoder, see ``models.compiled``: None."""
 
     def recorder(self, pool: list[Pool]) -> Recorder:
-        """Return what records graphs whose memory is shared through ``pool``, a list that the
-        first of them fills; a stand-in for CUDA graphs has none.
+        """Return a recorder of graphs that share the memory of ``pool``, a list that the first
+        graph fills.
         """
-        if self.record is not cuda_graph:
+        if self.record is not cuda_graph:  # a stand-in without memory pools
             return self.record
 
         def record(work: Work, inputs: list[Tensor]) -> Run:
@@ -193,14 +188,17 @@ class Graphs:
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """``graphs``, ``eager``, or None: graphs on a GPU.  Raises UserError for others, and without a
-    GPU.
+    """Return the graphs of a compile mode; None for eager.
+
+    ``mode``: ``graphs``, ``eager``, or None for graphs on a GPU.  Raises UserError for other
+    modes, and for ``graphs`` without a GPU.
     """
     on_gpu = device.startswith("cuda")
     if mode not in (None, "eager", "graphs"):
         raise UserError(f"unknown compile mode '{mode}': use eager, graphs or inductor")
     if mode == "graphs" and not on_gpu:
         raise UserError(
-            f"--compile graphs needs a CUDA device and this run is on '{device}': give --compile eager"
+            f"--compile graphs needs a CUDA device, but this run is on '{device}': give --compile"
+            " eager"
         )
     return Graphs() if on_gpu and mode != "eager" else None

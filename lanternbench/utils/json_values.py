@@ -1,4 +1,4 @@
-"""Values as JSON keeps them, and what differs between two of them."""
+"""Values as JSON has them, and differences between two of them."""
 
 import dataclasses
 import hashlib
@@ -11,11 +11,11 @@ from typing import Any
 from lanternbench.errors import UserError
 from lanternbench.utils.files import open_file
 
-SCHEMA_VERSION = 1  # of every JSON object written; objects without a version are of version 0
+SCHEMA_VERSION = 1  # of every JSON object that is written; 0: without a version
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON gives it back: dataclasses and named tuples as objects, tuples as lists,
+    """Return a value as JSON has it: dataclasses and named tuples as objects, tuples as lists,
     NaN as null.
     """
     if value is None or isinstance(value, str | bool | int):
@@ -30,17 +30,20 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return plain(value.item()) if hasattr(value, "item") else str(value)
+    if hasattr(value, "item"):  # a scalar of NumPy or torch
+        return plain(value.item())
+    return str(value)
 
 
 def versioned(value: Any) -> dict[str, Any]:
-    """A JSON object as it is written: with the version of its schema first."""
+    """Return a JSON object that begins with the version of its schema."""
     return {"schema_version": SCHEMA_VERSION} | plain(value)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object of a file.  Raises OSError, ValueError where it has none, UserError for a
-    later version.
+    """Return the JSON object of a file.
+
+    Raises OSError, ValueError if there is no object, and UserError for a later version.
     """
     with open_file(path) as file:
         try:
@@ -57,23 +60,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 (hex) of the configuration as JSON with sorted keys: equal for equal settings,
-    whatever their order.
-    """
+    """Return the SHA-256 (hex) of settings as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(plain(config), sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """What differs between two JSON values, as "dotted.key: old -> new" lines."""
+    """Return the differences between two JSON values as lines of "dotted.key: old -> new"."""
+    lines: list[str] = []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = dict.fromkeys([*old, *new])
-        each = [
-            differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-            for key in keys
-        ]
-        return [line for lines in each for line in lines]
-    if old == new and isinstance(old, bool) == isinstance(new, bool):
-        return []
-    return [
-        f"{prefix}: {json.dumps(old, ensure_ascii=False)} -> {json.dumps(new, ensure_ascii=False)}"
-    ]
+        for key in dict.fromkeys([*old, *new]):
+            name = f"{prefix}.{key}" if prefix else str(key)
+            lines += differences(old.get(key), new.get(key), name)
+    elif old != new or isinstance(old, bool) != isinstance(new, bool):
+        before, after = (json.dumps(value, ensure_ascii=False) for value in (old, new))
+        lines.append(f"{prefix}: {before} -> {after}")
+    return lines

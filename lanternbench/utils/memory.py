@@ -1,4 +1,4 @@
-"""How much memory there is, is free and was used, in bytes; and what to do when it runs out.
+"""Memory in bytes: total, free and used; and what to do when it runs out.
 
 Amounts are None if the system does not say.
 """
@@ -11,10 +11,10 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from lanternbench.errors import UserError
+from lanternbench.utils.device import read_system
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,6 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-_SYSTEM = Path("/")  # the root of /proc and /sys
 # what torch's errors say when memory runs out on a GPU, in one of its libraries, on the host
 _SHORTAGE = re.compile("out of memory|ALLOC_FAILED|can't allocate memory|not enough memory", re.I)
 _ASKED_FOR = re.compile(r"tried to allocate ([\d.]+ \w+)", re.I)
@@ -52,8 +51,7 @@ def peak_memory() -> int | None:
 def free_memory(device: torch.device) -> int | None:
     """Return the memory that this process can still take on the device."""
     if device.type != "cuda":
-        known = [free for free in (_available(), _left_in_container()) if free is not None]
-        return min(known, default=None)
+        return _free_on_host()
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
@@ -61,34 +59,21 @@ def free_memory(device: torch.device) -> int | None:
     return free + cached
 
 
-def _available() -> int | None:
-    """Return what the system could give to new processes without swapping."""
-    for line in _read("proc/meminfo").splitlines():
-        name, _, amount = line.partition(":")
-        if name == "MemAvailable":
-            return 1024 * int(amount.split()[0])
-    return total_memory()
+def _free_on_host() -> int | None:
+    """Return what the system, or the container's limit, leaves; cached files count as free."""
+    available = _amount("proc/meminfo", "MemAvailable:")
+    free = total_memory() if available is None else 1024 * available
+    limit = read_system("sys/fs/cgroup/memory.max")
+    if free is None or not limit.isdigit():
+        return free
+    used = _amount("sys/fs/cgroup/memory.stat", "anon") or 0
+    return min(free, max(0, int(limit) - used))
 
 
-def _left_in_container() -> int | None:
-    """Return what the limit of this container leaves; cached files count as free."""
-    limit = _read("sys/fs/cgroup/memory.max")
-    used = _read("sys/fs/cgroup/memory.current")
-    if not limit.isdigit() or not used.isdigit():
-        return None
-    cached = 0
-    for line in _read("sys/fs/cgroup/memory.stat").splitlines():
-        name, _, amount = line.partition(" ")
-        if name in ("active_file", "inactive_file"):
-            cached += int(amount)
-    return max(0, int(limit) - int(used) + cached)
-
-
-def _read(path: str) -> str:
-    try:
-        return (_SYSTEM / path).read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+def _amount(path: str, name: str) -> int | None:
+    """Return the first number of the line that begins with ``name``."""
+    found = re.search(rf"^{name}\s+(\d+)", read_system(path), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -102,14 +87,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shortage(error: BaseException, where: str = "memory ran out") -> str:
-    """Return what an exception of ``is_out_of_memory`` says, as a clause."""
+    """Return the message of an exception of ``is_out_of_memory``, as a clause."""
     asked = _ASKED_FOR.search(str(error))
     return f"{where} (it tried to allocate {asked[1]})" if asked else where
 
 
 @contextmanager
 def memory_errors(what: str, remedy: str = SMALLER) -> Iterator[None]:
-    """Turn an error for want of memory while ``what`` into a UserError with the ``remedy``."""
+    """Turn a lack of memory while ``what`` into a UserError with the ``remedy``."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -119,9 +104,7 @@ def memory_errors(what: str, remedy: str = SMALLER) -> Iterator[None]:
 
 
 class BatchLimit:
-    """How many items are worked on at once: as many as are given until memory runs out, then half
-    as many.
-    """
+    """The number of items in a batch: all of them until memory runs out, then half as many."""
 
     def __init__(self, items: int | None = None) -> None:
         self.items = items  # None: all
@@ -134,7 +117,7 @@ class BatchLimit:
     ) -> list[Result]:
         """Return the results of ``work`` on the items, in batches that fit into memory.
 
-        ``release``: drops what a failed batch has left.  Raises the error of a single item.
+        ``release``: drops what a failed batch left behind.  Raises the error of a single item.
         """
         results: list[Result] = []
         while len(results) < len(items):

@@ -1,4 +1,4 @@
-"""The memory of one method in a process that runs several, whatever their order.
+"""The peak memory of one method in a process that runs several, independent of their order.
 
 A replayed graph allocates nothing: its tensors live in a private pool, which only the memory that
 torch *reserves* shows.  Methods that ran before hold pools and buffers of their own.  A method is
@@ -26,14 +26,14 @@ Pools = dict[PoolId, PoolBytes]
 
 
 class Allocator(Protocol):
-    """What torch's allocator says of one device, in bytes."""
+    """The statistics of torch's allocator for one device, in bytes."""
 
     def allocated(self) -> int: ...
 
     def reset_peak(self) -> None: ...
 
     def peak(self) -> int:
-        """Return the most that was allocated since ``reset_peak``."""
+        """Return the maximum allocated since ``reset_peak``."""
 
     def private_pools(self) -> Pools: ...
 
@@ -71,10 +71,10 @@ class CudaAllocator:
 
 
 class Measured:
-    """Bytes of a decode, known when it has ended."""
+    """Bytes of a decode that has ended."""
 
     peak = 0
-    traces = 0  # distributions that are kept for figures and belong to no method
+    traces = 0  # recorded distributions, which belong to no method
 
 
 class PeakMemory:
@@ -119,7 +119,7 @@ class PeakMemory:
 
 
 class _Held(NamedTuple):
-    """What is allocated at a moment: in private pools, as shared caches, and otherwise."""
+    """Allocations at one moment: private pools, shared caches, and other buffers."""
 
     pools: Pools
     recorded: int

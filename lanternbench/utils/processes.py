@@ -1,13 +1,14 @@
-"""Prompts of a small target shared out to processes on a CPU.
+"""A batch of a small target split over processes on a CPU.
 
 Half batches in two processes are faster than one batch whose small products are split over threads.
-Threads would wait for each other's Python, so parts are forked.  They share the weights and
-compute with one thread, because OpenMP's other threads do not survive a fork.
+Threads would wait for each other's Python, so processes are forked.  They share the weights and
+compute with one thread each, because OpenMP's other threads do not survive a fork.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import signal
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-MIN_PROMPTS = 4  # of a process
+MIN_PROMPTS = 4  # per process
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def process_count(model: nn.Module, items: int) -> int:
-    """Return how many processes should share ``items`` prompts.
+    """Return the number of processes for ``items`` prompts.
 
-    One on a GPU, for a large model, or on a single core.
+    It is 1 on a GPU, for a large model, and on a single core.
     """
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     if sys.platform != "linux" or not on_cpu or not is_small(model):
@@ -44,14 +45,14 @@ def side_by_side(
 ) -> Iterator[Result]:
     """Yield the results of ``work`` on ``items``, in order, computed in ``count`` processes.
 
-    Results must pickle.  A part whose process died (killed for memory, say) is repeated in this
-    process.  Errors of ``work`` are raised.
+    Results must be picklable.  The part of a process that was killed, by a lack of memory for
+    example, is repeated in this process.  Errors of ``work`` are raised.
     """
     if count == 1:
         yield from work(items)
         return
     bounds = [len(items) * i // count for i in range(count + 1)]
-    parts = [items[bounds[i] : bounds[i + 1]] for i in range(count)]
+    parts = [items[start:end] for start, end in itertools.pairwise(bounds)]
     with contextlib.ExitStack() as stack:
         answers = [stack.enter_context(_forked(work, part)) for part in parts]
         for part, answer in zip(parts, answers, strict=True):
@@ -66,7 +67,7 @@ def side_by_side(
 
 @contextlib.contextmanager
 def _forked(work: Callable[[list[Item]], list[Result]], part: list[Item]) -> Iterator[Connection]:
-    """Start a process that sends its pickled results or error; end it afterwards."""
+    """Start a process that sends its pickled results or its error; kill it afterwards."""
     import multiprocessing
 
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -95,7 +96,7 @@ def _child(
 ) -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which kills this
     torch.set_num_threads(1)
     try:
         outcome: list[Result] | Exception = work(part)
@@ -103,4 +104,4 @@ def _child(
         outcome = error
     with contextlib.suppress(OSError):
         answer.send_bytes(pickle.dumps(outcome))
-    os._exit(0)  # what the parent registered for its exit is not ours to run
+    os._exit(0)  # without the exit handlers of the parent

@@ -1,4 +1,4 @@
-"""transformers without its reports and bars."""
+"""Silences transformers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Within it transformers prints no table of unused tensors and shows no progress bar."""
+    """Keep transformers from printing tables of unused tensors and progress bars."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

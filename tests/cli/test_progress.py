@@ -23,7 +23,6 @@ from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.training import drafter
-from lanternbench.utils.text import duration, pace
 
 
 @pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])
@@ -79,7 +78,7 @@ def test_without_a_terminal_the_first_line_comes_soon(monkeypatch, capfd):
     assert len(said.splitlines()) == 1
 
 
-def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(
+def test_a_training_tells_how_much_is_done_and_the_time_left_also_in_a_terminal(
     tmp_path, monkeypatch, capfd
 ):
     """Every stage: no stretch of ten times the interval is silent, though each step sleeps for a
@@ -103,24 +102,15 @@ def test_a_training_tells_its_rate_and_what_is_left_also_in_a_terminal(
             plan, "cpu", tmp_path / "work", tmp_path / "out", log=str, progress=shown.show
         )
     said = capfd.readouterr().err
-    rate = r"\d+(\.\d+)? an? (second|minute|hour), about [\d.]+ (s|min|h) left"
+    left = r"about \d+:\d\d:\d\d left"
     assert re.search(
-        rf"^image tokens of samples: \d+ s so far, \d+/128, {rate}$", said, re.MULTILINE
+        rf"^image tokens of samples: \d+ s so far, \d+/128, {left}$", said, re.MULTILINE
     )
     assert "[" not in said  # no line per step
 
 
-def test_a_rate_and_a_wait_are_told_in_fitting_units():
-    assert [pace(x) for x in (12.34, 0.5, 0.001)] == [
-        "12.3 a second",
-        "30 a minute",
-        "3.6 an hour",
-    ]
-    assert [duration(x) for x in (59, 150, 3600, 9000)] == ["59 s", "2.5 min", "60 min", "2.5 h"]
-
-
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
+def test_in_a_terminal_figures_are_whole_and_long_captions_end_in_an_ellipsis(width):
     out = io.StringIO()
     console = Console(
         file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False
@@ -134,9 +124,7 @@ def test_in_a_terminal_figures_are_whole_and_captions_end_between_words(width):
     assert re.search(r" 17/1280 \d:\d\d:\d\d -:--:--", line)
     head = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).split("\r")[-1]
     head = re.split(r"  +", head)[0]
-    assert head == what or (
-        head.endswith("…") and set(head.rstrip("…").split()) <= set(what.split())
-    )
+    assert head == what or (head.endswith("…") and what.startswith(head[:-1]) and len(head) > 20)
 
 
 def test_a_slow_warm_up_tells_how_far_it_is(tmp_path, monkeypatch, capfd):

@@ -75,7 +75,7 @@ FAULTS = {
         "",
         "no connection",
     ),
-    "half a body of no stated length": (lambda r: send(r, CONTENT[:100]), "", "tells no length"),
+    "half a body of no stated length": (lambda r: send(r, CONTENT[:100]), "", "gives no length"),
     "half a body of a known file": (
         lambda r: send(r, CONTENT[:100]),
         SHA,
@@ -85,7 +85,7 @@ FAULTS = {
     "a length that is none": (
         lambda r: send(r, CONTENT, Content_Length="many"),
         "",
-        "tells no length",
+        "gives no length",
     ),
     "an answer that is no HTTP": (lambda r: r.wfile.write(b"220 smtp ready\r\n"), SHA, "broke"),
     "a redirection without end": (
@@ -122,7 +122,7 @@ def test_a_server_that_continues_elsewhere_is_not_believed(serve, tmp_path):
     url = serve(
         lambda r: send(r, CONTENT, 206, Content_Range=f"bytes 0-{len(CONTENT)}/{len(CONTENT)}")
     )
-    with pytest.raises(UserError, match="does not continue where it is asked to"):
+    with pytest.raises(UserError, match="does not continue at byte 500"):
         download(Remote("it", url, tmp_path / "it.bin", SHA))
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import mistake
 
 from lanternbench.cli.main import main
-from lanternbench.cli.output import Lines, print_notes, print_rows, stdout
+from lanternbench.cli.output import Lines, print_notes, print_rows
 from lanternbench.report.tables import csv_text, markdown
 
 pytestmark = pytest.mark.usefixtures("in_time")
@@ -43,7 +43,7 @@ def test_progress_and_tables_print_text_alone(capfd):
     lines.show(1, 2, EVIL)
     lines.close()
     print_rows([{"a": EVIL, "b": {"k": EVIL}, "c": [EVIL], "d": True}], False, "a b c d")
-    print_notes([EVIL], stdout())
+    print_notes([EVIL])
     out, err = capfd.readouterr()
     assert "fox" in out
     assert quiet(out)

@@ -25,7 +25,7 @@ def test_no_intermediate_outlives_its_use_while_work_is_recorded():
     with _Reads() as reads:
         for _ in range(50):
             x = x * weight
-        assert len(reads.made) <= 2
+        assert len(reads.created) <= 2
     assert len(reads.inputs) == 2  # the first x, and the weight
 
 
@@ -35,7 +35,7 @@ def test_an_address_that_is_used_again_counts_by_its_new_owner():
             made = torch.ones(64) * 2
             del made
     assert reads.inputs == {}
-    assert reads.made == {}
+    assert reads.created == {}
 
 
 def test_inputs_that_work_does_not_read_are_not_copied():
