@@ -102,13 +102,15 @@ def table_of(
     left: Sequence[str] = ("method",),
     whole: Sequence[str] = (),
     widths: Mapping[str, int] = {},
+    **style: Any,
 ) -> Table:
     """Return a table of texts.
 
     Columns titled ``left`` are left-aligned, and those titled ``whole`` do not wrap.  ``widths``:
     the maximum width of columns.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    shape: dict[str, Any] = {"pad_edge": False, "collapse_padding": True}
+    table = Table(box=box.SIMPLE_HEAD, **shape | style)
     for title in titles:
         table.add_column(
             Text(title),
@@ -123,10 +125,13 @@ def table_of(
 
 
 def print_cells(
-    titles: Sequence[str], rows: Iterable[Iterable[object]], left: Sequence[str] = ("method",)
+    titles: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    left: Sequence[str] = ("method",),
+    **style: Any,
 ) -> None:
     """Print a ``table_of`` these cells."""
-    stdout().print(table_of(titles, rows, left))
+    stdout().print(table_of(titles, rows, left, **style))
 
 
 def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: str) -> None:

@@ -80,11 +80,7 @@ def checks_table(rows: "list[Row]") -> Table:
     cells = (
         (r.method, r.check, MARKS[r.passed], *each, r.detail) for r, each in zip(rows, numbers)
     )
-    return table_of(
-        TITLES,
-        cells,
-        left=TITLES,
-    )
+    return table_of(TITLES, cells, left=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def profile(
@@ -157,10 +153,7 @@ def profile(
         "limit",
         "GB/s",
     )
-    print_cells(
-        titles,
-        rows,
-    )
+    print_cells(titles, rows, padding=(0, 1, 0, 0), pad_edge=False)
     share = profiles[0].achieved / limit.best
     print(
         "step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows"
@@ -233,7 +226,7 @@ def tune(
         "× its own [95 %]",
         "fidelity loss",
     )
-    print_cells(titles, rows, ("sizes",))
+    print_cells(titles, rows, ("sizes",), pad_edge=False)
     print_notes(filter(None, [tuning.disturbed]))
     print(f"{tuning.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")
 

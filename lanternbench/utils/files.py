@@ -149,7 +149,7 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
 class _Loader(yaml.SafeLoader):
     """YAML without aliases, which may expand without bound, and without repeated keys."""
 
-    def compose_node(self, parent: Node | None, index: object) -> Node | None:
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.MarkedYAMLError(
                 problem="aliases such as *name are not supported: write the value out",

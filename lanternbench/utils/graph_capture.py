@@ -18,7 +18,7 @@ from lanternbench.errors import UserError
 Work = Callable[..., Any]  # of tensors; returns one, or several
 Run = Callable[[], Any]
 Recorder = Callable[[Work, list[Tensor]], Run]
-Pool = tuple[int, int]  # memory that graphs share, see ``torch.cuda.graph_pool_handle``
+Pool = Any  # memory that graphs share, see ``torch.cuda.graph_pool_handle``
 
 
 @cache
