@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from plain_worlds import image_distribution, in_all, random_world, total_variation
-from rules import chain, drafted, plain_residual, plainly, windowed
+from rules import chain, drafted, plainly, windowed
 from windows_on_tables import gumbel_token
 
 import lanternbench.lossless.plain as plain
@@ -21,19 +21,18 @@ from lanternbench.engine.plain import AdaptiveBounds, PlainRule, TreeSpec
 from lanternbench.lossless.plain import (
     Draws,
     World,
-    after_rejection,
     guide,
-    kernel,
     normalise,
     outcomes,
     warp,
 )
 from lanternbench.lossless.plain.drafts import (
     Memory,
+    adjacent_tree,
     adt_adapt,
-    adt_step,
     coupled,
     dynamic_tree,
+    random_tree,
     token_flock,
 )
 from lanternbench.lossless.plain.rules import (
@@ -56,11 +55,11 @@ INITS = ("random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", 
 
 def worlds() -> list[World]:
     """Dense, with banned tokens, and warped with guidance, temperature, top-k and top-p."""
-    warped = random_world(
-        4, 3, 9, sampling=Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=2.0)
-    )
     other = random_world(4, 3, 10)
-    warped.target_uncond, warped.drafter_uncond = other.target, other.drafter
+    warped = random_world(
+        4, 3, 9, sampling=Sampling(temperature=0.8, top_k=3, top_p=0.9, guidance=2.0),
+        target_uncond=other.target, drafter_uncond=other.drafter,
+    )  # fmt: skip
     return [random_world(3, 4, 1), random_world(3, 4, 2, zeros=0.3), warped]
 
 
@@ -173,7 +172,7 @@ Q, P = [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]
 def rest(
     name: str, q: list[float], p: list[float], x: int, rule: PlainRule, depth: int = 1
 ) -> list[float]:
-    return after_rejection(plain_residual(name), q, p, x, rule, depth)
+    return drafted(chain(1), rule, name).after_rejection(q, p, x, depth)
 
 
 def test_exact_acceptance_and_residual_by_hand():
@@ -195,7 +194,7 @@ def test_schedules_by_hand():
 
 def loss(residual: str, rule: PlainRule, depth: int) -> float:
     """TV(q, K) of one test."""
-    return plain.total_variation(Q, kernel(plain_residual(residual), Q, P, P, rule, depth))
+    return plain.total_variation(Q, drafted(chain(1), rule, residual).kernel(Q, P, P, depth))
 
 
 def test_annealed_acceptance_and_optimal_residual_by_hand():
@@ -339,36 +338,29 @@ ANOLE = AdaptiveBounds()
 
 def test_adaptive_trees_start_from_their_neighbour():
     # three tokens a row: the next is in row 1, column 2
-    history = [(2, 5), (3, 6), (4, 7), (5, 8), (6, 9)]
-    step = {init: adt_step(history, None, ANOLE, init, 3) for init in ("horizontal", "vertical")}
-    assert step == {"horizontal": (6, 9), "vertical": (4, 7)}
+    history = ((2, 5), (3, 6), (4, 7), (5, 8), (6, 9))
+    horizontal, vertical = (TreeSpec("adaptive", init=init) for init in ("horizontal", "vertical"))
+    assert adjacent_tree(history, horizontal, 3) == (6, 9)
+    assert adjacent_tree(history, vertical, 3) == (4, 7)
     # nothing above: the token to the left
-    assert adt_step(history[:2], None, ANOLE, "vertical", 3) == (3, 6)
+    assert adjacent_tree(history[:2], vertical, 3) == (3, 6)
 
 
 def test_random_start_is_uniform_over_the_ranges_not_an_earlier_tree():
-    history = [(2, 5)]
-    grid = [(i + 0.5) / 9 for i in range(9)]
-    drawn = [
-        adt_step(history, None, ANOLE, "random", 3, u=(a, b)) for a in grid for b in (0.0, 0.9999)
-    ]
-    assert sorted({d for d, _ in drawn}) == list(range(1, 10))
-    widths = {
-        adt_step(history, None, ANOLE, "random", 3, u=(0.0, (i + 0.5) / 10))[1] for i in range(10)
-    }
-    assert {k for k in widths if k > 1} == set(range(4, 14))
+    drawn, _ = outcomes(lambda draws: random_tree(draws, ANOLE))
+    assert drawn == {(d, k): pytest.approx(1 / 90) for d in range(1, 10) for k in range(4, 14)}
 
 
 def test_token_flock_weighs_by_rows_above():
     # δ = 2, three tokens a row, next token in row 2, column 1: same row weighs 3/2, one above 1,
     # two above 1/2
-    history = [(9, 13), (1, 4), (9, 13), (4, 8), (5, 8), (6, 8), (8, 12)]
+    history = ((9, 13), (1, 4), (9, 13), (4, 8), (5, 8), (6, 8), (8, 12))
     assert token_flock(history, 3, 2) == pytest.approx(
         ((0.5 * 1 + 15 + 1.5 * 8) / 5, (0.5 * 4 + 24 + 1.5 * 12) / 5)
     )
     # δ = 1, five tokens a row, next token in row 1, column 1: the token above weighs 1, the one to
     # the left 2
-    history = [(1, 4), (2, 5), (3, 6), (9, 13), (9, 13), (5, 8)]
+    history = ((1, 4), (2, 5), (3, 6), (9, 13), (9, 13), (5, 8))
     assert token_flock(history, 5, 1) == pytest.approx(((2 + 2 * 5) / 3, (5 + 2 * 8) / 3))
 
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from rules import EXACT, on_codes, plain_residual, plainly
+from rules import EXACT, chain, drafted, on_codes, plainly
 from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
 from lanternbench.engine.draft import Draft
-from lanternbench.engine.plain import PlainRule
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.verify import Uniforms
-from lanternbench.lossless.plain import after_rejection, outcomes, without
+from lanternbench.lossless.plain import outcomes, without
 from lanternbench.lossless.plain.drafts import coupled
 from lanternbench.methods.acceptance.gsd import Gsd, group
 from lanternbench.methods.proposals.jacobi import Window, gumbel, maximal, position_noise
@@ -135,7 +134,7 @@ def test_recursive_residuals_are_the_plain_ones():
             if j < 3:
                 x = int(tokens[i, j])
                 target, draft = (
-                    after_rejection(plain_residual("standard"), target, draft, x, PlainRule(), 1),
+                    drafted(chain(1)).after_rejection(target, draft, x, 1),
                     without(draft, x),
                 )
     u = uniforms(30, 3, seed=3)

@@ -12,10 +12,10 @@ import torch
 from lanternbench.engine import tree as trees
 from lanternbench.engine.address import Lengths
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.plain import AdaptiveBounds
+from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
-from lanternbench.lossless.plain.drafts import adt_step
+from lanternbench.lossless.plain.drafts import adjacent_tree, adt_adapt
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.method import method
 from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms
@@ -107,9 +107,14 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
     seen = set()
     while max(map(len, histories)) < side * side:
         for prompt in range(2):
-            u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
-            expected = adt_step(histories[prompt], alphas[prompt], within, init, side, 2, u)
-            assert own.tree_sizes[prompt] == expected
+            start = adjacent_tree(tuple(histories[prompt]), TreeSpec("adaptive", init=init), side)
+            if init == "random":
+                u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
+                start = tuple(
+                    low + 1 + int(share * (high - low - 1))
+                    for share, (low, high) in zip(u, (within.d, within.k), strict=True)
+                )
+            assert own.tree_sizes[prompt] == adt_adapt(start, alphas[prompt], within)
         seen |= set(own.tree_sizes)
         committed = tuple(tokens.randint(1, d + 1) for d, _ in own.tree_sizes)
         for prompt, (count, size) in enumerate(zip(committed, own.tree_sizes, strict=True)):

@@ -1,11 +1,9 @@
 """A second definition of every method, from the papers' formulas alone: floats and lists, no
 tensor, no engine code.
 
-Here: a world small enough to enumerate, whose target q and drafter p are functions of the prefix,
-after guidance, temperature, top-k and top-p; every outcome of a program that draws; a method by
-its steps, with its rule and residual at work, whose scalar definitions the components give
-themselves.  ``drafts``: draft trees and windows of the Jacobi family.  ``rows``: several rows at
-once.
+This file has a world small enough to enumerate, whose target q and drafter p are functions of the
+prefix; every outcome of a program that draws; and a method by its steps.  ``rules`` has acceptance
+rules, ``drafts`` draft trees and the windows of the Jacobi family, ``rows`` several rows at once.
 """
 
 import math
@@ -14,26 +12,34 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Self, TypeVar
+from functools import cache, partial
+from typing import Generic, NamedTuple, Self, TypeVar
 
-from lanternbench.engine.plain import PlainRule, Probs
+from lanternbench.engine.plain import (
+    PlainResidual,
+    PlainRule,
+    Probs,
+    RowSpec,
+    TreeSpec,
+    WindowSpec,
+)
 from lanternbench.settings import Sampling
 
 Prefix = tuple[int, ...]
 Path = tuple[int, ...]  # of a draft tree, from the root: tokens, or their ranks among siblings
 Logits = Callable[[Prefix], list[float]]
 T = TypeVar("T", bound=Hashable)
+State = TypeVar("State", bound=Hashable)
 
 
-@dataclass
+@dataclass(eq=False)
 class World:
     """Target and drafter on images of ``length`` tokens out of ``vocab``.
 
     ``target``, ``drafter`` and their unconditional twins map a prefix to V logits
-    (log-probabilities will do; −∞ bans a token).  They are asked beyond the last token too, as
-    drafts may reach further than the image.  ``q``, ``p``: the distributions of target and drafter
-    after a prefix.
+    (log-probabilities will do; −∞ bans a token).  They are asked beyond the last token too, because
+    drafts may reach further than the image.  ``q`` and ``p`` are the distributions of target and
+    drafter after a prefix: guided, then warped.
     """
 
     vocab: int
@@ -45,14 +51,25 @@ class World:
     sampling: Sampling = field(default_factory=Sampling)
     grid_width: int = 2
     codebook: list[list[float]] = field(default_factory=list)  # V rows
+    q: Callable[[Prefix], Probs] = field(init=False)
+    p: Callable[[Prefix], Probs] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.q: Callable[[Prefix], Probs] = cache(
-            lambda at: self._warped(self.target, self.target_uncond, at)
-        )
-        self.p: Callable[[Prefix], Probs] = cache(
-            lambda at: self._warped(self.drafter, self.drafter_uncond, at)
-        )
+        self.q = self.warped(self.target, self.target_uncond)
+        if self.drafter is not None:
+            self.p = self.warped(self.drafter, self.drafter_uncond)
+
+    def warped(self, cond: Logits, uncond: Logits | None) -> Callable[[Prefix], Probs]:
+        """The distribution that decoding draws from, as a function of the prefix."""
+
+        @cache
+        def distribution(prefix: Prefix) -> Probs:
+            logits = cond(prefix)
+            if uncond is not None:
+                logits = guide(logits, uncond(prefix), self.sampling.guidance)
+            return warp(logits, self.sampling)
+
+        return distribution
 
     def drafting_after(self, committed: int) -> Self:
         """This world, with a drafter for which whatever comes after so many tokens is token 0."""
@@ -60,23 +77,20 @@ class World:
         other.p = lambda prefix: self.p(prefix[:committed] + (0,) * len(prefix[committed:]))
         return other
 
-    def _warped(self, cond: Logits | None, uncond: Logits | None, prefix: Prefix) -> list[float]:
-        assert cond is not None, "this world has no drafter"
-        logits = cond(prefix)
-        if uncond is not None:
-            logits = guide(logits, uncond(prefix), self.sampling.guidance)
-        return warp(logits, self.sampling)
+    def first_tokens(self) -> dict[Prefix, float]:
+        """P(x) of a first token that a prefill draws."""
+        return {(x,): q_x for x, q_x in enumerate(self.q(())) if q_x > 0}
 
     def joint(self) -> dict[Prefix, float]:
         """P(image) under the target: Π_t q(x_t | x_<t)."""
         images: dict[Prefix, float] = {(): 1.0}
         for _ in range(self.length):
-            images = {
-                (*s, x): w * qx
-                for s, w in images.items()
-                for x, qx in enumerate(self.q(s))
-                if qx > 0
-            }
+            longer = {}
+            for prefix, probability in images.items():
+                for x, q_x in enumerate(self.q(prefix)):
+                    if q_x > 0:
+                        longer[(*prefix, x)] = probability * q_x
+            images = longer
         return images
 
 
@@ -84,33 +98,30 @@ def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
     """Classifier-free guidance: uncond + s·(cond − uncond).  A token banned on either side stays
     banned.
     """
-    return [
-        -math.inf if math.inf in (-c, -u) else u + scale * (c - u)
-        for c, u in zip(cond, uncond, strict=True)
-    ]
+    guided = []
+    for c, u in zip(cond, uncond, strict=True):
+        banned = -math.inf in (c, u)
+        guided.append(-math.inf if banned else u + scale * (c - u))
+    return guided
 
 
 def warp(logits: list[float], sampling: Sampling) -> list[float]:
     """Temperature, then top-k (ties of the k-th stay), then top-p (the fewest tokens whose mass
     reaches p).
-
-    At temperature 0 the distribution is that of temperature 1, and decoding takes its argmax.
     """
-    if sampling.temperature == 0:
-        return softmax(logits)
     logits = [x / sampling.temperature for x in logits]
     if 0 < sampling.top_k < len(logits):
         kth = sorted(logits, reverse=True)[sampling.top_k - 1]
         logits = [x if x >= kth else -math.inf for x in logits]
     probs = softmax(logits)
-    if sampling.top_p < 1:
-        mass = 0.0
-        for x in sorted(range(len(probs)), key=lambda x: -probs[x]):
-            if mass >= sampling.top_p:
-                logits[x] = -math.inf
-            mass += probs[x]
-        probs = softmax(logits)
-    return probs
+    if sampling.top_p == 1:
+        return probs
+    mass = 0.0
+    for x in sorted(range(len(probs)), key=lambda x: -probs[x]):
+        if mass >= sampling.top_p:
+            logits[x] = -math.inf
+        mass += probs[x]
+    return softmax(logits)
 
 
 def softmax(logits: list[float]) -> list[float]:
@@ -119,16 +130,25 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def normalise(weights: list[float], otherwise: list[float] | None = None) -> list[float]:
-    """Weights as a distribution; ``otherwise`` (all zero if not given) where nothing is left to
-    normalise.
-    """
-    if (total := math.fsum(weights)) > 0:
+    """Weights as a distribution; if all are zero, ``otherwise`` (by default all zero)."""
+    total = math.fsum(weights)
+    if total > 0:
         return [w / total for w in weights]
-    return otherwise if otherwise is not None else [0.0] * len(weights)
+    return weights if otherwise is None else otherwise
 
 
-def one_hot(x: int, vocab: int) -> list[float]:
+def one_hot(x: int | None, vocab: int) -> list[float]:
     return [float(y == x) for y in range(vocab)]
+
+
+def without(p: Probs, x: int) -> Probs:
+    """p of the next sibling: x removed, renormalised; all zero if nothing is left."""
+    return normalise([0.0 if y == x else p_y for y, p_y in enumerate(p)])
+
+
+def total_variation(a: Iterable[float], b: Iterable[float]) -> float:
+    """½ Σ |a − b| of two distributions."""
+    return 0.5 * math.fsum(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
 class DeadEnd(Exception):
@@ -136,24 +156,29 @@ class DeadEnd(Exception):
 
 
 class Draws:
-    """The draws of one run, of which the first are ``fixed``; their probability, and the loss of
-    the tests after.
+    """The draws of one run of a program, of which the first are ``fixed``; their probability, and
+    the loss of the tests after them.
     """
 
     def __init__(self, fixed: tuple[int, ...] = ()):
-        self.tokens, self.n_fixed, self.count = list(fixed), len(fixed), 0
-        self.probability, self.loss = 1.0, 0.0
+        self.fixed = fixed
+        self.drawn: tuple[int, ...] = ()
+        self.probability = 1.0
+        self.loss = 0.0
         self.others: list[tuple[int, ...]] = []  # the fixed draws of further runs
 
     def token(self, law: Sequence[float]) -> int:
         """A token from its distribution."""
-        if self.count == len(self.tokens):
-            if not (possible := [x for x, mass in enumerate(law) if mass > 0]):
+        count = len(self.drawn)
+        if count < len(self.fixed):
+            x = self.fixed[count]
+        else:
+            possible = [x for x, mass in enumerate(law) if mass > 0]
+            if not possible:
                 raise DeadEnd
-            self.others += [(*self.tokens, x) for x in possible[1:]]
-            self.tokens.append(possible[0])
-        x = self.tokens[self.count]
-        self.count += 1
+            x = possible[0]
+            self.others += [(*self.drawn, other) for other in possible[1:]]
+        self.drawn = (*self.drawn, x)
         self.probability *= law[x]
         return x
 
@@ -165,136 +190,148 @@ class Draws:
         """One of what another program can return."""
         return list(outcomes)[self.token(list(outcomes.values()))]
 
-    def lose(self, q: Sequence[float], law: Callable[..., Probs], *arguments: Any) -> None:
-        """Count TV(q, law(…)) as a loss, once over all runs that have the draws before it in
+    def lose(self, q: Sequence[float], law: Callable[[], Sequence[float]]) -> None:
+        """Count TV(q, law()) as a loss, once over all runs that have the draws before it in
         common.
         """
-        if self.count >= self.n_fixed:
-            self.loss += self.probability * total_variation(q, law(*arguments))
+        if len(self.drawn) >= len(self.fixed):
+            self.loss += self.probability * total_variation(q, law())
 
 
 def outcomes(program: Callable[[Draws], T]) -> tuple[dict[T, float], float]:
     """What the program can return, with probabilities, and its expected loss."""
     returned: dict[T, float] = defaultdict(float)
-    loss, runs = 0.0, [Draws()]
+    loss = 0.0
+    runs = [Draws()]
     while runs:
         draws = runs.pop()
         with suppress(DeadEnd):
-            returned[program(draws)] += draws.probability
+            result = program(draws)
+            returned[result] += draws.probability
         loss += draws.loss
         runs += map(Draws, draws.others)
     return returned, loss
 
 
-# (q, p, x, depth, rule) -> weights
-Residual = Callable[[Probs, Probs, int, int, PlainRule], Probs]
-# tokens and ranks on the path to a node -> p of its children, and these: a token, or None for one
-# that is drawn when it
-# is tried; p is None where they were chosen, which counts as p = 1
-Node = Callable[[Path, Path], tuple[Probs | None, Sequence[int | None]]]
+class Family(NamedTuple):
+    """The children of a node in draft order: tokens, or None for one that is drawn from p when it
+    is tried.  p is None if they were chosen, which counts as p = 1 at each.
+    """
+
+    tokens: Sequence[int | None]
+    p: Probs | None
+
+
+# tokens and ranks on the path to a node -> its children
+FamilyAt = Callable[[Path, Path], Family]
 
 
 @dataclass(frozen=True)
-class PlainMethod:
+class PlainMethod(Generic[State]):
     """What is drafted, and the rule and residual that judge it.
 
-    A state is what a method carries from one step to the next: by default the tokens so far, and a
-    memory.
+    A state is what a method carries from one step to the next.
     """
 
-    spec: Any
+    spec: TreeSpec | WindowSpec | RowSpec
     rule: PlainRule
-    residual: Residual
+    residual: PlainResidual
 
-    def start(self, world: World) -> dict[Any, float]:
+    def start(self, world: World) -> dict[State, float]:
         """The states before the first step, with probabilities."""
-        return {((x,), ()): w for x, w in enumerate(world.q(())) if w > 0}
+        raise NotImplementedError
 
-    def step(self, world: World, state: Any) -> Callable[[Draws], Any]:
+    def step(self, world: World, state: State) -> Callable[[Draws], State]:
         """The program of one step, which returns the next state."""
         raise NotImplementedError
 
-    def image(self, world: World, state: Any) -> Prefix | None:
-        """The image of a state in which it is whole."""
-        return state[0] if len(state[0]) == world.length else None
+    def tokens(self, state: State) -> Prefix:
+        """All committed tokens, which are an image once there are ``length``."""
+        raise NotImplementedError
 
-    def verified(self, draws: Draws, world: World, prefix: Prefix, node: Node) -> Prefix:
-        """The tokens that a step commits after ``prefix``.
+    def verified(self, draws: Draws, world: World, prefix: Prefix, family_at: FamilyAt) -> Prefix:
+        """The tokens that a step commits after ``prefix``: the accepted path, and the token that
+        ends the step.
 
-        At a node its children are tried in draft order, each against what the earlier rejections
-        left of q and p; the first accepted child is the next node; all rejected, the step ends
-        with a token of the residual; at a leaf it ends with a bonus token of q.  What is drawn at
-        nodes that are never reached plays no part.
+        What is drawn at nodes that are never reached plays no part.
         """
-        at: Path = ()
+        path: Path = ()
         ranks: Path = ()
-        while len(prefix + at) < world.length:
-            q, (p, children), depth = world.q(prefix + at), node(at, ranks), len(at) + 1
-            for rank, drafted in enumerate(children):
-                if p is not None and drafted is None and not any(p):
-                    continue  # p is exhausted: there are no more children
-                law = one_hot(drafted or 0, world.vocab) if p is None else p
-                draws.lose(q, kernel, self.residual, q, law, law, self.rule, depth)
-                x = draws.token(law) if drafted is None else drafted
-                if draws.accepts(self.rule.probability(q, law, x, depth)):
-                    at, ranks = (*at, x), (*ranks, rank)
-                    break
-                q = after_rejection(self.residual, q, law, x, self.rule, depth)
-                p = None if p is None else without(p, x)
-            else:
-                return (*at, draws.token(q))
-        return at
+        while len(prefix + path) < world.length:
+            q = world.q(prefix + path)
+            rank, token = self.decided(draws, q, family_at(path, ranks), len(path) + 1)
+            path = (*path, token)
+            if rank is None:
+                break
+            ranks = (*ranks, rank)
+        return path
+
+    def decided(
+        self, draws: Draws, q: Probs, family: Family, depth: int
+    ) -> tuple[int | None, int]:
+        """Rank and token of the accepted child; None and a token of the residual if all are
+        rejected, or a bonus token of q if there are none.
+
+        Children are tried in draft order, each against what the earlier rejections left of q and
+        p.
+        """
+        p = family.p or []
+        for rank, child in enumerate(family.tokens):
+            if family.p is None:
+                p = one_hot(child, len(q))
+            elif child is None and not any(p):
+                break  # p is exhausted: there are no more children
+            draws.lose(q, partial(self.kernel, q, p, p, depth))
+            x = draws.token(p) if child is None else child
+            if draws.accepts(self.rule.probability(q, p, x, depth)):
+                return rank, x
+            q = self.after_rejection(q, p, x, depth)
+            p = without(p, x)
+        return None, draws.token(q)
+
+    def after_rejection(self, q: Probs, p: Probs, x: int, depth: int) -> Probs:
+        """The distribution after x was rejected; q itself if the residual's formula leaves
+        nothing.
+        """
+        return normalise(self.residual(q, p, x, depth, self.rule), q)
+
+    def kernel(self, q: Probs, p: Probs, law: Probs, depth: int) -> Probs:
+        """K = ℓ·f + Σ_x ℓ(x)·(1 − f(x))·G_x: what a test leaves of a draft from ℓ, ``law``
+        (Cool-SD, Theorem 2).
+        """
+        mass = [0.0] * len(q)
+        for x, share in enumerate(law):
+            if share == 0:
+                continue
+            f = self.rule.probability(q, p, x, depth)
+            mass[x] += share * f
+            if f < 1:
+                for y, g in enumerate(self.after_rejection(q, p, x, depth)):
+                    mass[y] += share * (1 - f) * g
+        return mass
 
 
-def decode_by_steps(world: World, method: PlainMethod) -> tuple[list[dict[Prefix, float]], float]:
-    """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity loss."""
-    states, by_steps, total_loss = method.start(world), [], 0.0
+def decode_by_steps(
+    world: World, method: PlainMethod[State]
+) -> tuple[list[dict[Prefix, float]], float]:
+    """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity
+    loss.
+    """
+    by_steps: list[dict[Prefix, float]] = []
+    total_loss = 0.0
+    states = method.start(world)
     while states:
         images: dict[Prefix, float] = defaultdict(float)
-        after: dict[Any, float] = defaultdict(float)
+        unfinished: dict[State, float] = defaultdict(float)
         for state, weight in states.items():
             next_states, loss = outcomes(method.step(world, state))
             total_loss += weight * loss
             for next_state, probability in next_states.items():
-                image = method.image(world, next_state)
-                if image is None:
-                    after[next_state] += weight * probability
+                tokens = method.tokens(next_state)
+                if len(tokens) == world.length:
+                    images[tokens] += weight * probability
                 else:
-                    images[image] += weight * probability
+                    unfinished[next_state] += weight * probability
         by_steps.append(images)
-        states = after
+        states = unfinished
     return by_steps, total_loss
-
-
-def after_rejection(
-    residual: Residual, q: Probs, p: Probs, x: int, rule: PlainRule, depth: int
-) -> Probs:
-    """The distribution after x was rejected.  Where its formula leaves nothing, q itself."""
-    return normalise(residual(q, p, x, depth, rule), q)
-
-
-def without(p: Probs, x: int) -> Probs:
-    """p of the next sibling: x removed, renormalised; all zero where nothing is left."""
-    return normalise([0.0 if y == x else py for y, py in enumerate(p)])
-
-
-def kernel(
-    residual: Residual, q: Probs, p: Probs, law: Probs, rule: PlainRule, depth: int
-) -> Probs:
-    """K = ℓ·f + Σ_x ℓ(x)·(1 − f(x))·G_x: what a test leaves of a draft from ℓ, ``law`` (Cool-SD,
-    Theorem 2).
-    """
-    mass = [0.0] * len(q)
-    for x, share in enumerate(law):
-        if share > 0:
-            f = rule.probability(q, p, x, depth)
-            mass[x] += share * f
-            if f < 1:
-                after = after_rejection(residual, q, p, x, rule, depth)
-                mass = [k + share * (1 - f) * g for k, g in zip(mass, after, strict=True)]
-    return mass
-
-
-def total_variation(a: Iterable[float], b: Iterable[float]) -> float:
-    """½ Σ |a − b| of two distributions."""
-    return 0.5 * math.fsum(abs(x - y) for x, y in zip(a, b, strict=True))

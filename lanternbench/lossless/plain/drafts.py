@@ -1,23 +1,23 @@
-"""Exact output distributions of drafted methods, one verification for every tree, and of the
-Jacobi family.
+"""Draft trees and windows.
 
-Draft trees are nested lists: chains and static shapes, EAGLE-2's dynamic tree, ADT-Tree's depth
-and width.  Windows: SJD and its initialisations, SCD's coupled redraws, GSD, SJD-PAC's siblings.
-A window holds drafts for the positions after the committed prefix, each with the law that it was
-drawn from: the target's after the tokens that stood there when it was (re)drawn; a fresh draft's
-is uniform or one-hot.  Windows end with the image.
+Draft trees: chains and static shapes, EAGLE-2's dynamic tree, ADT-Tree's depth and width.
+Windows: SJD and its initialisations, SCD's coupled redraws, GSD, SJD-PAC's siblings.  A window
+holds drafts for the positions after the committed prefix, each with the law that it was drawn
+from: the target's after the tokens that stood there when it was (re)drawn; a fresh draft's is
+uniform or one-hot.  Windows end with the image.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from lanternbench.engine.plain import AdaptiveBounds, Probs, TreeSpec, WindowSpec
 from lanternbench.lossless.plain import (
     Draws,
+    Family,
     Path,
     PlainMethod,
     Prefix,
@@ -26,14 +26,15 @@ from lanternbench.lossless.plain import (
     one_hot,
     without,
 )
-from lanternbench.lossless.plain.rules import ChainRule
+from lanternbench.lossless.plain.rules import ChainRule, positive_residual
 
 
-def top_children(p: list[float], k: int) -> list[int]:
+def top_children(p: Probs, k: int) -> list[int]:
     """The k likeliest tokens, ties by token id."""
     return sorted(range(len(p)), key=lambda x: (-p[x], x))[:k]
 
 
+@lru_cache(maxsize=16)
 def dynamic_tree(
     world: World, prefix: Prefix, depth: int, top_k: int, total: int
 ) -> dict[Path, list[int]]:
@@ -44,22 +45,21 @@ def dynamic_tree(
     children.  Reranking: the total − 1 nodes of highest value over all levels stay; of equal ones
     the shallower, so that the rest is a tree.
     """
-    value: dict[Path, float] = {(): 0.0}
+    value: dict[Path, float] = {(): 0.0}  # its logarithm
     frontier: list[Path] = [()]
-    pool: list[Path] = []
     for _ in range(depth):
-        level = []
+        level: list[Path] = []
         for node in frontier:
             p = world.p(prefix + node)
             for x in top_children(p, top_k):
                 if p[x] > 0:
                     value[(*node, x)] = value[node] + math.log(p[x])
                     level.append((*node, x))
-        pool += level
-        frontier = sorted(level, key=lambda node: -value[node])[:top_k]
-    best = set(sorted(pool, key=lambda node: -value[node])[: total - 1])
+        frontier = sorted(level, key=value.__getitem__, reverse=True)[:top_k]
+    del value[()]
+    best = sorted(value, key=value.__getitem__, reverse=True)[: total - 1]
     children: dict[Path, list[int]] = {}
-    for node in pool:
+    for node in value:
         if node in best:
             children.setdefault(node[:-1], []).append(node[-1])
     return children
@@ -68,81 +68,89 @@ def dynamic_tree(
 Tree = tuple[int, int]  # depth and width of ADT-Tree's
 
 
-def adt_step(
-    history: list[Tree], alpha: float | None, bounds: AdaptiveBounds, init: str, grid_width: int, radius: int = 2,
-    u: tuple[float, float] = (0.0, 0.0),
-) -> Tree:  # fmt: skip
-    """(d̂, k̂) of the tree that drafts token number len(history): (d̃, k̃) by adjacency, then
-    adapted.
+class Memory(NamedTuple):
+    """What ADT-Tree carries from step to step."""
 
-    ``history``: the tree that produced each earlier token, in raster order.  ``alpha``: τ/d̂ of
-    the previous tree, its τ tokens counted with the bonus token; None before the first, which
-    starts where it is initialised.  ``radius``: δ of ``token-flock``.  ``u``: two uniforms, read
-    by ``random`` alone.  Where ``vertical`` has no token above, the tree of the one to the left
-    stands in.
+    history: tuple[Tree, ...] = ()  # the tree that produced each token, in raster order
+    # τ/d̂ of the previous tree, its τ tokens counted with the bonus token; None before the first
+    alpha: float | None = None
+
+
+def adjacent_tree(
+    history: tuple[Tree, ...], spec: TreeSpec, grid_width: int
+) -> tuple[float, float]:
+    """(d̃, k̃) of the tree that drafts token number len(history).
+
+    Adjacency is ``horizontal``, ``vertical`` or ``token-flock``; the tree of the token to the left
+    stands in for one above that is missing.
     """
-    start: tuple[float, float] = history[-1]  # horizontal: the tree of the token to the left
-    # uniform over the integers strictly inside the two ranges, whatever the trees so far
-    if init == "random":
-        (d, d_end), (k, k_end) = bounds.d, bounds.k
-        start = d + 1 + int(u[0] * (d_end - d - 1)), k + 1 + int(u[1] * (k_end - k - 1))
-    elif init == "vertical" and len(history) >= grid_width:  # the tree of the token above
-        start = history[-grid_width]
-    elif init == "token-flock":
-        start = token_flock(history, grid_width, radius)
-    return adt_adapt(start, alpha, bounds)
+    if spec.init == "token-flock":
+        return token_flock(history, grid_width, spec.radius)
+    if spec.init == "vertical" and len(history) >= grid_width:
+        return history[-grid_width]
+    return history[-1]
 
 
-def token_flock(history: list[Tree], grid_width: int, radius: int) -> tuple[float, float]:
+def token_flock(history: tuple[Tree, ...], grid_width: int, radius: int) -> tuple[float, float]:
     """d̃ = Σ w·d / Σ w and k̃ likewise, over the earlier tokens at a Euclidean distance of at most
     δ (eq. 6).
 
     A token Δy rows above weighs w = (δ − Δy + 1)/δ.
     """
     row, column = divmod(len(history), grid_width)
-    near = []
+    total = depth = width = 0.0
     for i, (d, k) in enumerate(history):
-        other = divmod(i, grid_width)
-        if math.dist((row, column), other) <= radius:
-            near.append(((radius - (row - other[0]) + 1) / radius, d, k))
-    total = sum(w for w, _, _ in near)
-    return (
-        (sum(w * d for w, d, _ in near) / total, sum(w * k for w, _, k in near) / total)
-        if near
-        else history[-1]
-    )
+        its_row, its_column = divmod(i, grid_width)
+        if math.dist((row, column), (its_row, its_column)) <= radius:
+            w = (radius - (row - its_row) + 1) / radius
+            total += w
+            depth += w * d
+            width += w * k
+    return depth / total, width / total
+
+
+def random_tree(draws: Draws, bounds: AdaptiveBounds) -> Tree:
+    """A depth and a width drawn uniformly from inside their intervals."""
+    return inside(draws, bounds.d), inside(draws, bounds.k)
+
+
+def inside(draws: Draws, interval: tuple[int, int]) -> int:
+    """An integer of an open interval, drawn uniformly."""
+    low, high = interval
+    count = high - low - 1
+    return low + 1 + draws.token([1 / count] * count)
 
 
 def adt_adapt(start: tuple[float, float], alpha: float | None, bounds: AdaptiveBounds) -> Tree:
     """Bisectional adaptation: α ≥ β makes the next tree deeper and narrower, else shallower and
     wider.
 
-    The intervals are open.  The width is held inside its own only where d̃ ± l_d > 1: of a tree of
-    one level every child is a leaf.
+    The width is held inside its interval only if d̃ ± l_d > 1: of a tree of one level every child
+    is a leaf.
     """
-    sign = 0 if alpha is None else 1 if alpha >= bounds.beta else -1
-    d, k = start[0] + sign * bounds.l_d, start[1] - sign * bounds.l_k
-    depth, width = (
-        min(max(round(x), low + 1), high - 1) for x, (low, high) in ((d, bounds.d), (k, bounds.k))
-    )
-    return depth, width if d > 1 else max(1, round(k))
+    sign = 0
+    if alpha is not None:
+        sign = 1 if alpha >= bounds.beta else -1
+    d = start[0] + sign * bounds.l_d
+    k = start[1] - sign * bounds.l_k
+    depth = clamped(d, bounds.d)
+    return depth, clamped(k, bounds.k) if d > 1 else max(1, round(k))
 
 
-class Memory(NamedTuple):
-    """What ADT-Tree carries from step to step: its earlier trees and α."""
-
-    history: tuple[Tree, ...] = ()
-    alpha: float | None = None
+def clamped(x: float, interval: tuple[int, int]) -> int:
+    """The integer of an open interval that is nearest."""
+    low, high = interval
+    return min(max(round(x), low + 1), high - 1)
 
 
 TreeState = tuple[Prefix, Memory]
 
 
 @dataclass(frozen=True)
-class MethodSpec(PlainMethod):
-    """A drafted method.  ``sampled``: are a static tree's children drawn without replacement, or
-    the likeliest tokens?
+class MethodSpec(PlainMethod[TreeState]):
+    """A drafted method.
 
+    ``sampled``: a static tree's children are drawn without replacement, not the likeliest tokens.
     ``marginals``: the drafter knows the committed tokens alone, so that its distribution at a
     depth is the same after any drafts.
     """
@@ -152,72 +160,67 @@ class MethodSpec(PlainMethod):
     marginals: bool = False
 
     def start(self, world: World) -> dict[TreeState, float]:
-        memory = Memory((self.spec.first,) if self.spec.kind == "adaptive" else ())
-        return {(prefix, memory): w for (prefix, _), w in super().start(world).items()}
+        memory = Memory((self.spec.first,))
+        return {(prefix, memory): mass for prefix, mass in world.first_tokens().items()}
+
+    def tokens(self, state: TreeState) -> Prefix:
+        return state[0]
 
     def step(self, world: World, state: TreeState) -> Callable[[Draws], TreeState]:
-        (prefix, memory), spec, adaptive = state, self.spec, self.spec.kind == "adaptive"
-        drafting = world.drafting_after(len(prefix)) if self.marginals else world
-        dynamic = cache(
-            lambda depth, width: dynamic_tree(drafting, prefix, depth, width, spec.total)
+        if self.marginals:
+            world = world.drafting_after(len(state[0]))
+        return partial(self.next_state, world, state)
+
+    def next_state(self, world: World, state: TreeState, draws: Draws) -> TreeState:
+        prefix, memory = state
+        if isinstance(self.rule, ChainRule):
+            tokens = self.verified_chain(draws, world, prefix, self.rule)
+            return (prefix + tokens)[: world.length], memory
+        if self.spec.kind == "static":
+            family_at = partial(self.static_family, world, prefix)
+            return prefix + self.verified(draws, world, prefix, family_at), memory
+        size = self.tree_size(draws, world, memory)
+        children = dynamic_tree(world, prefix, *size, self.spec.total)
+        tokens = self.verified(
+            draws, world, prefix, lambda path, _: Family(children.get(path, []), None)
         )
+        if self.spec.kind == "adaptive":
+            counted = len(tokens) if self.spec.bonus else len(tokens) - 1
+            memory = Memory(memory.history + (size,) * len(tokens), counted / size[0])
+        return prefix + tokens, memory
 
-        def static(at: Path, ranks: Path) -> tuple[Probs | None, Sequence[int | None]]:
-            count = sum(path[:-1] == ranks for path in spec.paths)
-            p = drafting.p(prefix + at) if count else []
-            return (p, [None] * count) if self.sampled else (None, top_children(p, count))
+    def static_family(self, world: World, prefix: Prefix, path: Path, ranks: Path) -> Family:
+        count = [child[:-1] for child in self.spec.paths].count(ranks)
+        if count == 0:
+            return Family([], None)
+        p = world.p(prefix + path)
+        return Family([None] * count, p) if self.sampled else Family(top_children(p, count), None)
 
-        def run(draws: Draws) -> TreeState:
-            after, size = memory, (spec.depth, spec.top_k)
-            if isinstance(self.rule, ChainRule):
-                tokens = self.verified_chain(draws, drafting, prefix, self.rule)
-            elif spec.kind == "static":
-                tokens = self.verified(draws, drafting, prefix, static)
-            else:
-                size = adapted(draws, spec, memory, world.grid_width) if adaptive else size
-                children = dynamic(*size)
-                tokens = self.verified(
-                    draws, drafting, prefix, lambda at, _: (None, children.get(at, []))
-                )
-            if adaptive:
-                after = Memory(
-                    memory.history + (size,) * len(tokens),
-                    (len(tokens) - (not spec.bonus)) / size[0],
-                )
-            return (prefix + tokens)[: world.length], after
-
-        return run
+    def tree_size(self, draws: Draws, world: World, memory: Memory) -> Tree:
+        """(d̂, k̂) of the tree that is drafted next."""
+        spec = self.spec
+        if spec.kind == "dynamic":
+            return spec.depth, spec.top_k
+        if spec.init == "random":  # whatever the trees so far
+            return adt_adapt(random_tree(draws, spec.bounds), memory.alpha, spec.bounds)
+        start = adjacent_tree(memory.history, spec, world.grid_width)
+        return adt_adapt(start, memory.alpha, spec.bounds)
 
     def verified_chain(
         self, draws: Draws, world: World, prefix: Prefix, rule: ChainRule
     ) -> Prefix:
         """Verification as a whole of a chain drawn from p."""
         xs: Prefix = ()
+        ps: list[Probs] = []
+        qs = [world.q(prefix)]
         for _ in range(self.spec.deepest):
-            xs += (draws.token(world.p(prefix + xs)),)
-        ps = [world.p(prefix + xs[:i]) for i in range(len(xs))]
-        qs = [world.q(prefix + xs[:i]) for i in range(len(xs) + 1)]
+            ps.append(world.p(prefix + xs))
+            xs = (*xs, draws.token(ps[-1]))
+            qs.append(world.q(prefix + xs))
         endings = rule.endings(qs, ps, xs)
-        _, accepted, weights = endings[draws.token([ending.probability for ending in endings])]
-        return (*xs[:accepted], draws.token(normalise(weights, qs[accepted])))
-
-
-def adapted(draws: Draws, spec: TreeSpec, memory: Memory, grid_width: int) -> Tree:
-    """ADT-Tree's (d̂, k̂) of the tree that is drafted next."""
-    u = [0.5, 0.5]
-    if spec.init == "random":
-        for i, (low, high) in enumerate((spec.bounds.d, spec.bounds.k)):
-            n = high - low - 1
-            u[i] = (draws.token([1 / n] * n) + 0.5) / n
-    return adt_step(
-        list(memory.history),
-        memory.alpha,
-        spec.bounds,
-        spec.init,
-        grid_width,
-        spec.radius,
-        (u[0], u[1]),
-    )
+        ending = endings[draws.token([ending.probability for ending in endings])]
+        law = normalise(ending.weights, qs[ending.accepted])
+        return (*xs[: ending.accepted], draws.token(law))
 
 
 class Slot(NamedTuple):
@@ -234,67 +237,70 @@ WindowState = tuple[Prefix, Window]
 
 
 @dataclass(frozen=True)
-class WindowMethod(PlainMethod):
-    """A window with an acceptance rule and a residual."""
+class WindowMethod(PlainMethod[WindowState]):
+    """A window with an acceptance rule and a residual.  Its columns count from 1."""
 
     spec: WindowSpec
 
     def start(self, world: World) -> dict[WindowState, float]:
-        return super().start(world) if self.spec.prefill else {((), ()): 1.0}
+        if not self.spec.prefill:
+            return {((), ()): 1.0}
+        return {(prefix, ()): mass for prefix, mass in world.first_tokens().items()}
+
+    def tokens(self, state: WindowState) -> Prefix:
+        return state[0]
 
     def step(self, world: World, state: WindowState) -> Callable[[Draws], WindowState]:
-        """One forward over the window: what is committed, and the drafts that stay."""
-        prefix, old = state
+        return partial(self.next_state, world, state)
 
-        def run(draws: Draws) -> WindowState:
-            window = self.fill(draws, world, prefix, old)
+    def next_state(self, world: World, state: WindowState, draws: Draws) -> WindowState:
+        """One forward pass over the window: what is committed, and the drafts that stay."""
+        prefix, window = state
+        window = self.filled(draws, world, prefix, window)
+        tokens = self.verified(draws, world, prefix, partial(self.family_at, window))
+        return prefix + tokens, self.redrawn(draws, world, prefix, window, tokens[:-1])
 
-            def node(at: Path, ranks: Path) -> tuple[Probs, Path]:
-                column = len(at) + 1
-                # the tree grows from first siblings alone
-                leaf = column > len(window) or (any(ranks) and column >= self.spec.tree_depth)
-                return (
-                    ([], ()) if leaf else (list(window[column - 1].law), window[column - 1].tokens)
-                )
+    def family_at(self, window: Window, path: Path, ranks: Path) -> Family:
+        column = len(path) + 1
+        after_sibling = any(ranks)  # the tree grows from first siblings alone
+        if column > len(window) or (after_sibling and column >= self.spec.tree_depth):
+            return Family([], None)
+        tokens, law = window[column - 1]
+        return Family(tokens, list(law))
 
-            tokens = self.verified(draws, world, prefix, node)
-            return prefix + tokens, self.redrawn(draws, world, prefix, window, tokens[:-1])
-
-        return run
-
-    def fill(self, draws: Draws, world: World, prefix: Prefix, window: Window) -> Window:
+    def filled(self, draws: Draws, world: World, prefix: Prefix, window: Window) -> Window:
         """Fresh drafts for the positions that the window has none for."""
-        spec, size = self.spec, min(self.spec.window, world.length - len(prefix))
+        size = min(self.spec.window, world.length - len(prefix))
         window = window[:size]
         for column in range(len(window) + 1, size + 1):
-            law = fresh_law(world, spec, prefix, len(prefix) + column - 1)
-            tokens = siblings(draws, law, spec.width(column))
-            window += (
-                Slot(tokens, tuple(one_hot(tokens[0], world.vocab) if spec.one_hot else law)),
-            )
+            law = fresh_law(world, self.spec, prefix, len(prefix) + column - 1)
+            first = draws.token(law)
+            tokens = siblings(draws, law, first, self.spec.width(column))
+            recorded = one_hot(first, world.vocab) if self.spec.one_hot else law
+            window = (*window, Slot(tokens, tuple(recorded)))
         return window
 
     def redrawn(
-        self, draws: Draws, world: World, prefix: Prefix, window: Window, at: Prefix
+        self, draws: Draws, world: World, prefix: Prefix, window: Window, accepted: Prefix
     ) -> Window:
-        """The drafts after the token that ends the step, from what this forward says of their
+        """The drafts after the token that ends the step, from what this forward pass says of their
         positions.
 
-        The forward has seen, at each later position, the accepted path ``at`` and from there on
-        the first siblings; beyond the tree, where an accepted path of other siblings has no nodes,
-        the chain of first siblings.
+        The forward pass has seen, at each later position, the accepted path and from there on the
+        first siblings; beyond the tree, where an accepted path of other siblings has no nodes, the
+        chain of first siblings.
         """
-        spec, stop = self.spec, len(at) + 1  # the column of the token that ends the step
         chain = tuple(slot.tokens[0] for slot in window)
+        stop = len(accepted) + 1  # the column of the token that ends the step
+        last = min(len(window) + 1, world.length - len(prefix))
         after: Window = ()
-        for column in range(stop + 1, min(len(window) + 1, world.length - len(prefix)) + 1):
-            seen = (
-                chain[: column - 1]
-                if column > spec.tree_depth
-                else at + chain[len(at) : column - 1]
-            )
+        for column in range(stop + 1, last + 1):
+            seen = chain[: column - 1]
+            if column <= self.spec.tree_depth:
+                seen = accepted + seen[len(accepted) :]
+            q = world.q(prefix + seen)
             old = window[column - 1] if column <= len(window) else None
-            after += (redraw(draws, spec, world.q(prefix + seen), old, spec.width(column - stop)),)
+            after = (*after, redraw(draws, self.spec, q, old, self.spec.width(column - stop)))
         return after
 
 
@@ -303,8 +309,8 @@ def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> 
     neighbour.
 
     ``horizontal``: the nearest committed token to the left in its row; ``vertical``: the one
-    above.  ``repeat`` copies it, ``sample`` draws from its distribution.  Where there is none, the
-    token is random.
+    above.  ``repeat`` copies it, ``sample`` draws from its distribution.  Without one, the token
+    is random.
     """
     direction, _, how = spec.init.partition("-")
     if direction == "horizontal":
@@ -318,46 +324,48 @@ def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> 
     return one_hot(prefix[source], world.vocab) if how == "repeat" else world.q(prefix[:source])
 
 
-def siblings(draws: Draws, p: Probs, count: int, first: int | None = None) -> tuple[int, ...]:
-    """Ordered draws without replacement from p, fewer where p has fewer tokens; ``first``: the
-    first one is given.
+def siblings(draws: Draws, p: Probs, first: int, count: int) -> tuple[int, ...]:
+    """``first`` and further ordered draws without replacement from p, fewer than ``count`` if p
+    has fewer tokens.
     """
-    tokens, p = ((), p) if first is None else ((first,), without(p, first))
-    while len(tokens) < count and any(p):
-        x = draws.token(p)
-        tokens, p = (*tokens, x), without(p, x)
+    tokens: tuple[int, ...] = (first,)
+    left = without(p, first)
+    while len(tokens) < count and any(left):
+        x = draws.token(left)
+        tokens = (*tokens, x)
+        left = without(left, x)
     return tokens
 
 
 def redraw(draws: Draws, spec: WindowSpec, q: Probs, old: Slot | None, count: int) -> Slot:
     """New drafts for a position, of which the first has the law q."""
     if old is None or spec.redraw == "independent":
-        return Slot(siblings(draws, q, count), tuple(q))
-    x, p = old.tokens[0], list(old.law)
+        return Slot(siblings(draws, q, draws.token(q), count), tuple(q))
+    x = old.tokens[0]
+    p = list(old.law)
     if spec.redraw == "keep":
         kept = q[x] > spec.theta * p[x]
-        x = x if kept else draws.token(q)
+        first = x if kept else draws.token(q)
     else:
-        x, kept = coupled(draws, q, p, x)
+        first, kept = coupled(draws, q, p, x)
     law = old.law if kept and spec.redraw in ("keep", "kept-law") else tuple(q)
-    return Slot(siblings(draws, q, count, x), law)
+    return Slot(siblings(draws, q, first, count), law)
 
 
 def coupled(draws: Draws, q: Probs, p: Probs, x: int) -> tuple[int, bool]:
     """Maximal coupling (SCD, arXiv 2510.24211): keep x ~ p with min(1, q(x)/p(x)), else draw from
     [q − p]₊.
 
-    -> (token, was it kept?); over x ~ p the token has the law q, and equals x as often as is
-    possible.
+    Return the token, and whether it was kept.  Over x ~ p the token has the law q, and equals x as
+    often as is possible.
     """
     if draws.accepts(min(1.0, q[x] / p[x])):
         return x, True
-    return draws.token(
-        normalise([max(0.0, qy - py) for qy, py in zip(q, p, strict=True)], q)
-    ), False
+    return draws.token(normalise(positive_residual(1.0, q, p), q)), False
 
 
 def inverse_cdf(p: Probs, u: float) -> int:
     """The first token whose cumulated probability exceeds u."""
-    above = (x for x, mass in enumerate(accumulate(p)) if mass > u)
-    return next(above, max(x for x, px in enumerate(p) if px > 0))
+    above = [x for x, mass in enumerate(accumulate(p)) if mass > u]
+    possible = [x for x, p_x in enumerate(p) if p_x > 0]
+    return above[0] if above else possible[-1]

@@ -1,25 +1,17 @@
 """Several rows at once: ZipAR (arXiv 2412.04062) and parallel Jacobi decoding (arXiv 2606.05703).
 
 The target has a distribution after every *view*: the tokens that an input attends to, by position,
-``NONE`` where there is none; a whole view is a prefix.  Rows of one step see what was committed
+``NONE`` if there is none; a whole view is a prefix.  Rows of one step see what was committed
 before it, never each other's drafts, so a step's outcomes are the products of its rows'.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from lanternbench.engine.plain import RowSpec
-from lanternbench.lossless.plain import (
-    Draws,
-    PlainMethod,
-    Prefix,
-    World,
-    after_rejection,
-    kernel,
-    normalise,
-    outcomes,
-)
+from lanternbench.engine.plain import Probs, RowSpec
+from lanternbench.lossless.plain import Draws, PlainMethod, Prefix, World, normalise, outcomes
 
 NONE = -1
 Law = tuple[float, ...]
@@ -32,20 +24,28 @@ class Draft(NamedTuple):
 
 
 class Row(NamedTuple):
-    tokens: tuple[int, ...] = ()
+    tokens: Prefix = ()
     drafts: tuple[Draft, ...] = ()
     stand_in: int | None = None  # for the last token of the row above, while tokens may see it
 
+    def padded(self, width: int) -> Prefix:
+        """The tokens, and ``NONE`` for those that it lacks."""
+        return (*self.tokens, *[NONE] * (width - len(self.tokens)))
 
-Rows = tuple[Row, ...]
-# one outcome of a row's step: the row, and what each new token was drawn from
-Result = tuple[Row, tuple[Law, ...]]
-# rows, and laws of tokens whose loss is not known yet
-State = tuple[Rows, tuple[tuple[int, Law], ...]]
+
+class Result(NamedTuple):
+    """One outcome of a row's step."""
+
+    row: Row
+    laws: tuple[Law, ...] = ()  # what each new token was drawn from
+
+
+Pending = tuple[tuple[int, Law], ...]  # positions and laws of tokens whose loss is not known yet
+RowsState = tuple[tuple[Row, ...], Pending]
 
 
 @dataclass(frozen=True)
-class RowMethod(PlainMethod):
+class RowMethod(PlainMethod[RowsState]):
     """How rows are drawn, and the rule and residual that judge their drafts.
 
     The loss is Σ E TV(r_i, q(· | all tokens before)).  A token's is known once the rows above it
@@ -54,173 +54,194 @@ class RowMethod(PlainMethod):
 
     spec: RowSpec
 
-    def start(self, world: World) -> dict[State, float]:
-        q, blank = world.q(()), (Row(),) * (world.length // world.grid_width - 1)
-        return {((Row((x,)), *blank), ((0, tuple(q)),)): w for x, w in enumerate(q) if w > 0}
+    def start(self, world: World) -> dict[RowsState, float]:
+        q = tuple(world.q(()))
+        blank = [Row()] * (world.length // world.grid_width - 1)
+        first = world.first_tokens().items()
+        return {((Row(prefix), *blank), ((0, q),)): mass for prefix, mass in first}
 
-    def image(self, world: World, state: State) -> Prefix | None:
-        tokens = tuple(x for row in state[0] for x in row.tokens)
-        return tokens if len(tokens) == world.length else None
+    def tokens(self, state: RowsState) -> Prefix:
+        return sum([row.tokens for row in state[0]], ())
 
-    def step(self, world: World, state: State) -> Callable[[Draws], State]:
+    def step(self, world: World, state: RowsState) -> Callable[[Draws], RowsState]:
+        rows, _ = state
+        steps = [RowStep(world, self, rows, i) for i in range(len(rows))]
+        of_rows = [outcomes(step.run)[0] for step in steps]
+        return partial(self.next_state, world, state, of_rows)
+
+    def next_state(
+        self, world: World, state: RowsState, of_rows: list[dict[Result, float]], draws: Draws
+    ) -> RowsState:
         rows, pending = state
-        options = [outcomes(RowStep(world, self, rows, i).run)[0] for i in range(len(rows))]
-
-        def run(draws: Draws) -> State:
-            results = [draws.among(option) for option in options]
-            laws, after = list(pending), tuple(row for row, _ in results)
-            for i, (row, (_, drawn)) in enumerate(zip(rows, results, strict=True)):
-                laws += enumerate(drawn, i * world.grid_width + len(row.tokens))
-            image = [x for row in after for x in line(world, row)]
-            for i, law in laws:
-                if NONE not in image[:i]:
-                    draws.lose(law, world.q, tuple(image[:i]))
-            return after, tuple((i, law) for i, law in laws if NONE in image[:i])
-
-        return run
-
-
-def line(world: World, row: Row) -> Prefix:
-    """A row's tokens, and ``NONE`` for those that it lacks."""
-    return (*row.tokens, *[NONE] * (world.grid_width - len(row.tokens)))
+        results = [draws.among(results) for results in of_rows]
+        after = tuple(result.row for result in results)
+        laws = list(pending)
+        for i, (row, result) in enumerate(zip(rows, results, strict=True)):
+            laws += enumerate(result.laws, i * world.grid_width + len(row.tokens))
+        image = sum([row.padded(world.grid_width) for row in after], ())
+        waiting = []
+        for position, law in laws:
+            before = image[:position]
+            if NONE in before:
+                waiting.append((position, law))
+            else:
+                draws.lose(law, partial(world.q, before))
+        return after, tuple(waiting)
 
 
 class RowStep:
     """What row i becomes in one step of ``rows``."""
 
-    def __init__(self, world: World, method: RowMethod, rows: Rows, i: int):
-        self.world, self.method, self.spec, self.rows, self.i = world, method, method.spec, rows, i
-        self.width, self.row = world.grid_width, rows[i]
+    def __init__(self, world: World, method: RowMethod, rows: tuple[Row, ...], i: int):
+        self.world = world
+        self.method = method
+        self.spec = method.spec
+        self.rows = rows
+        self.i = i
+        self.width = world.grid_width
+        whole = [row for row in rows if len(row.tokens) == self.width]
+        self.first = len(whole)  # the first row that is not
+        self.is_top = i == self.first
         self.filled_above = len(rows[i - 1].tokens) if i else self.width
-        self.first = next(
-            (j for j, row in enumerate(rows) if len(row.tokens) < self.width), len(rows)
-        )
-        self.top = i == self.first  # of the rows that are not whole
-        # the latest token of two rows up, where the row above is not whole
+        self.row = rows[i]
         if not self.row.tokens:
-            source = rows[i - 2] if i > 1 else rows[i - 1]
-            stand_in = (
-                None if self.filled_above == self.width or not source.tokens else source.tokens[-1]
-            )
-            self.row = self.row._replace(stand_in=stand_in)
-        self.stand_in = self.row.stand_in if method.spec.seen else None
+            self.row = self.row._replace(stand_in=self.latest_above())
+        self.stand_in = self.row.stand_in if self.spec.seen else None
+
+    def latest_above(self) -> int | None:
+        """The token that stands in for the last one of the row above, if that is not whole: the
+        latest token of two rows up.
+        """
+        source = self.rows[max(self.i - 2, 0)].tokens
+        return source[-1] if source and self.filled_above < self.width else None
+
+    @property
+    def takes_part(self) -> bool:
+        lead = min(self.spec.lead, self.width)
+        active = -(-self.width // lead)
+        if not self.first <= self.i < self.first + active:
+            return False
+        drawn_alone = self.i == 1 and not self.spec.window  # ZipAR's first row
+        begins_at = self.width if drawn_alone else lead
+        return len(self.row.tokens) > 0 or self.filled_above >= begins_at
 
     def run(self, draws: Draws) -> Result:
         """A row that takes no part stays as it is."""
-        spec, i, first, width, done = (
-            self.spec,
-            self.i,
-            self.first,
-            self.width,
-            len(self.row.tokens),
-        )
-        lead = min(spec.lead, width)
-        begins_at = width if i == 1 and not spec.window else lead
-        if (
-            i < first
-            or i >= first + -(-width // lead)
-            or (not done and self.filled_above < begins_at)
-        ):
-            return self.rows[i], ()
-        if not spec.window:
+        if not self.takes_part:
+            return Result(self.rows[self.i])
+        if not self.spec.window:
             return self.zipar(draws)
-        free = min(spec.window, width - done, width if self.top else self.filled_above - done)
-        return self.pjd(draws, free) if free > 0 else (self.rows[i], ())
+        known = self.width if self.is_top else self.filled_above
+        free = min(self.spec.window, known - len(self.row.tokens))
+        return self.pjd(draws, free) if free > 0 else Result(self.rows[self.i])
 
-    def law(self, tokens: Prefix) -> Law:
+    def law(self, tokens: Prefix) -> Probs:
         """The target's distribution after what the last of ``tokens`` attends to; without any it
         is the stand-in.
         """
         seen: list[int] = []
-        for j, row in enumerate(self.rows[: self.i]):
-            seen += line(self.world, row)
-            begins = j == self.i - 1 and not tokens and self.row.stand_in is not None
-            below = self.rows[j + 1].stand_in if self.spec.seen else None
-            stand_in = self.row.stand_in if begins else below
+        for j in range(self.i):
+            seen += self.rows[j].padded(self.width)
+            begins = j == self.i - 1 and not tokens
+            stand_in = self.row.stand_in if begins else None
+            if stand_in is None and self.spec.seen:
+                stand_in = self.rows[j + 1].stand_in
             if seen[-1] == NONE and stand_in is not None:
                 seen[-1] = stand_in
-        return tuple(self.world.q((*seen, *tokens)))
+        return self.world.q((*seen, *tokens))
 
     def zipar(self, draws: Draws) -> Result:
         """The next token is drawn and committed; an adaptive window's first is a candidate until
-        it stays the same.
+        it stays the same, or the row above is whole.
         """
-        tokens, whole = self.row.tokens, self.filled_above == self.width
+        tokens = self.row.tokens
+        whole = self.filled_above == self.width
         waits = self.spec.adaptive and not tokens
         q = self.law(tokens)
-        law, origin, settled = q, q, not waits or whole
-        if not (waits and self.row.drafts):
-            x = draws.token(q)
-        else:
-            draft = self.row.drafts[0]
-            law, x = self.final_law(q, draft, 1, whole), draft.token
-            if draws.accepts(min(1.0, q[x] / draft.p[x])):
-                settled = True
-            else:
-                origin = self.residual(q, draft, 1)
-                x = draws.token(origin)
-        if settled:
-            return Row((*tokens, x), (), self.stand_in), (law,)
-        return Row((), (Draft(x, q, origin),), self.stand_in), ()
+        if waits and self.row.drafts:
+            return self.candidate_tested(draws, q, self.row.drafts[0], whole)
+        x = draws.token(q)
+        law = tuple(q)
+        if waits and not whole:
+            return Result(Row((), (Draft(x, law, law),), self.stand_in))
+        return Result(Row((*tokens, x), (), self.stand_in), (law,))
+
+    def candidate_tested(self, draws: Draws, q: Probs, draft: Draft, whole: bool) -> Result:
+        x = draft.token
+        accepted = draws.accepts(min(1.0, q[x] / draft.p[x]))
+        origin = q if accepted else self.after_rejection(q, draft, 1)
+        if not accepted:
+            x = draws.token(origin)
+        if accepted or whole:
+            law = self.final_law(q, draft, 1, whole)
+            return Result(Row((x,), (), self.stand_in), (law,))
+        return Result(Row((), (Draft(x, tuple(q), tuple(origin)),), self.stand_in))
 
     def pjd(self, draws: Draws, free: int) -> Result:
         """Fresh drafts for ``free`` places, the test from the left, and new drafts."""
-        row, uniform = self.row, (1 / self.world.vocab,) * self.world.vocab
-        drafts = list(row.drafts[:free])
-        drafts += [
-            Draft(draws.token(uniform), uniform, uniform) for _ in range(free - len(drafts))
-        ]
-        drafted, left = tuple(draft.token for draft in drafts), self.width - len(row.tokens)
-        qs = [self.law(row.tokens + drafted[:n]) for n in range(min(len(drafts) + 1, left))]
+        tokens = self.row.tokens
+        uniform = (1 / self.world.vocab,) * self.world.vocab
+        drafts = list(self.row.drafts[:free])
+        while len(drafts) < free:
+            drafts.append(Draft(draws.token(uniform), uniform, uniform))
+        drafted = tuple(draft.token for draft in drafts)
+        left = self.width - len(tokens)
+        qs = [self.law(tokens + drafted[:n]) for n in range(min(free + 1, left))]
         laws: list[Law] = []
-        end: tuple[int, ...] = ()
-        for n, draft in enumerate(drafts):
-            q, depth = qs[n], n + 1
-            accepted = draws.accepts(
-                self.method.rule.probability(list(q), list(draft.p), draft.token, depth)
-            )
-            if accepted or self.top:
-                laws.append(self.final_law(q, draft, depth, self.top))
-            if not accepted:
-                end = (draws.token(self.residual(q, draft, depth)),) if self.top else ()
-                break
-        else:
-            n = len(drafts)
-            if self.top and n < left:
-                end = (draws.token(qs[-1]),)
-                laws.append(qs[-1])
+        n = 0
+        while n < free and draws.accepts(self.acceptance(qs[n], drafts[n], n + 1)):
+            laws.append(self.final_law(qs[n], drafts[n], n + 1, self.is_top))
+            n += 1
+        end: Prefix = ()
+        if self.is_top and n < free:
+            laws.append(self.final_law(qs[n], drafts[n], n + 1, True))
+            end = (draws.token(self.after_rejection(qs[n], drafts[n], n + 1)),)
+        elif self.is_top and n < left:
+            laws.append(tuple(qs[n]))
+            end = (draws.token(qs[n]),)
         after = self.redrawn(draws, drafts, qs, n, n + len(end))
-        return Row(row.tokens + drafted[:n] + end, after, self.stand_in), tuple(laws)
+        return Result(Row(tokens + drafted[:n] + end, after, self.stand_in), tuple(laws))
 
     def redrawn(
-        self, draws: Draws, drafts: list[Draft], qs: list[Law], n: int, begin: int
+        self, draws: Draws, drafts: list[Draft], qs: list[Probs], n: int, begin: int
     ) -> tuple[Draft, ...]:
         """After n accepted drafts, those of the places from ``begin`` on are drawn anew, or stay."""
         after: list[Draft] = []
         for m in range(begin, len(qs))[: self.spec.window]:
-            q, old = qs[m], drafts[m] if n < m < len(drafts) else None
-            if old is not None and min(1.0, q[old.token] / old.p[old.token]) > self.spec.reuse:
-                passes = [
-                    a * (b > 0 and c > self.spec.reuse * b)
-                    for a, b, c in zip(old.law, old.p, q, strict=True)
-                ]
-                after.append(Draft(old.token, old.p, tuple(normalise(passes))))
+            if n < m < len(drafts) and self.stays(qs[m], drafts[m]):
+                after.append(self.kept(qs[m], drafts[m]))
             else:
-                after.append(Draft(draws.token(q), q, q))
+                law = tuple(qs[m])
+                after.append(Draft(draws.token(law), law, law))
         return tuple(after)
 
-    def residual(self, q: Law, draft: Draft, depth: int) -> Law:
-        """The distribution after a draft at ``depth`` of its row was rejected."""
-        residual, rule = self.method.residual, self.method.rule
-        return tuple(after_rejection(residual, list(q), list(draft.p), draft.token, rule, depth))
+    def stays(self, q: Probs, draft: Draft) -> bool:
+        x = draft.token
+        return min(1.0, q[x] / draft.p[x]) > self.spec.reuse
 
-    def final_law(self, q: Law, draft: Draft, depth: int, final: bool) -> Law:
-        """The law of what stands in the place at the end; ∝ ℓ·f, where it waits after a rejection."""
-        rule, laws = self.method.rule, (list(q), list(draft.p), list(draft.law))
-        if final:
-            return tuple(kernel(self.method.residual, *laws, rule, depth))
-        mass = [
-            share * rule.probability(*laws[:2], y, depth) if share > 0 else 0.0
-            for y, share in enumerate(draft.law)
-        ]
-        return tuple(normalise(mass, laws[0]))
+    def kept(self, q: Probs, draft: Draft) -> Draft:
+        """The draft, whose law is now that of the tokens which would have stayed."""
+        law = []
+        for law_x, p_x, q_x in zip(draft.law, draft.p, q, strict=True):
+            stays = p_x > 0 and q_x > self.spec.reuse * p_x
+            law.append(law_x if stays else 0.0)
+        return Draft(draft.token, draft.p, tuple(normalise(law)))
+
+    def acceptance(self, q: Probs, draft: Draft, depth: int) -> float:
+        """The probability that a draft at ``depth`` of its row is accepted."""
+        return self.method.rule.probability(q, list(draft.p), draft.token, depth)
+
+    def after_rejection(self, q: Probs, draft: Draft, depth: int) -> Probs:
+        return self.method.after_rejection(q, list(draft.p), draft.token, depth)
+
+    def final_law(self, q: Probs, draft: Draft, depth: int, is_final: bool) -> Law:
+        """The law of what stands in the place at the end: K, or ∝ ℓ·f if the place waits after a
+        rejection.
+        """
+        p = list(draft.p)
+        if is_final:
+            return tuple(self.method.kernel(q, p, list(draft.law), depth))
+        mass = []
+        for x, share in enumerate(draft.law):
+            mass.append(share * self.method.rule.probability(q, p, x, depth))
+        return tuple(normalise(mass, q))

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import pairwise
 from typing import NamedTuple
 
 from lanternbench.engine.plain import PlainRule, Probs
 
 Codes = list[list[float]]  # [V][d]
-Within = Callable[[Probs, list[int]], bool]  # (q, A) -> may A be so large?
+Within = Callable[[Probs, list[int]], bool]  # (q, A) -> whether A may be so large
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class AnnealedRule(PlainRule):
         if self.schedule == "uniform":
             return self.lam
         if self.schedule == "exp":  # λ·L·ν^(i−1) / Σ_j ν^(j−1)
-            total = sum(self.nu ** (j - 1) for j in range(1, self.length + 1))
-            return self.lam * self.length * self.nu ** (i - 1) / total
+            powers = [self.nu ** (j - 1) for j in range(1, self.length + 1)]
+            return self.lam * self.length * powers[i - 1] / sum(powers)
         # the steepest line of mean λ that stays positive: ω_i ∝ L + 1 − i
         return 2 * self.lam * (self.length + 1 - i) / (self.length + 1)
 
@@ -42,8 +42,9 @@ class TypicalRule(PlainRule):
     epsilon: float
 
     def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        entropy = -math.fsum(y * math.log(y) for y in q if y > 0)
-        return float(q[x] > min(self.epsilon, math.sqrt(self.epsilon) * math.exp(-entropy)))
+        entropy = -math.fsum(q_y * math.log(q_y) for q_y in q if q_y > 0)
+        threshold = min(self.epsilon, math.sqrt(self.epsilon) * math.exp(-entropy))
+        return float(q[x] > threshold)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ class TopKRule(PlainRule):
 
     def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
         order = sorted(range(len(q)), key=lambda y: (-q[y], y))
-        return float(order.index(x) < self.k and q[x] >= self.rho * max(q))
+        return float(x in order[: self.k] and q[x] >= self.rho * max(q))
+
+
+def mass(q: Probs, group: list[int]) -> float:
+    return math.fsum(q[y] for y in group)
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class GroupRule(PlainRule):
 
     def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
         group = self.group(q, x)
-        return math.fsum(q[y] for y in group) / math.fsum(p[y] for y in group)
+        return mass(q, group) / mass(p, group)
 
 
 @dataclass(frozen=True)
@@ -96,43 +101,41 @@ class NearbyRule(PlainRule):
     within: Within
 
     @cached_property
-    def near(self) -> list[list[int]]:
+    def neighbours(self) -> list[list[int]]:
         return nearest(self.codes, self.k, self.proximity)
 
     def group(self, q: Probs, x: int) -> list[int]:
         members = [x]
-        for y in self.near[x][1:]:
+        for y in self.neighbours[x][1:]:
             if not self.within(q, [*members, y]):
                 break
             members.append(y)
         return members
 
     def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        return math.fsum(q[y] for y in self.group(q, x)) / p[x]
+        return mass(q, self.group(q, x)) / p[x]
 
 
 def within_divergence(delta: float, divergence: str) -> Within:
     """D(q_{k,δ}, q) < δ, D the total variation ``tvd`` or the Jensen–Shannon divergence ``jsd``."""
-
-    def within(q: Probs, group: list[int]) -> bool:
-        if divergence == "jsd":
-            return jensen_shannon(q, moved_onto(q, group)) < delta
-        return sum(q[y] for y in group[1:]) < delta
-
-    return within
+    if divergence == "jsd":
+        return lambda q, group: jensen_shannon(q, moved_onto(q, group)) < delta
+    return lambda q, group: mass(q, group[1:]) < delta
 
 
 def within_ratio(lam: float) -> Within:
     """Σ_{A∖x} q ≤ (λ − 1)·q(x) (LANTERN++, eq. 3)."""
-    return lambda q, group: sum(q[y] for y in group[1:]) <= (lam - 1) * q[group[0]]
+    return lambda q, group: mass(q, group[1:]) <= (lam - 1) * q[group[0]]
 
 
 def moved_onto(q: Probs, group: list[int]) -> Probs:
     """q_{k,δ}(·|x): the group's mass on its first token x, 0 on the rest of it, q elsewhere
     (LANTERN, eq. 5).
     """
-    moved = [0.0 if y in group else q_y for y, q_y in enumerate(q)]
-    moved[group[0]] = math.fsum(q[y] for y in group)
+    moved = list(q)
+    for y in group:
+        moved[y] = 0.0
+    moved[group[0]] = mass(q, group)
     return moved
 
 
@@ -152,8 +155,8 @@ def nearest(codes: Codes, k: int, proximity: str = "l2") -> list[list[int]]:
     distance = math.dist if proximity == "l2" else cosine_distance
     table = []
     for x, code in enumerate(codes):
-        far = [distance(code, other) for other in codes]
-        others = sorted(range(len(codes)), key=far.__getitem__)
+        distances = [distance(code, other) for other in codes]
+        others = sorted(range(len(codes)), key=distances.__getitem__)
         others.remove(x)
         table.append([x, *others][:k])
     return table
@@ -180,32 +183,36 @@ class ChainRule(PlainRule):
         raise NotImplementedError
 
 
+def positive_residual(w: float, q: Probs, p: Probs) -> Probs:
+    """[w·q − p]₊."""
+    return [max(0.0, w * q_y - p_y) for q_y, p_y in zip(q, p, strict=True)]
+
+
+def ratios(qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[float]:
+    """q_i(x_i)/p_i(x_i) along a chain."""
+    return [q[x] / p[x] for q, p, x in zip(qs, ps, xs, strict=False)]
+
+
 class BlockRule(ChainRule):
     """Block verification (Sun et al. 2024, algorithm 2)."""
 
     def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
         length = len(xs)
-        ratios = [q[x] / p[x] for q, p, x in zip(qs, ps, xs, strict=False)]
-        weights = list(accumulate(ratios, lambda w, r: min(1.0, w * r), initial=1.0))
-        residuals = [positive_residual(w, q, p) for w, q, p in zip(weights, qs, ps, strict=False)]
-        endings = []
-        no_longer = 1.0  # P(no longer chain is accepted)
-        for i in range(length, -1, -1):  # the longest i whose uniform is at most h_i
-            left = math.fsum(residuals[i]) if i < length else 0.0
-            stop = left / (left + 1 - weights[i]) if left > 0 else 0.0
-            if i == length:
-                stop = weights[length]
+        w = [1.0]
+        for ratio in ratios(qs, ps, xs):
+            w.append(min(1.0, w[-1] * ratio))
+        # the longest i whose uniform is at most h_i; h_L = w_L
+        endings = [Ending(w[length], length, qs[length])]
+        not_longer = 1 - w[length]
+        for i in reversed(range(length)):
+            residual = positive_residual(w[i], qs[i], ps[i])
+            total = math.fsum(residual)
+            h = total / (total + 1 - w[i]) if total > 0 else 0.0
             if i == 0:
-                stop = 1.0
-            following = qs[length] if i == length else residuals[i]
-            endings.append(Ending(no_longer * stop, i, following))
-            no_longer *= 1 - stop
+                h = 1.0
+            endings.append(Ending(not_longer * h, i, residual))
+            not_longer *= 1 - h
         return endings
-
-
-def positive_residual(w: float, q: Probs, p: Probs) -> Probs:
-    """[w·q − p]₊."""
-    return [max(0.0, w * q_y - p_y) for q_y, p_y in zip(q, p, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -215,36 +222,38 @@ class SegmentRule(ChainRule):
     alpha: float
 
     def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
-        length = len(xs)
         q_x = [q[x] for q, x in zip(qs, xs, strict=False)]
-        ratios = [q[x] / p[x] for q, p, x in zip(qs, ps, xs, strict=False)]
+        ratio = ratios(qs, ps, xs)
         endings = []
         reached = 1.0  # P(all segments before were accepted whole)
-        begin = 0
-        while begin < length:
-            end = begin
-            while end + 1 < length and q_x[end + 1] >= q_x[end]:
-                end += 1
+        for begin, end in segments(q_x):
             tail = self.tail(q_x, begin, end)
-            passing = {}  # P(the tail up to i passes)
-            for i in range(tail, end + 1):
-                passing[i] = min(1.0, math.prod(ratios[tail : i + 1]))
-            longest = passing[end]
-            # one uniform: i is the end if it passes i and nothing longer
-            for i in range(end - 1, tail - 2, -1):
-                longer = max(longest, passing.get(i, 1.0))
-                residual = positive_residual(1.0, qs[i + 1], ps[i + 1])
-                endings.append(Ending(reached * (longer - longest), i + 1, residual))
-                longest = longer
-            reached *= passing[end]
-            begin = end + 1
+            passing = [1.0]  # P(the tail passes up to token i − 1), i from the tail's first
+            for i in range(tail, end):
+                passing.append(min(1.0, math.prod(ratio[tail : i + 1])))
+            # one uniform: token i is rejected if it passes those before and nothing longer
+            longer = passing[-1]
+            for i in reversed(range(tail, end)):
+                passes = max(longer, passing[i - tail])
+                residual = positive_residual(1.0, qs[i], ps[i])
+                endings.append(Ending(reached * (passes - longer), i, residual))
+                longer = passes
+            reached *= passing[-1]
+        length = len(xs)
         return [*endings, Ending(reached, length, qs[length])]
 
     def tail(self, q_x: list[float], begin: int, end: int) -> int:
         """b_g: the last position from which on the segment holds the share α of its Σ q(x)."""
-        total = math.fsum(q_x[begin : end + 1])
+        total = math.fsum(q_x[begin:end])
         if total == 0:
             return begin
-        return max(
-            i for i in range(begin, end + 1) if math.fsum(q_x[i : end + 1]) >= self.alpha * total
-        )
+        tail = end - 1
+        while math.fsum(q_x[tail:end]) < self.alpha * total:
+            tail -= 1
+        return tail
+
+
+def segments(q_x: list[float]) -> list[tuple[int, int]]:
+    """The runs of drafts, from ``begin`` to before ``end``, along which q(x) does not fall."""
+    begins = [i for i in range(len(q_x)) if i == 0 or q_x[i] < q_x[i - 1]]
+    return list(pairwise([*begins, len(q_x)]))
