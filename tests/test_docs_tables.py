@@ -18,8 +18,8 @@ def test_a_table_is_what_the_code_says(name):
     )
 
 
-def test_readme_has_at_most_1200_words():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
+def test_readme_has_at_most_900_words():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def anchors(page: Path) -> set[str]:

@@ -176,9 +176,9 @@ def comment_at(lines: list[str], number: int) -> str:
 
 
 TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {
-    "commands": ("README.md", commands),
-    "methods": ("README.md", methods),
-    "targets": ("README.md", targets),
+    "commands": ("docs/commands.md", commands),
+    "methods": ("docs/methods-compared.md", methods),
+    "targets": ("docs/checkpoints.md", targets),
     "defaults": ("docs/fidelity.md", defaults),
     "fields": ("docs/extend.md", fields),
 }
