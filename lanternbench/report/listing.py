@@ -3,10 +3,10 @@ picture: speeds with intervals (a forest plot), and the phases of a step.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.artist import setp
 
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
@@ -56,25 +56,26 @@ class Listing:
     In a narrow figure the drawing is below the name, else between the name and the texts.
     """
 
-    def __init__(self, entries: Sequence[Entry], width: float, title: str, signs: Sequence[Sign]):
+    def __init__(self, entries: Sequence[Entry], width: float, title: str):
         self.entries = entries
         self.width = width
         self.stacked = width <= NARROW
         columns = zip(*(entry.texts for entry in entries if not entry.is_heading))
         self.text_widths = [max(map(text_width, texts)) + 9.0 for texts in columns]
-        self.left, self.right = self.edges()
         self.names = [wrap(entry.name, self.name_width) for entry in entries]
-        self.title = wrap(title, self.right - self.left)
         heights = map(self.height_of, entries, self.names)
-        self.tops = [MARGIN]
-        for height in heights:
-            self.tops.append(self.tops[-1] + height)
-        below = LINE * (len(self.title) + 1) + 6 + style.legend_height(signs, width)
-        self.height = self.tops[-1] + below
-        self.figure = Figure(figsize=(width / 72, self.height / 72))
-        self.axes = self.add_axes()
+        self.tops = list(accumulate(heights, initial=MARGIN))
+        left, right = self.edges()
+        title_lines = wrap(title, right - left)
+        title_height = LINE * (len(title_lines) + 1) + 6.0
+        bottom = self.tops[-1]
+        self.figure = style.new_figure(width, bottom + title_height)
+        # y is in points from the top of the figure
+        self.axes = style.add_axes(self.figure, left, 0.0, right - left, bottom)
+        self.axes.set(ylim=(bottom, 0.0), yticks=[])
+        self.axes.grid(visible=False)
+        self.axes.set_xlabel("\n".join(title_lines), labelpad=2)
         self.put_texts()
-        style.draw_legend(self.figure, signs)
 
     @property
     def name_width(self) -> float:
@@ -90,8 +91,10 @@ class Listing:
         return self.name_width + MARGIN + 10.0, self.width - sum(self.text_widths) - 5.0
 
     def height_of(self, entry: Entry, lines: Sequence[str]) -> float:
-        strip = 0.0 if entry.is_heading else (STRIP if self.stacked else 2.0)
-        return LINE * len(lines) + strip + 3.0
+        text_height = LINE * len(lines) + 3.0
+        if entry.is_heading:
+            return text_height
+        return text_height + (STRIP if self.stacked else 2.0)
 
     def y_of(self, index: int) -> float:
         """Return the height of an entry's drawing, in points from the top of the figure."""
@@ -99,22 +102,10 @@ class Listing:
         offset = text_height + STRIP / 2 if self.stacked else text_height / 2 + 0.7
         return self.tops[index] + offset
 
-    def add_axes(self) -> Axes:
-        """Add an axis whose y is in points from the top of the figure."""
-        bottom = 1 - self.tops[-1] / self.height
-        place = (self.left / self.width, bottom, (self.right - self.left) / self.width, 1 - bottom)
-        axes = self.figure.add_axes(place)
-        axes.set_ylim(self.tops[-1], 0.0)
-        axes.set_yticks([])
-        axes.grid(visible=False)
-        middle = (self.left + self.right) / 2
-        baseline = self.tops[-1] + 2 * LINE + 3
-        put_lines(self.figure, middle, baseline, self.title, ha="center", color=QUIET)
-        return axes
-
     def set_range(self, limits: Range, reference: float | None = None) -> None:
         """Set the axis, with upright lines that cross the drawings but no name in a narrow list."""
-        number_axis(self.axes, "x", limits)
+        self.axes.set_xlim(limits)
+        number_axis(self.axes.xaxis, limits)
         for index, entry in enumerate(self.entries):
             if entry.is_heading:
                 continue
@@ -129,15 +120,15 @@ class Listing:
         for entry, top, lines in zip(self.entries, self.tops, self.names):
             weight = "bold" if entry.is_heading else "normal"
             put_lines(self.figure, MARGIN, top + LINE - 2.0, lines, weight=weight)
-            first = LINE if self.stacked else (LINE * len(lines) + LINE) / 2
+            middle = LINE if self.stacked else (LINE * len(lines) + LINE) / 2
             shade = QUIET if entry.is_heading else INK
             end = self.width - MARGIN
             for text, column in zip(reversed(entry.texts), reversed(self.text_widths)):
-                put_lines(self.figure, end, top + first - 2.0, [text], ha="right", color=shade)
+                put_lines(self.figure, end, top + middle - 2.0, [text], ha="right", color=shade)
                 end -= column
 
 
-@style.styled
+@style.styled()
 def forest(rows: Sequence[Row], width: float) -> Plot | None:
     """Draw every method's speed with its interval, fastest first, lossless above relaxed; None
     without a speed.
@@ -149,41 +140,45 @@ def forest(rows: Sequence[Row], width: float) -> Plot | None:
     timed.sort(key=lambda row: row.value(speed.key) or 0.0, reverse=True)
     if not timed:
         return None
+    lines = forest_lines(timed, speed, runs)
+    title = axis_title(speed)
+    listing = Listing([entry for entry, _ in lines], width, title)
+    listing.set_range(axis_range(speed, timed, (1.0,)), reference=1.0)
+    hints = {}
+    for index, (_, row) in enumerate(lines):
+        if row is not None:
+            gid = f"point-{index}"
+            y = listing.y_of(index)
+            artists = interval(listing.axes, speed, row, y)
+            artists.append(row_marker(listing.axes, row, row.value(speed.key) or 0.0, y, runs))
+            setp(artists, gid=gid)
+            hints[gid] = forest_hint(row, speed, runs)
+    style.add_legend(listing.figure, legend_signs(timed, runs, [Sign("ar = 1", "reference")]))
+    return Plot(listing.figure, title, hints)
+
+
+def forest_lines(
+    timed: Sequence[Row], speed: Column, runs: Sequence[str | None]
+) -> list[tuple[Entry, Row | None]]:
+    """Return the entries of a forest plot, each with its row, or None for a heading."""
     lossless = [row for row in timed if row.lossless is True]
     relaxed = [row for row in timed if row.lossless is not True]
-    all_known = all(row.lossless is not None for row in relaxed)
-    heading = "relaxed" if all_known else "relaxed or not reported"
     shows_loss = any(row.value(LOSS.key) is not None for row in relaxed)
     lines: list[tuple[Entry, Row | None]] = []
     if lossless:
         lines.append((Entry("lossless", is_heading=True), None))
-        lines += [(forest_entry(row, speed, runs, shows_loss, False), row) for row in lossless]
+    for row in lossless:
+        texts = (speed.cell(row), "") if shows_loss else (speed.cell(row),)
+        lines.append((Entry(name_of(row, runs), texts), row))
     if relaxed:
+        all_known = all(row.lossless is not None for row in relaxed)
+        heading = "relaxed" if all_known else "relaxed or not reported"
         titles = ("", LOSS.title) if shows_loss else ()
         lines.append((Entry(heading, titles, is_heading=True), None))
-        lines += [(forest_entry(row, speed, runs, shows_loss, True), row) for row in relaxed]
-    signs = legend_signs(timed, runs, [Sign("ar = 1", "reference")])
-    listing = Listing([entry for entry, _ in lines], width, axis_title(speed), signs)
-    limits = axis_range(speed, timed, (1.0,))
-    listing.set_range(limits, reference=1.0)
-    hints = {}
-    for index, (_, row) in enumerate(lines):
-        if row is not None:
-            hints[f"point-{index}"] = forest_hint(row, speed, runs)
-            y = listing.y_of(index)
-            artists = interval(listing.axes, speed, row, y, limits)
-            artists += row_marker(listing.axes, row, row.value(speed.key) or 0.0, y, runs)
-            style.set_gid(artists, f"point-{index}")
-    return Plot(listing.figure, axis_title(speed), hints)
-
-
-def forest_entry(
-    row: Row, speed: Column, runs: Sequence[str | None], shows_loss: bool, is_relaxed: bool
-) -> Entry:
-    texts = [speed.cell(row)]
-    if shows_loss:
-        texts.append(LOSS.value(row) if is_relaxed else "")
-    return Entry(name_of(row, runs), tuple(texts))
+    for row in relaxed:
+        texts = (speed.cell(row), LOSS.value(row)) if shows_loss else (speed.cell(row),)
+        lines.append((Entry(name_of(row, runs), texts), row))
+    return lines
 
 
 def forest_hint(row: Row, speed: Column, runs: Sequence[str | None]) -> str:
@@ -193,7 +188,7 @@ def forest_hint(row: Row, speed: Column, runs: Sequence[str | None]) -> str:
     return hint
 
 
-@style.styled
+@style.styled()
 def phases(times: Sequence[tuple[str, dict[str, float]]], width: float) -> Plot | None:
     """Draw the mean step of every method as a bar of its phases: (name, milliseconds by phase)."""
     times = [(name, ms) for name, ms in times if sum(ms.values()) > 0]
@@ -201,18 +196,20 @@ def phases(times: Sequence[tuple[str, dict[str, float]]], width: float) -> Plot 
         return None
     title = "milliseconds of a step, mean"
     entries = [Entry(name, (f"{sum(ms.values()):.1f} ms",)) for name, ms in times]
-    signs = [Sign(phase, "swatch", shade) for phase, shade in PHASES.items()]
-    listing = Listing(entries, width, title, signs)
+    listing = Listing(entries, width, title)
     longest = max(sum(ms.values()) for _, ms in times)
     listing.set_range((0.0, 1.04 * longest))
     hints = {}
     for index, (name, ms) in enumerate(times):
+        gid = f"point-{index}"
         parts = ", ".join(f"{phase} {value:.2f} ms" for phase, value in ms.items())
-        hints[f"point-{index}"] = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
-        begin = 0.0
-        for phase, value in ms.items():
-            y = listing.y_of(index)
-            bar = listing.axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
-            style.set_gid(bar.patches, f"point-{index}")
-            begin += value
+        hints[gid] = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
+        begins = accumulate(ms.values(), initial=0.0)
+        shades = [PHASES[phase] for phase in ms]
+        y = listing.y_of(index)
+        bars = listing.axes.barh(y, list(ms.values()), 6.7, list(begins)[:-1], color=shades)
+        setp(bars.patches, gid=gid, linewidth=0)
+    style.add_legend(
+        listing.figure, [Sign(phase, "swatch", shade) for phase, shade in PHASES.items()]
+    )
     return Plot(listing.figure, title, hints)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -40,16 +41,16 @@ def axis_range(column: Column, rows: Sequence[Row], also: Sequence[float] = ()) 
     An interval is cut if it goes further beyond all values than a third of their span or 1.5
     times the median half-width of the intervals, whichever is more.
     """
-    figures = [column.figure(row) for row in rows]
-    values = [*also, *(figure.value or 0.0 for figure in figures)]
-    ends = [(f.lo, f.hi) for f in figures if f.lo is not None and f.hi is not None]
-    low = min(values, default=0.0)
-    high = max(values, default=1.0)
-    half_widths = [(end - begin) / 2 for begin, end in ends if end > begin]
-    usual = 1.5 * statistics.median_low(half_widths) if half_widths else 0.0
-    reach = max((high - low) / 3, usual)
-    first = max(min([low, *(begin for begin, _ in ends)]), low - reach)
-    last = min(max([high, *(end for _, end in ends)]), high + reach)
+    estimates = [column.figure(row) for row in rows]
+    values = [*also, *(estimate.value or 0.0 for estimate in estimates)]
+    intervals = [(e.lo, e.hi) for e in estimates if e.lo is not None and e.hi is not None]
+    half_widths = [(end - begin) / 2 for begin, end in intervals if end > begin]
+    usual = statistics.median_low(half_widths) if half_widths else 0.0
+    low = min(values)
+    high = max(values)
+    reach = max((high - low) / 3, 1.5 * usual)
+    first = max(min(low, *(begin for begin, _ in intervals), high), low - reach)
+    last = min(max(low, *(end for _, end in intervals), high), high + reach)
     span = (last - first) or max(abs(high), 1.0)
     return first - 0.06 * span, last + 0.06 * span
 
@@ -61,16 +62,10 @@ def ticks(limits: Range) -> list[float]:
     return [float(number) for number in numbers if low <= number <= high]
 
 
-def number_axis(axes: Axes, which: str, limits: Range) -> None:
-    """Set the limits and numbers of one axis, "x" or "y"."""
+def number_axis(axis: Axis, limits: Range) -> None:
+    """Put numbers along an axis within its limits."""
     numbers = ticks(limits)
-    names = [f"{number:g}" for number in numbers]
-    if which == "x":
-        axes.set_xlim(limits)
-        axes.set_xticks(numbers, names)
-    else:
-        axes.set_ylim(limits)
-        axes.set_yticks(numbers, names)
+    axis.set_ticks(numbers, labels=[f"{number:g}" for number in numbers])
 
 
 def shape(row: Row) -> str:
@@ -78,43 +73,35 @@ def shape(row: Row) -> str:
     return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
 
 
-def row_marker(
-    axes: Axes, row: Row, x: float, y: float, runs: Sequence[str | None]
-) -> list[Line2D]:
+def row_marker(axes: Axes, row: Row, x: float, y: float, runs: Sequence[str | None]) -> Line2D:
     """Draw a row's point, filled as its run's are."""
     fill = style.FILLS[runs.index(run_of(row)) % len(style.FILLS)]
-    artists = style.marker(x, y, shape(row), colour(row.method), fill)
-    for artist in artists:
-        axes.add_line(artist)
-    return artists
+    return axes.add_line(style.marker(x, y, shape(row), colour(row.method), fill))
 
 
 def interval(
-    axes: Axes, column: Column, row: Row, across: float, limits: Range, upright: bool = False
+    axes: Axes, column: Column, row: Row, across: float, upright: bool = False
 ) -> list[Line2D]:
-    """Draw the interval of a figure at ``across`` on the other axis, with arrow heads where it
-    is cut.
+    """Draw the interval of a figure at ``across`` on the other axis, with arrow heads where the
+    limits of the axis cut it.
     """
-    value, low, high, *_ = column.figure(row)
-    if value is None or low is None or high is None:
+    _, low, high, *_ = column.figure(row)
+    if low is None or high is None:
         return []
-    low = min(low, value)
-    high = max(high, value)
-    begin = max(low, limits[0])
-    end = min(high, limits[1])
+    first, last = axes.get_ylim() if upright else axes.get_xlim()
     look = {"color": colour(row.method)} | style.LINES["interval"]
-    artists = axes.plot(*turned([begin, end], [across, across], upright), **look)
-    heads = {"<": (low < limits[0], begin), ">": (high > limits[1], end)}
-    for sign, (is_cut, place) in heads.items():
-        if is_cut:
-            sign = {"<": "v", ">": "^"}[sign] if upright else sign
-            head = turned([place], [across], upright)
-            artists += axes.plot(*head, marker=sign, markersize=3, clip_on=False, **look)
+
+    def draw(ends: list[float], head: str = "") -> list[Line2D]:
+        places = [across] * len(ends)
+        x, y = (places, ends) if upright else (ends, places)
+        return axes.plot(x, y, marker=head, markersize=3, clip_on=not head, **look)
+
+    artists = draw([max(low, first), min(high, last)])
+    if low < first:
+        artists += draw([first], "v" if upright else "<")
+    if high > last:
+        artists += draw([last], "^" if upright else ">")
     return artists
-
-
-def turned(x: list[float], y: list[float], upright: bool) -> tuple[list[float], list[float]]:
-    return (y, x) if upright else (x, y)
 
 
 def legend_signs(

@@ -4,12 +4,14 @@ phases of a step.
 Each is drawn for a wide page, and for a phone or one column of a paper.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -51,6 +53,9 @@ class Picture(NamedTuple):
         plot = self.wide if width == "wide" else self.narrow
         return style.page_svg(plot, f"{self.key}-{width}")
 
+    def narrow_figure(self) -> Figure:
+        return self.narrow.figure
+
 
 def picture(key: str, title: str, draw: Callable[[float], Plot | None]) -> list[Picture]:
     """Return the picture that ``draw`` makes for a width, if any."""
@@ -86,19 +91,15 @@ def step_pictures(rows: Sequence[Row], steps: Sequence[Steps | None]) -> list[Pi
     return acceptance + picture("phases", "Time of a step by phase", partial(phases, times))
 
 
-def narrow_figure(one: Picture) -> Figure:
-    return one.narrow.figure
-
-
 def write_pictures(pictures: Sequence[Picture], out: Path) -> list[Path]:
     """Write each as .png, .svg and .pdf, as wide as a column of a paper."""
     files = []
     for one in pictures:
-        files += style.save(partial(narrow_figure, one), out / one.key, ("png", "svg", "pdf"))
+        files += style.save(one.narrow_figure, out / one.key, ("png", "svg", "pdf"))
     return files
 
 
-@style.styled
+@style.styled()
 def panels(rows: Sequence[Row], width: float) -> Plot | None:
     """Draw a small plot per method: bars of joint rates, a line of conditional ones; None if no
     row drafts.
@@ -106,33 +107,31 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
     drafting = [row for row in rows if row.acceptance]
     if not drafting:
         return None
-    runs = runs_of(rows)
     per_line = 2 if width <= NARROW else 4
     panel_width = (width - 2 * MARGIN - 9.0 * (per_line - 1)) / per_line
-    signs = [
-        Sign("accepted, with all before it (joint)", "swatch", "#b9bdc2"),
-        Sign("accepted, given all before it were (conditional)", "curve"),
-        Sign("across: position in the draft"),
-    ]
-    titles = [wrap(name_of(row, runs), panel_width) for row in drafting]
-    tops = []
-    y = MARGIN
-    for begin in range(0, len(drafting), per_line):
-        text_height = LINE * max(map(len, titles[begin : begin + per_line]))
-        tops += [y + text_height] * per_line
-        y += text_height + PANEL + 17.0
-    height = y + style.legend_height(signs, width)
-    figure = Figure(figsize=(width / 72, height / 72))
+    titles = [wrap(name_of(row, runs_of(rows)), panel_width) for row in drafting]
+    figure = style.new_figure(width, MARGIN)
     hints = {}
     for index, (row, title) in enumerate(zip(drafting, titles)):
-        left = MARGIN + index % per_line * (panel_width + 9.0)
-        first = tops[index] - LINE * (len(title) - 1) - 2.5
-        put_lines(figure, left, first, title)
-        inner = ((left + 8.0) / width, 1 - (tops[index] + 3 + PANEL) / height)
-        axes = figure.add_axes((*inner, (panel_width - 8.0) / width, PANEL / height))
+        column = index % per_line
+        if column == 0:
+            title_height = LINE * max(map(len, titles[index : index + per_line]))
+            _, top = style.figure_points(figure)
+            top += title_height
+            style.grow(figure, title_height + PANEL + 17.0)
+        left = MARGIN + column * (panel_width + 9.0)
+        put_lines(figure, left, top - LINE * (len(title) - 1) - 2.5, title)
+        axes = style.add_axes(figure, left + 8.0, top + 3.0, panel_width - 8.0, PANEL)
         gid = f"point-{index}"
         hints[gid] = draw_rates(axes, row, panel_width, gid)
-    style.draw_legend(figure, signs)
+    style.add_legend(
+        figure,
+        [
+            Sign("accepted, with all before it (joint)", "swatch", "#b9bdc2"),
+            Sign("accepted, given all before it were (conditional)", "curve"),
+            Sign("across: position in the draft"),
+        ],
+    )
     return Plot(figure, "acceptance by position of the draft", hints)
 
 
@@ -140,21 +139,20 @@ def draw_rates(axes: Axes, row: Row, width: float, gid: str) -> str:
     """Draw the acceptance rates of a method by position; returns them in words."""
     count = max(5, positions([row]))
     rates = position_rates(row)[:count]
-    places = list(range(1, len(rates) + 1))
-    shade = colour(row.method)
+    places = range(1, len(rates) + 1)
     joint = [rate for rate, _ in rates]
     conditional = [rate for _, rate in rates]
+    shade = colour(row.method)
     bars = axes.bar(places, joint, 0.72, color=shade, alpha=0.35, linewidth=0)
-    curve = axes.plot(places, conditional, color=shade, **style.LINES["curve"])
-    curve += axes.plot(places, conditional, "o", color=shade, markersize=3.3, clip_on=False)
-    style.set_gid([*bars.patches, *curve], gid)
-    axes.set_ylim(0, 1)
+    look = style.LINES["curve"]
+    curve = axes.plot(places, conditional, "o-", color=shade, ms=3.3, clip_on=False, **look)
+    setp([*bars.patches, *curve], gid=gid)
+    axes.set(xlim=(0.5, count + 0.5), ylim=(0, 1))
     axes.set_yticks([0, 0.5, 1], ["0", "½", "1"])
     axes.grid(axis="x", visible=False)
     axes.tick_params(pad=2)
-    axes.set_xlim(0.5, count + 0.5)
     label_width = 8 if count < 10 else 13.5
-    stride = max(1, -(-count * label_width // int(width - 8)))
-    axes.set_xticks(range(1, count + 1, int(stride)))
-    words = [f"{i}: {a:.0%} ({b:.0%})" for i, (a, b) in enumerate(rates, 1)]
+    stride = math.ceil(count * label_width / (width - 8))
+    axes.set_xticks(range(1, count + 1, stride))
+    words = [f"{i}: {a:.0%} ({b:.0%})" for i, (a, b) in zip(places, rates)]
     return f"{row.label}: {', '.join(words)}"

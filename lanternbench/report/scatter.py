@@ -1,10 +1,6 @@
 """The picture of a trade-off: speed against a quality, with frontiers and labels."""
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
-from typing import Any
-
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -12,7 +8,6 @@ from lanternbench.report import style
 from lanternbench.report.columns import name_of
 from lanternbench.report.labels import Box, Label, Point, place_labels
 from lanternbench.report.marks import (
-    Range,
     axis_range,
     axis_title,
     interval,
@@ -23,131 +18,95 @@ from lanternbench.report.marks import (
     speed_name,
     ticks,
 )
-from lanternbench.report.style import (
-    LINE,
-    NARROW,
-    QUIET,
-    Plot,
-    Sign,
-    colour,
-    put_lines,
-    text_width,
-    wrap,
-)
+from lanternbench.report.style import LINE, NARROW, Plot, Sign, colour, text_width, wrap
 from lanternbench.report.tradeoff import TradeOff, short_names
 
+TOP = 3.0  # points above a plot
 
-@style.styled
+
+@style.styled()
 def scatter(data: TradeOff, width: float) -> Plot:
     """Draw a trade-off, ``width`` points wide."""
-    x_title = axis_title(data.x)
-    y_title = axis_title(data.y)
+    figure, axes = scatter_axes(data, width)
+    draw_lines(axes, data)
+    hints = {}
+    for index, row in enumerate(data.rows):
+        gid = f"point-{index}"
+        draw_point(axes, data, index, gid)
+        speed = f"{speed_name(data.x)} {data.x.cell(row)}"
+        hints[gid] = f"{name_of(row, data.runs)}: {speed}, {data.y.title} {data.y.cell(row)}"
+    numbered = draw_labels(figure, axes, data)
+    style.add_legend(figure, [*scatter_signs(data), *numbered])
+    return Plot(figure, f"{data.y.title} against {axis_title(data.x)}", hints)
+
+
+def scatter_axes(data: TradeOff, width: float) -> tuple[Figure, Axes]:
+    """Return a new figure and its axes, with limits, numbers and titles."""
     x_limits = axis_range(data.x, data.rows)
     y_limits = axis_range(data.y, data.rows)
     plot_height = 220.0 if width > NARROW else 200.0
-    y_lines = wrap(y_title, plot_height)
+    y_title = wrap(axis_title(data.y), plot_height)
     number_width = max(text_width(f"{number:g}") for number in ticks(y_limits))
-    left = 4.0 + LINE * len(y_lines) + number_width + 6.0
-    x_lines = wrap(x_title, width - left + 20.0)
-    frame = Box(left + 0.7, 0.0, width - 8.0, plot_height)
-    values = [
-        (data.x.figure(row).value or 0.0, data.y.figure(row).value or 0.0) for row in data.rows
-    ]
-    to_points = partial(points_in, frame, x_limits, y_limits)
-    lines = [*map(stairs, corners(data.frontiers, values)), *corners(data.knobs, values)]
-    covered = [*lines, *interval_lines(data, values, x_limits, y_limits)]
-    placed = place_labels(
-        to_points(values), short_names(data), [to_points(line) for line in covered], frame
-    )
-    numbered = [Sign(f"{number}  {name}") for number, name in placed.numbered]
-    signs = scatter_signs(data) + numbered
-    below = LINE * (len(x_lines) + 1) + 9.0 + style.legend_height(signs, width)
-    height = 3.0 + plot_height + below
-    figure = Figure(figsize=(width / 72, height / 72))
-    place = (left / width, below / height, (width - 8.0 - left) / width, plot_height / height)
-    axes = figure.add_axes(place)
-    number_axis(axes, "x", x_limits)
-    number_axis(axes, "y", y_limits)
-    x_middle = (left + width - 8.0) / 2
-    put_lines(figure, x_middle, height - below + 2 * LINE + 4, x_lines, ha="center", color=QUIET)
-    for number, line in enumerate(y_lines):
-        place_x = (4.0 + LINE * (number + 0.8)) / width
-        middle = (below + plot_height / 2) / height
-        look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center", "color": QUIET}
-        figure.text(place_x, middle, line, **look)
-    draw_lines(axes, data, values)
-    style.draw_legend(figure, signs)
-    hints = {}
-    for index, (row, point) in enumerate(zip(data.rows, values)):
-        speed = f"{speed_name(data.x)} {data.x.cell(row)}"
-        name = name_of(row, data.runs)
-        hints[f"point-{index}"] = f"{name}: {speed}, {data.y.title} {data.y.cell(row)}"
-        artists = interval(axes, data.x, row, point[1], x_limits)
-        artists += interval(axes, data.y, row, point[0], y_limits, upright=True)
-        artists += row_marker(axes, row, *point, data.runs)
-        style.set_gid(artists, f"point-{index}")
-        draw_label(axes, placed.labels[index], point, below, f"point-{index}")
-    return Plot(figure, f"{data.y.title} against {x_title}", hints)
+    left = LINE * len(y_title) + number_width + 10.0
+    plot_width = width - 8.0 - left
+    x_title = wrap(axis_title(data.x), plot_width + 28.0)
+    figure = style.new_figure(width, TOP + plot_height + LINE * (len(x_title) + 1) + 9.0)
+    axes = style.add_axes(figure, left, TOP, plot_width, plot_height)
+    axes.set(xlim=x_limits, ylim=y_limits)
+    number_axis(axes.xaxis, x_limits)
+    number_axis(axes.yaxis, y_limits)
+    axes.set_xlabel("\n".join(x_title), labelpad=2)
+    axes.set_ylabel("\n".join(y_title), labelpad=2)
+    return figure, axes
 
 
-def points_in(
-    frame: Box, x_limits: Range, y_limits: Range, values: Sequence[Point]
-) -> list[Point]:
-    """Return values as points within a frame, from its own lower left corner's origin."""
-    across = (frame.right - frame.left) / (x_limits[1] - x_limits[0])
-    up = (frame.top - frame.bottom) / (y_limits[1] - y_limits[0])
-    return [
-        (frame.left + (x - x_limits[0]) * across, frame.bottom + (y - y_limits[0]) * up)
-        for x, y in values
-    ]
-
-
-def corners(lines: Sequence[Sequence[int]], values: Sequence[Point]) -> list[list[Point]]:
-    return [[values[index] for index in line] for line in lines]
-
-
-def stairs(points: Sequence[Point]) -> list[Point]:
-    """Return the frontier through points: up or down at the earlier one, then across."""
-    path = list(points[:1])
-    for (x0, _), (x1, y1) in pairwise(points):
-        path += [(x0, y1), (x1, y1)]
-    return path
-
-
-def interval_lines(
-    data: TradeOff, values: Sequence[Point], x_limits: Range, y_limits: Range
-) -> list[list[Point]]:
-    """Return the intervals that are drawn, as lines that labels should not cover."""
-    lines = []
-    for row, (x, y) in zip(data.rows, values):
-        _, low, high, *_ = data.x.figure(row)
-        if low is not None and high is not None:
-            lines.append([(max(low, x_limits[0]), y), (min(high, x_limits[1]), y)])
-        _, low, high, *_ = data.y.figure(row)
-        if low is not None and high is not None:
-            lines.append([(x, max(low, y_limits[0])), (x, min(high, y_limits[1]))])
-    return lines
-
-
-def draw_lines(axes: Axes, data: TradeOff, values: Sequence[Point]) -> None:
+def draw_lines(axes: Axes, data: TradeOff) -> None:
     """Draw the frontiers, and a line along each knob."""
-    for path in map(stairs, corners(data.frontiers, values)):
-        if len(path) > 1:
-            axes.plot(*zip(*path), **style.LINES["frontier"])
-    for indices, path in zip(data.knobs, corners(data.knobs, values)):
-        shade = colour(data.rows[indices[0]].method)
-        axes.plot(*zip(*path), color=shade, **style.LINES["knob"])
+    for frontier in data.frontiers:
+        if len(frontier) > 1:
+            x, y = zip(*(data.points[index] for index in frontier))
+            # up or down at the slower point, then across
+            axes.step(x, y, where="pre", **style.LINES["frontier"])
+    for knob in data.knobs:
+        x, y = zip(*(data.points[index] for index in knob))
+        axes.plot(x, y, color=colour(data.rows[knob[0]].method), **style.LINES["knob"])
 
 
-def draw_label(axes: Axes, label: Label, point: Point, bottom: float, gid: str) -> None:
-    """Draw a label at its place, which is in points from the left of the figure and from the
-    bottom of the plot, ``bottom`` points above that of the figure.
+def draw_point(axes: Axes, data: TradeOff, index: int, gid: str) -> None:
+    """Draw a row's point and intervals, marked as belonging together."""
+    row = data.rows[index]
+    x, y = data.points[index]
+    artists = interval(axes, data.x, row, y)
+    artists += interval(axes, data.y, row, x, upright=True)
+    artists.append(row_marker(axes, row, x, y, data.runs))
+    setp(artists, gid=gid)
+
+
+def draw_labels(figure: Figure, axes: Axes, data: TradeOff) -> list[Sign]:
+    """Label the points; returns the legend of those whose labels are numbers.
+
+    The labels keep clear of each other, of all points and, if they can, of lines.
     """
+    scale = 72 / figure.dpi
+    frame = Box(*(scale * axes.bbox.extents).tolist())
+    points = (scale * axes.transData.transform(data.points)).tolist()
+    lines = [
+        (scale * axes.transData.transform(line.get_path().vertices)).tolist()
+        for line in axes.lines
+    ]
+    placed = place_labels(points, short_names(data), lines, frame)
+    for index, label in enumerate(placed.labels):
+        draw_label(axes, label, data.points[index], points[index], f"point-{index}")
+    return [Sign(f"{number}  {name}") for number, name in placed.numbered]
+
+
+def draw_label(axes: Axes, label: Label, data_point: Point, point: Point, gid: str) -> None:
+    """Draw a label, and its leader line if it has one; ``point`` is in points, as the label is."""
     text = axes.annotate(
         label.text,
-        point,
-        (label.x, label.y + bottom),
-        textcoords="figure points",
+        data_point,
+        (label.x - point[0], label.y - point[1]),
+        textcoords="offset points",
         ha=label.anchor,
         va="baseline",
         zorder=7,
@@ -158,9 +117,9 @@ def draw_label(axes: Axes, label: Label, point: Point, bottom: float, gid: str) 
         end_x, end_y = label.leader_end
         leader = axes.annotate(
             "",
-            point,
-            (end_x, end_y + bottom),
-            textcoords="figure points",
+            data_point,
+            (end_x - point[0], end_y - point[1]),
+            textcoords="offset points",
             arrowprops={"arrowstyle": "-", "shrinkA": 0, "shrinkB": 0} | style.LINES["leader"],
             annotation_clip=False,
         )
@@ -170,13 +129,13 @@ def draw_label(axes: Axes, label: Label, point: Point, bottom: float, gid: str) 
 def scatter_signs(data: TradeOff) -> list[Sign]:
     """Return the legend: families, shapes, lines and runs, if they are drawn."""
     shapes = {shape(row) for row in data.rows}
-    intervals = [column.figure(row).lo for row in data.rows for column in (data.x, data.y)]
+    lower_ends = [column.figure(row).lo for row in data.rows for column in (data.x, data.y)]
     signs = {
         Sign("lossless", "circle"): "circle" in shapes,
         Sign("relaxed", "diamond"): "diamond" in shapes,
         Sign("Pareto frontier", "frontier"): any(len(path) > 1 for path in data.frontiers),
         Sign("one method, other settings", "knob"): bool(data.knobs),
-        Sign("95 % interval", "interval"): any(low is not None for low in intervals),
+        Sign("95 % interval", "interval"): any(end is not None for end in lower_ends),
     }
     drawn = [sign for sign, is_drawn in signs.items() if is_drawn]
     return legend_signs(data.rows, data.runs, drawn)

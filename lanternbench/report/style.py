@@ -9,26 +9,24 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import matplotlib
-from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
-from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Affine2D, ScaledTranslation, Transform
 
 from lanternbench.registry import components
 from lanternbench.utils.files import OUT, replacing
 
-P = ParamSpec("P")
-T = TypeVar("T")
 # points: next to the page's text, and one column of a two-column paper, or a phone
 WIDE, NARROW = 430.0, 241.2
 SIZE, LINE = 7.7, 9.7  # of text, and of a line of it
@@ -67,21 +65,15 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.spines.bottom": False,
-    "axes.edgecolor": QUIET,
     "axes.labelcolor": QUIET,
-    "axes.labelsize": SIZE,
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.6,
     "xtick.color": QUIET,
     "ytick.color": QUIET,
-    "xtick.labelsize": SIZE,
-    "ytick.labelsize": SIZE,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
     "pdf.fonttype": 42,  # editable text: venues reject Type 3 fonts
     "svg.hashsalt": "lanternbench",  # the same data gives the same file
 }
@@ -89,8 +81,8 @@ STYLE: dict[Any, Any] = {
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
-MARKERS = {"circle": ("o", 6.7), "diamond": ("D", 5.8), "small": ("o", 3.3)}
-FILLS = ("full", "hollow", "half", "dot")  # of the first four runs
+MARKERS = {"circle": ("o", 6.7), "diamond": ("D", 5.8), "swatch": ("s", 5.4)}
+FILLS = ("full", "hollow", "left", "top")  # of the first four runs: the part that is filled
 # role of a line -> its look
 LINES: dict[str, dict[str, Any]] = {
     "reference": {"color": QUIET, "linewidth": 0.7, "linestyle": (0, (3, 3))},
@@ -102,22 +94,20 @@ LINES: dict[str, dict[str, Any]] = {
 }
 
 
-def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Let a function draw in our style."""
-
-    @wraps(draw)
-    def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> T:
-        with matplotlib.rc_context(STYLE):
-            return draw(*args, **kwargs)
-
-    return draw_in_style
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in our style; a character that the font lacks becomes a box without a warning."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 def family(method: str) -> str:
     """Return the name of the method's family, "other" for a method that has no colour."""
-    presets = components("preset")
-    name = presets[method].family if method in presets else "other"
-    return name if name in FAMILIES else "other"
+    preset = components("preset").get(method)
+    if preset is None or preset.family not in FAMILIES:
+        return "other"
+    return str(preset.family)
 
 
 def colour(method: str) -> str:
@@ -133,6 +123,58 @@ class Plot(NamedTuple):
     hints: Mapping[str, str]
 
 
+# --- figures in points ---
+
+
+def new_figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width / 72, height / 72))
+
+
+def figure_points(figure: Figure) -> tuple[float, float]:
+    """Return the width and height of a figure in points."""
+    width, height = figure.get_size_inches()
+    return 72 * float(width), 72 * float(height)
+
+
+def from_top(figure: Figure) -> Transform:
+    """Return the transform of points from the top left corner, also of a figure that grows."""
+    downwards = Affine2D().scale(1 / 72, -1 / 72) + figure.dpi_scale_trans
+    return downwards + ScaledTranslation(0, 1, figure.transFigure)
+
+
+def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Add axes at a place in points from the top left corner."""
+    figure_width, figure_height = figure_points(figure)
+    bottom = figure_height - top - height
+    return figure.add_axes(
+        (
+            left / figure_width,
+            bottom / figure_height,
+            width / figure_width,
+            height / figure_height,
+        )
+    )
+
+
+def grow(figure: Figure, more: float) -> None:
+    """Make a figure taller at its bottom; all that is drawn keeps its size and place."""
+    width, height = figure_points(figure)
+    figure.set_size_inches(width / 72, (height + more) / 72)
+    share = height / (height + more)
+    for axes in figure.axes:
+        place = axes.get_position()
+        axes.set_position(
+            (place.x0, 1 - share * (1 - place.y0), place.width, share * place.height)
+        )
+
+
+def put_lines(figure: Figure, x: float, y: float, lines: Sequence[str], **look: Any) -> None:
+    """Put lines of text on a figure; (x, y) is the first baseline in points from the top left."""
+    for number, line in enumerate(lines):
+        baseline = y + number * LINE
+        figure.text(x, baseline, line, transform=from_top(figure), va="baseline", **look)
+
+
 # --- text ---
 
 
@@ -142,8 +184,7 @@ def text_width(text: str, size: float = SIZE) -> float:
     if not text:
         return 0.0
     font = FontProperties(family="DejaVu Sans", size=size)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about signs that the font lacks
+    with styled():
         width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return 1.02 * float(width)  # hinting makes letters wider
 
@@ -177,27 +218,13 @@ def pieces_of_word(word: str, width: float, size: float) -> Iterator[str]:
     yield word
 
 
-def put_lines(figure: Figure, x: float, y: float, lines: Sequence[str], **look: Any) -> None:
-    """Put lines of text on a figure; (x, y) is the first baseline in points from the top left."""
-    width, height = figure_points(figure)
-    for number, line in enumerate(lines):
-        baseline = y + number * LINE
-        figure.text(x / width, 1 - baseline / height, line, va="baseline", **look)
-
-
-def figure_points(figure: Figure) -> tuple[float, float]:
-    """Return the width and height of a figure in points."""
-    width, height = figure.get_size_inches()
-    return 72 * float(width), 72 * float(height)
-
-
 # --- legends ---
 
 
 class Sign(NamedTuple):
     """An entry of a legend: its text, and what is drawn before it in a colour, if anything.
 
-    ``role``: a key of `MARKERS` or `LINES`, "swatch", or "" for text alone.
+    ``role``: a key of `MARKERS` or `LINES`, or "" for text alone.
     """
 
     text: str
@@ -206,70 +233,56 @@ class Sign(NamedTuple):
     fill: str = "full"
 
 
-def legend_rows(signs: Sequence[Sign], width: float) -> list[list[tuple[float, Sign, list[str]]]]:
-    """Arrange a legend in rows: (x in points, sign, lines of its text) of every entry."""
-    rows: list[list[tuple[float, Sign, list[str]]]] = [[]]
+def add_legend(figure: Figure, signs: Sequence[Sign]) -> None:
+    """Add a legend below a figure: entries from left to right, in as many rows as they need."""
+    width, height = figure_points(figure)
     x = MARGIN
+    y = height
+    bottom = height
     for sign in signs:
         indent = 11.0 if sign.role else 0.0
         lines = wrap(sign.text, width - 2 * MARGIN - indent)
         entry_width = indent + max(map(text_width, lines))
-        if rows[-1] and x + entry_width > width - MARGIN:
-            rows.append([])
+        if x > MARGIN and x + entry_width > width - MARGIN:
             x = MARGIN
-        rows[-1].append((x, sign, lines))
+            y = bottom
+        draw_sign(figure, sign, x + 4.0, y + LINE / 2)
+        put_lines(figure, x + indent, y + LINE - 2.5, lines, color=QUIET)
+        bottom = max(bottom, y + LINE * len(lines))
         x += entry_width + 10.0
-    return rows
-
-
-def legend_height(signs: Sequence[Sign], width: float) -> float:
-    """Return the height of a legend in points."""
-    lines = sum(max(len(lines) for *_, lines in row) for row in legend_rows(signs, width) if row)
-    return lines * LINE + MARGIN
-
-
-def draw_legend(figure: Figure, signs: Sequence[Sign]) -> None:
-    """Draw a legend along the bottom of a figure."""
-    width, height = figure_points(figure)
-    y = height - legend_height(signs, width)
-    for row in legend_rows(signs, width):
-        for x, sign, lines in row:
-            indent = 11.0 if sign.role else 0.0
-            put_lines(figure, x + indent, y + LINE - 2.5, lines, color=QUIET)
-            draw_sign(figure, sign, x + 4.0, height - y - LINE / 2)
-        y += LINE * max((len(lines) for *_, lines in row), default=0)
+    grow(figure, bottom + MARGIN - height)
 
 
 def draw_sign(figure: Figure, sign: Sign, x: float, y: float) -> None:
-    """Draw what stands before a legend's text, around a point in points from the bottom left."""
-    inches = figure.dpi_scale_trans
+    """Draw what stands before a legend's text, around a point in points from the top left."""
     if sign.role in MARKERS:
-        for artist in marker(x / 72, y / 72, sign.role, sign.colour, sign.fill):
-            artist.set_transform(inches)
-            figure.add_artist(artist)
+        artist = marker(x, y, sign.role, sign.colour, sign.fill)
     elif sign.role in LINES:
         look = {"color": sign.colour} | LINES[sign.role]
-        ends = [(x - 4) / 72, (x + 5) / 72]
-        figure.add_artist(Line2D(ends, [y / 72, y / 72], transform=inches, **look))
-    elif sign.role:
-        corner = ((x - 3.3) / 72, (y - 3.3) / 72)
-        size = 6.6 / 72
-        swatch = Rectangle(corner, size, size, color=sign.colour, linewidth=0, transform=inches)
-        figure.add_artist(swatch)
+        artist = Line2D([x - 4, x + 5], [y, y], **look)
+    else:
+        return
+    artist.set_transform(from_top(figure))
+    figure.add_artist(artist)
 
 
-def marker(x: float, y: float, shape: str, shade: str, fill: str = "full") -> list[Line2D]:
-    """Return the artists of one point; ``fill`` says which run it is of."""
-    sign, size = MARKERS[shape]
-    point = Line2D([x], [y], linestyle="", marker=sign, markersize=size, color=shade, zorder=5)
-    point.set_markeredgewidth(1.2)
-    point.set_markerfacecolor(shade if fill in ("full", "half") else CARD)
-    point.set_markerfacecoloralt(CARD)
-    point.set_fillstyle("left" if fill == "half" else "full")
-    artists = [point]
-    if fill == "dot":
-        artists.append(Line2D([x], [y], marker="o", markersize=2, color=shade, zorder=6))
-    return artists
+def marker(x: float, y: float, shape: str, shade: str, fill: str = "full") -> Line2D:
+    """Return one point; ``fill`` says which run it is of."""
+    symbol, size = MARKERS[shape]
+    is_hollow = fill == "hollow"
+    return Line2D(
+        [x],
+        [y],
+        linestyle="",
+        marker=symbol,
+        markersize=size,
+        color=shade,
+        markeredgewidth=1.2,
+        markerfacecolor=CARD if is_hollow else shade,
+        markerfacecoloralt=CARD,
+        fillstyle="full" if is_hollow else fill,
+        zorder=5,
+    )
 
 
 # --- files and page ---
@@ -280,21 +293,16 @@ def save(
 ) -> list[Path]:
     """Write a figure in our style as ``stem``.KIND; the same data gives the same bytes."""
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # a label with signs that the font lacks shows boxes
-        warnings.simplefilter("ignore", UserWarning)
+    with styled():
         figure = draw()
-        for text in labels_of(figure):
-            text.set_path_effects([withStroke(linewidth=1.4, foreground="white")])
+        texts = [text for axes in figure.axes for text in axes.texts]
+        for text in texts:
+            if text.get_gid():  # it belongs to a point and may lie on a line
+                text.set_path_effects([withStroke(linewidth=1.4, foreground="white")])
         for path, kind in zip(files, kinds, strict=True):
             with replacing(path, OUT) as file:
-                figure.savefig(file, format=kind, dpi=dpi, metadata=METADATA.get(kind, {}))
+                figure.savefig(file, format=kind, dpi=dpi, metadata=METADATA.get(kind))
     return files
-
-
-def labels_of(figure: Figure) -> list[Text]:
-    """Return the texts that belong to a point of a plot."""
-    return [text for axes in figure.axes for text in axes.texts if text.get_gid()]
 
 
 def page_svg(plot: Plot, name: str) -> str:
@@ -304,16 +312,15 @@ def page_svg(plot: Plot, name: str) -> str:
     that can be focused, with its hint as ``<title>`` and ``aria-label``.
     """
     file = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with styled(), matplotlib.rc_context({"svg.fonttype": "none"}):
         plot.figure.savefig(file, format="svg", metadata=METADATA["svg"], transparent=True)
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", XLINK)
     svg = ElementTree.fromstring(file.getvalue())
     for metadata in svg.findall(f"{{{SVG}}}metadata"):
         svg.remove(metadata)
-    for size in ("width", "height"):
-        svg.attrib.pop(size)
+    del svg.attrib["width"]
+    del svg.attrib["height"]
     svg.set("role", "group")
     svg.set("aria-label", plot.title)
     for gid, hint in plot.hints.items():
@@ -325,18 +332,16 @@ def page_svg(plot: Plot, name: str) -> str:
 
 def gather(svg: ElementTree.Element, gid: str, hint: str) -> None:
     """Move all elements of one id into a group that says ``hint``."""
-    found = [
-        (parent, child) for parent in svg.iter() for child in parent if child.get("id") == gid
-    ]
-    if not found:
-        return
     point = {"class": "point", "tabindex": "0", "role": "img", "aria-label": hint}
-    group = ElementTree.SubElement(found[-1][0], f"{{{SVG}}}g", point)
+    group = ElementTree.Element(f"{{{SVG}}}g", point)
     ElementTree.SubElement(group, f"{{{SVG}}}title").text = hint
-    for parent, child in found:
-        parent.remove(child)
-        del child.attrib["id"]
-        group.append(child)
+    parents = svg.findall(f".//*[@id='{gid}']/..")
+    for parent in parents:
+        for child in parent.findall(f"*[@id='{gid}']"):
+            parent.remove(child)
+            del child.attrib["id"]
+            group.append(child)
+    parents[-1].append(group)
 
 
 def restyle(element: ElementTree.Element, name: str) -> None:
@@ -344,16 +349,9 @@ def restyle(element: ElementTree.Element, name: str) -> None:
     for key in ("id", f"{{{XLINK}}}href", "clip-path"):
         if key in element.attrib:
             element.set(key, re.sub(r"^(#|url\(#)?", rf"\g<0>{name}-", element.attrib[key]))
-    style = element.get("style")
-    if style is None:
-        return
+    style = element.get("style", "")
     style = re.sub(r"font-family: [^;]*;?|font: [\d.]+px [^;]*;?", f"font-size: {SIZE}px;", style)
     for shade, variable in THEME.items():
         style = style.replace(shade, variable)
-    element.set("style", style)
-
-
-def set_gid(artists: Sequence[Artist], gid: str) -> None:
-    """Mark artists as parts of one point of a plot."""
-    for artist in artists:
-        artist.set_gid(gid)
+    if style:
+        element.set("style", style)

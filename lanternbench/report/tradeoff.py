@@ -27,12 +27,13 @@ class TradeOff(NamedTuple):
     x: Column
     y: Column
     rows: list[Row]
+    points: list[tuple[float, float]]  # (speed, quality) of each row
     frontiers: list[list[int]]
     knobs: list[list[int]]
     runs: list[str | None]  # [None] if there is only one
 
 
-def pareto_frontier(x: list[float], y: list[float], lower_is_better: bool) -> list[int]:
+def pareto_frontier(x: Sequence[float], y: Sequence[float], lower_is_better: bool) -> list[int]:
     """Return the indices of the points that no other point beats, by growing x.
 
     More x is better.  A point is beaten by another that is at least as good on both axes and
@@ -81,32 +82,31 @@ def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
     rows = [row for row in rows if None not in (row.value(speed.key), row.value(quality.key))]
     slower_lossless = lossless_but_the_fastest(rows, speed)
     rows = [row for row in rows if row not in slower_lossless]
-    frontiers = frontiers_of(rows, speed, quality) if quality.better else []
-    return TradeOff(speed, quality, rows, frontiers, knobs(rows), runs)
+    points = [(row.value(speed.key) or 0.0, row.value(quality.key) or 0.0) for row in rows]
+    frontiers = frontiers_of(rows, points, quality) if quality.better else []
+    return TradeOff(speed, quality, rows, points, frontiers, knobs(rows), runs)
 
 
 def lossless_but_the_fastest(rows: Sequence[Row], speed: Column) -> list[Row]:
     """Return the lossless rows of each run but its fastest one; the baseline does not count."""
-    fastest: dict[str | None, Row] = {}
     lossless = [row for row in rows if row.lossless is True and row.method != BASELINE]
-    for row in lossless:
-        best = fastest.setdefault(run_of(row), row)
-        if (row.value(speed.key) or 0.0) > (best.value(speed.key) or 0.0):
-            fastest[run_of(row)] = row
+    lossless.sort(key=lambda row: row.value(speed.key) or 0.0)
+    fastest = {run_of(row): row for row in lossless}
     return [row for row in lossless if row is not fastest[run_of(row)]]
 
 
-def frontiers_of(rows: Sequence[Row], speed: Column, quality: Column) -> list[list[int]]:
+def frontiers_of(
+    rows: Sequence[Row], points: Sequence[tuple[float, float]], quality: Column
+) -> list[list[int]]:
     """Return the frontier of each setup: what was measured otherwise beats nothing."""
-    groups: dict[object, list[int]] = defaultdict(list)
+    setups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        groups[str(getattr(row, "setup", None))].append(index)
+        setups[getattr(row, "setup", None)].append(index)
     frontiers = []
-    for group in groups.values():
-        speeds = [rows[i].value(speed.key) or 0.0 for i in group]
-        qualities = [rows[i].value(quality.key) or 0.0 for i in group]
+    for indices in setups.values():
+        speeds, qualities = zip(*(points[i] for i in indices))
         best = pareto_frontier(speeds, qualities, quality.better == "lower")
-        frontiers.append([group[i] for i in best])
+        frontiers.append([indices[i] for i in best])
     return frontiers
 
 
@@ -123,7 +123,7 @@ def knobs(rows: Sequence[Row]) -> list[list[int]]:
         on_a_line = {i for line in lines for i in line}
         for group in rows_along(rows, key):
             values = {rows[i].options[key] for i in group}
-            if len(values) > 1 and not on_a_line & set(group):
+            if len(values) > 1 and on_a_line.isdisjoint(group):
                 lines.append(sorted(group, key=lambda i: rows[i].options[key]))
     return lines
 
@@ -133,7 +133,7 @@ def rows_along(rows: Sequence[Row], key: str) -> list[list[int]]:
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if is_number(row.options.get(key)):
-            others = sorted((name, str(x)) for name, x in row.options.items() if name != key)
+            others = sorted(str(option) for option in row.options.items() if option[0] != key)
             groups[run_of(row), row.method, str(others)].append(index)
     return list(groups.values())
 
@@ -145,7 +145,7 @@ def short_names(data: TradeOff) -> list[str]:
     names = [name_of(row, data.runs) for row in data.rows]
     for line in data.knobs:
         words = [names[i].split() for i in line]
-        common = set(words[0]).intersection(*words[1:])
+        common = set.intersection(*map(set, words))
         for index, own in zip(line[:-1], words):
             short = " ".join(word for word in own if word not in common)
             names[index] = short or names[index]
