@@ -1,5 +1,5 @@
-"""One training loop for every embedded model: seeded, checkpointed, resumable at any step; its
-optimisers.
+"""One training loop for every model that is trained: seeded, checkpointed, resumable at any step;
+its optimisers.
 """
 
 import time
@@ -15,17 +15,24 @@ from lanternbench.errors import UserError
 from lanternbench.utils.files import WORK, replacing
 
 Step = Callable[[int], dict[str, Tensor]]
+Optimizers = list[torch.optim.Optimizer]
+MATRICES = (
+    "layers.",
+    "cap_proj.",
+    "fc.",
+    "fusion.",
+)  # names of modules whose matrices Muon trains
 
 
 def schedule(step: int, steps: int, warmup: int, decay: float) -> float:
-    """Learning-rate factor: linear warm-up, constant, and over the last part ``decay`` of the
-    steps down to 1 %.
+    """Return the learning-rate factor: linear warm-up, constant, and over the last part ``decay``
+    of the steps down to 1 %.
     """
     return min(1.0, (step + 1) / warmup, 0.01 + (steps - step) / (decay * steps))
 
 
 def save_atomically(value: object, path: Path) -> None:
-    """A file that is either the old one or the whole new one."""
+    """Write a file that is, whatever happens, either the old one or the whole new one."""
     with replacing(path, WORK) as file:
         try:
             torch.save(value, file)
@@ -34,7 +41,7 @@ def save_atomically(value: object, path: Path) -> None:
 
 
 def load_saved(path: Path) -> Any:
-    """What ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds
+    """Return what ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds
     anything but tensors.
     """
     try:
@@ -44,41 +51,40 @@ def load_saved(path: Path) -> Any:
 
 
 def damaged(path: Path, cause: object) -> UserError:
-    """The error for a file of an interrupted training that cannot be used."""
+    """Return the error for a file of an interrupted training that cannot be used."""
     text = " ".join(str(cause).split())[:200] or type(cause).__name__
     return UserError(f"{path} is damaged ({text}): delete it, and it is made again, or {WORK}")
 
 
-def optimizers(
-    model: nn.Module, lr: float, muon_lr: float | None = None
-) -> list[torch.optim.Optimizer]:
-    """AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of layers and
-    projections.
+def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> Optimizers:
+    """Return AdamW for everything that is trained; with ``muon_lr``, Muon for the matrices of
+    layers and projections.
     """
-    inside = ("layers.", "cap_proj.", "fc.", "fusion.")
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    hidden = {
-        n: p
-        for n, p in trained.items()
-        if muon_lr and p.ndim == 2 and any(part in n for part in inside)
-    }
-    rest = [p for n, p in trained.items() if n not in hidden]
-    adamw = torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    return [adamw, Muon(hidden.values(), lr=muon_lr)] if hidden and muon_lr else [adamw]
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and any(part in name for part in MATRICES)
+        if parameter.requires_grad:
+            (matrices if muon_lr and is_matrix else others).append(parameter)
+    adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    optims: Optimizers = [adamw]
+    if muon_lr and matrices:
+        optims.append(Muon(matrices, lr=muon_lr))
+    return optims
 
 
 def orthogonalise(g: Tensor) -> Tensor:
-    """Five quintic Newton–Schulz steps: g [n, a, b] -> nearly its polar factors, singular values
-    in about 0.7 … 1.2.
+    """Return nearly the polar factors of g [n, a, b], singular values in about 0.7 … 1.2, by five
+    quintic Newton–Schulz steps.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = g.shape[-2] > g.shape[-1]
-    x = g.mT if tall else g
+    is_tall = g.shape[-2] > g.shape[-1]
+    x = g.mT if is_tall else g
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return x.mT if is_tall else x
 
 
 class Muon(torch.optim.Optimizer):
@@ -94,35 +100,42 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            shapes = defaultdict(list)
-            for p in group["params"]:
-                if p.grad is not None:
-                    shapes[p.shape].append(p)
-            for shape, params in shapes.items():
-                updates = []
-                for p in params:
-                    speed = self.state[p].setdefault("speed", torch.zeros_like(p))
-                    speed.lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(speed, group["momentum"]))  # Nesterov
-                scale = max(1.0, shape[0] / shape[1]) ** 0.5
-                for p, update in zip(params, orthogonalise(torch.stack(updates)), strict=True):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(
-                        update, alpha=-group["lr"] * scale
-                    )
+            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append(parameter)
+            for parameters in by_shape.values():
+                self._step_together(
+                    parameters, group["lr"], group["momentum"], group["weight_decay"]
+                )
+
+    def _step_together(
+        self, parameters: list[Tensor], lr: float, momentum: float, decay: float
+    ) -> None:
+        """Update matrices of one shape."""
+        updates = []
+        for parameter in parameters:
+            speed = self.state[parameter].setdefault("speed", torch.zeros_like(parameter))
+            speed.lerp_(parameter.grad, 1 - momentum)
+            updates.append(parameter.grad.lerp(speed, momentum))  # Nesterov
+        rows, columns = parameters[0].shape
+        scale = max(1.0, rows / columns) ** 0.5
+        for parameter, update in zip(parameters, orthogonalise(torch.stack(updates)), strict=True):
+            parameter.mul_(1 - lr * decay).add_(update, alpha=-lr * scale)
 
 
 class Plan(NamedTuple):
-    """Warm-up steps; share of the steps in which the rate decays; steps between saves."""
+    """The course of a training."""
 
-    warmup: int = 100
-    decay: float = 0.3
-    save_every: int = 100
+    warmup: int = 100  # steps
+    decay: float = 0.3  # the share of the steps in which the learning rate decays
+    save_every: int = 100  # steps
 
 
 def fit(
     name: str,
     model: nn.Module,
-    optims: list[torch.optim.Optimizer],
+    optims: Optimizers,
     step_fn: Step,
     steps: int,
     folder: Path,
@@ -130,8 +143,8 @@ def fit(
     plan: Plan = Plan(),  # noqa: B008  (immutable)
     log: Callable[[str], None] = print,
 ) -> dict[str, float]:
-    """Train ``model`` for ``steps`` calls of ``step_fn(step)`` → losses (the one called "loss" is
-    minimised).
+    """Train ``model`` by ``steps`` calls of ``step_fn(step)``, which returns losses; the one called
+    "loss" is minimised.
 
     A checkpoint in ``folder/name.pt`` is written every ``plan.save_every`` steps and picked up on
     the next start; what ``step_fn`` draws must depend on the step alone, so that a resumed run is
@@ -139,37 +152,46 @@ def fit(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pt"
-    first, last = _resume(path, model, optims) if path.exists() else (0, {})
+    logged: dict[str, float] = {}
+    first = 0
+    if path.exists():
+        first, logged = _resume(path, model, optims)
     model.train()
-    clock, seen = time.monotonic(), first
+    started = time.monotonic()
+    saved = first
     for step in range(first, steps):
-        for group in (group for optim in optims for group in optim.param_groups):
-            group["lr"] = group.setdefault("initial_lr", group["lr"]) * schedule(
-                step, steps, plan.warmup, plan.decay
-            )
+        set_rates(optims, schedule(step, steps, plan.warmup, plan.decay))
         losses = step_fn(step)
         losses["loss"].backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
             optim.step()
             optim.zero_grad(set_to_none=True)
-        if (step + 1) % plan.save_every == 0 or step + 1 == steps:
-            pace = (step + 1 - seen) / (time.monotonic() - clock)
-            clock, seen = time.monotonic(), step + 1
-            last = {k: v.item() for k, v in losses.items()}
-            figures = "  ".join(f"{k} {v:.4f}" for k, v in last.items())
-            state = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims]}
-            save_atomically({**state, "step": step + 1, "losses": last}, path)
-            log(f"{name} {step + 1}/{steps}  {figures}  {pace:.2f} steps/s")
+        done = step + 1
+        if done % plan.save_every == 0 or done == steps:
+            pace = (done - saved) / (time.monotonic() - started)
+            logged = {key: loss.item() for key, loss in losses.items()}
+            states = {"model": model.state_dict(), "optims": [o.state_dict() for o in optims]}
+            save_atomically(states | {"step": done, "losses": logged}, path)
+            figures = "  ".join(f"{key} {loss:.4f}" for key, loss in logged.items())
+            log(f"{name} {done}/{steps}  {figures}  {pace:.2f} steps/s")
+            started = time.monotonic()
+            saved = done
     model.eval()
-    return last
+    return logged
 
 
-def _resume(
-    path: Path, model: nn.Module, optims: list[torch.optim.Optimizer]
-) -> tuple[int, dict[str, float]]:
-    """Put the checkpoint at ``path`` into model and optimisers; returns its step and losses.
-    Raises UserError.
+def set_rates(optims: Optimizers, factor: float) -> None:
+    """Set every learning rate to ``factor`` of the initial one."""
+    for optim in optims:
+        for group in optim.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def _resume(path: Path, model: nn.Module, optims: Optimizers) -> tuple[int, dict[str, float]]:
+    """Load the checkpoint at ``path`` into model and optimisers; return its step and losses.
+
+    Raises UserError if it is damaged, or of another training.
     """
     state = load_saved(path)
     try:

@@ -23,8 +23,8 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.target import Prefix, Target
 
 DEEPER = 96  # positions of an image at which it trains on the levels past the first
-VARIATION = 5.0  # weight of the total variation beside the cross entropy
-FALL = 0.7  # weight of a level, in that of the one before
+VARIATION = 5.0  # weight of the total variation, that of the cross entropy being 1
+FALL = 0.7  # weight of a level relative to the one before
 
 
 class Recipe(NamedTuple):
@@ -41,8 +41,8 @@ Logits = Callable[[Tensor], Tensor]  # features [R, …, dim] -> guided logits [
 
 
 class Feed(NamedTuple):
-    """What an EAGLE drafter reads of images: entry t is what stands at position t + 1 and the
-    state of position t.
+    """What an EAGLE drafter reads of images: entry t is the token at position t + 1 and the state
+    of position t.
 
     Positions 0 … P − 1 are the prefix, then come the image's slots 0 … S − 1, of which nobody
     reads the last; so there are n = P + S − 2 entries, and the last S − 1 of them predict slots 1
@@ -63,7 +63,10 @@ class Feed(NamedTuple):
 
     def of_tokens(self, x: Tensor) -> Tensor:
         """x [R, S − 1, …] for slots 1 … S − 1 -> [R, L − 1, …] for tokens 1 … L − 1."""
-        return x[:, ~token_in(self.slots, self.row_width)[1]] if self.row_width else x
+        if not self.row_width:
+            return x
+        is_row_end = token_in(self.slots, self.row_width)[1]
+        return x[:, ~is_row_end]
 
 
 def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None = None) -> Tensor:
@@ -72,12 +75,12 @@ def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None
     """
     model = target.model
     embeddings = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
-    if width := target.row_width:
-        embeddings = embeddings.unflatten(1, (-1, width))
+    if target.row_width:
         row_end = torch.tensor(target.row_end, device=tokens.device)
         end = model.prompt_embeddings(row_end) if net is None else net.embed_prompt(row_end, model)
-        end = end.expand(*embeddings.shape[:2], 1, -1)
-        embeddings = torch.cat([embeddings, end], 2).flatten(1, 2)[:, :-1]
+        image_rows = embeddings.unflatten(1, (-1, target.row_width))
+        ends = end.expand(*image_rows.shape[:2], 1, -1)
+        embeddings = torch.cat([image_rows, ends], 2).flatten(1, 2)[:, :-1]
     return embeddings[:, :-1].repeat(rows // len(tokens), 1, 1)
 
 
@@ -85,16 +88,16 @@ def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None
 def target_states(
     target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[int, ...] = ()
 ) -> Tensor:
-    """The target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim],
+    """Return the target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim],
     conditional rows first.
     """
-    net, x = (
-        target.model,
-        torch.cat([prefix.embeddings, slot_embeddings(target, tokens, len(prefix.valid))], 1),
-    )
-    n, rope = x.shape[1], net.position_table(prefix.valid.shape[1])
+    model = target.model
+    image = slot_embeddings(target, tokens, len(prefix.valid))
+    x = torch.cat([prefix.embeddings, image], 1)
+    n = x.shape[1]
+    rope = model.position_table(prefix.valid.shape[1])[None, :n, None]
     mask = prefix_mask(prefix.valid, n, target.pad_rows)
-    return net(x, rope[None, :n, None], mask, None, False, aux_layers)
+    return model(x, rope, mask, None, False, aux_layers)
 
 
 def feed(
@@ -105,24 +108,22 @@ def feed(
     tokens: Tensor,
     hidden: Tensor,
 ) -> Feed:
-    """``ahead_ids``, ``seen``: the prefix's; tokens [B, L] and the target's states over both."""
-    embeddings = slot_embeddings(target, tokens, len(hidden), net)
-    ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), embeddings], 1)
-    n, seen = ahead.shape[1], None if seen is None or seen.all() else seen
+    """Return what the drafter reads; ``ahead_ids`` and ``seen`` are the prefix's, ``hidden`` the
+    target's states over it and tokens [B, L].
+    """
+    image = slot_embeddings(target, tokens, len(hidden), net)
+    ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), image], 1)
+    prefix = hidden.shape[1] - image.shape[1]
+    n = ahead.shape[1]
     rope = target.model.rotary_table(ahead_ids.shape[1] + 1)[1 : n + 1, None]
-    return Feed(
-        ahead.float(),
-        hidden.float(),
-        rope,
-        seen,
-        target.row_width,
-        hidden.shape[1] - embeddings.shape[1],
-    )
+    if seen is not None and seen.all():
+        seen = None
+    return Feed(ahead.float(), hidden.float(), rope, seen, target.row_width, prefix)
 
 
 def read(target: Target, net: Eagle, prefix: Prefix, tokens: Tensor) -> tuple[Feed, Tensor]:
-    """What the drafter reads of images, and the target's last states that predict tokens 1 … L − 1
-    [R, L − 1, dim].
+    """Return what the drafter reads of images, and the target's last states that predict tokens 1
+    … L − 1 [R, L − 1, dim].
     """
     states = target_states(target, prefix, tokens, net.aux_layers(target.model))
     fed = feed(target, net, prefix.ahead_ids, prefix.seen, tokens, states)
@@ -130,25 +131,38 @@ def read(target: Target, net: Eagle, prefix: Prefix, tokens: Tensor) -> tuple[Fe
 
 
 def first(net: Eagle, fed: Feed) -> Tensor:
-    """The features [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
-    return drafts(net, fed, torch.empty(0, dtype=torch.long), depths=1).first
+    """Return the features [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
+    nowhere = torch.empty(0, dtype=torch.long)
+    return drafts(net, fed, nowhere, depths=1).first
+
+
+class Branches(NamedTuple):
+    """Attention of an EAGLE drafter in training."""
+
+    level_1: Tensor  # bool, over level 1's keys: at all n positions
+    before: Tensor  # bool, over level 1's keys: in each branch, those before it
+    itself: Tensor  # bool, over the keys of one deeper level
+
+
+def branches(fed: Feed, at: Tensor) -> Branches:
+    """Return what may be attended to in branches ``at`` [m]."""
+    device = fed.ahead.device
+    n = fed.ahead.shape[1]
+    before = torch.arange(n, device=device) < at[:, None]
+    itself = torch.eye(len(at), dtype=torch.bool, device=device)
+    if fed.seen is None:
+        return Branches(torch.ones(n, n, dtype=torch.bool, device=device).tril(), before, itself)
+    seen = F.pad(fed.seen, (0, n - fed.seen.shape[1]), value=True)[:, None, None]
+    return Branches(prefix_mask(fed.seen, n), before & seen, itself.expand(len(seen), 1, -1, -1))
 
 
 def levels(net: Eagle, fed: Feed, at: Tensor, depths: int) -> list[Tensor]:
-    """What EAGLE drafts: level 1 at all n positions from the target's states, deeper ones in the
-    branches ``at`` [m].
+    """Return what EAGLE drafts: level 1 at all n positions from the target's states, deeper ones
+    in the branches ``at`` [m].
 
     -> [R, n, dim], then [R, m, dim] at ``at``, at + 1 …  Level d reads level d − 1's feature; it
-      attends, as in
-    decoding, to level 1's keys before the branch and to its branch's keys since.
+    attends, as in decoding, to level 1's keys before the branch and to its branch's keys since.
     """
-    embedding, rope, seen, n, device = (
-        fed.ahead,
-        fed.rope,
-        fed.seen,
-        fed.ahead.shape[1],
-        fed.ahead.device,
-    )
     # keys and values of a layer, call by call: differentiable
     cached: dict[int, list[Tensor]] = defaultdict(list)
 
@@ -156,24 +170,16 @@ def levels(net: Eagle, fed: Feed, at: Tensor, depths: int) -> list[Tensor]:
         cached[layer].append(kv)
         return torch.cat(cached[layer], 2)
 
-    visible = (
-        torch.ones(n, n, dtype=torch.bool, device=device).tril()
-        if seen is None
-        else prefix_mask(seen, n)
-    )
-    drafted = [net(net.fuse(embedding, net.read(fed.hidden[:, :-1])), rope[None], visible, put)]
-    earlier, branch = (
-        torch.arange(n, device=device) < at[:, None],
-        torch.eye(len(at), dtype=torch.bool, device=device),
-    )
-    if seen is not None:
-        earlier = earlier & F.pad(seen, (0, n - seen.shape[1]), value=True)[:, None, None]
-        branch = branch.expand(len(seen), 1, -1, -1)
-    feature = drafted[0][:, at - 1]
+    visible = branches(fed, at)
+    x = net.fuse(fed.ahead, net.read(fed.hidden[:, :-1]))
+    level_1 = net(x, fed.rope[None], visible.level_1, put)
+    drafted = [level_1]
+    feature = level_1[:, at - 1]
     for level in range(1, depths):
         places = at + level - 1
-        visible = torch.cat([earlier, *[branch] * level], -1)
-        feature = net(net.fuse(embedding[:, places], feature), rope[None, places], visible, put)
+        x = net.fuse(fed.ahead[:, places], feature)
+        mask = torch.cat([visible.before, *[visible.itself] * level], -1)
+        feature = net(x, fed.rope[None, places], mask, put)
         drafted.append(feature)
     return drafted
 
@@ -186,31 +192,39 @@ class Drafts(NamedTuple):
 
 
 def drafts(net: Eagle, fed: Feed, at: Tensor, depths: int) -> Drafts:
-    """Level 1, and ``depths`` levels in the branches ``at`` [m].
+    """Return level 1, and ``depths`` levels in the branches ``at`` [m].
 
     Decoding reads the row end behind the last token with the drafter's own feature, before it
     knows the target's state: what it drafts first in a row comes from level 2.
     """
-    ends = token_in(fed.slots - 1, fed.row_width)[1].nonzero()[:, 0]  # slots
+    is_row_end = token_in(fed.slots - 1, fed.row_width)[1]
+    ends = is_row_end.nonzero()[:, 0]  # slots
     at = torch.cat([ends + fed.prefix - 1, at.to(ends.device)])
-    level_1, *deeper = levels(net, fed, at, max(depths, 2) if len(ends) else depths)
+    if len(ends):
+        depths = max(depths, 2)
+    level_1, *deeper = levels(net, fed, at, depths)
     level_1 = level_1[:, fed.prefix - 1 :]
-    first = level_1.index_copy(1, ends, deeper[0][:, : len(ends)]) if len(ends) else level_1
+    first = level_1
+    if len(ends):
+        first = level_1.index_copy(1, ends, deeper[0][:, : len(ends)])
     return Drafts(fed.of_tokens(first), level_1, at, deeper)
 
 
 def distances(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy and the acceptance rate 1 − TV of logits and probabilities [..., V]: [...]
-    each.
+    """Return the cross entropy and the acceptance rate 1 − TV of logits and probabilities [..., V]:
+    [...] each.
     """
     log_p = drafted.log_softmax(-1)
-    return -(wanted * log_p).sum(-1), torch.minimum(log_p.exp(), wanted).sum(-1)
+    cross_entropy = -(wanted * log_p).sum(-1)
+    accepted = torch.minimum(log_p.exp(), wanted).sum(-1)
+    return cross_entropy, accepted
 
 
 def divergence(drafted: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The means: cross entropy plus VARIATION · TV, and the acceptance rate."""
-    cross, accepted = (x.mean() for x in distances(drafted, wanted))
-    return cross + VARIATION * (1 - accepted), accepted.detach()
+    """Return the means: cross entropy plus VARIATION · TV, and the acceptance rate."""
+    cross_entropy, accepted = distances(drafted, wanted)
+    accepted = accepted.mean()
+    return cross_entropy.mean() + VARIATION * (1 - accepted), accepted.detach()
 
 
 def losses(
@@ -221,28 +235,30 @@ def losses(
     wanted: Tensor,
     recipe: Recipe = RECIPES["eagle-1"],
 ) -> Losses:
-    """Cross entropy and total variation at every level; by EAGLE-1's recipe level 1 also learns
-    the target's states.
+    """Return the cross entropy and total variation summed over levels; by EAGLE-1's recipe level 1
+    also learns the target's states.
 
     ``wanted`` [B, L − 1, V]: q of tokens 1 … L − 1.
     """
-    p = fed.prefix
-    free = fed.ahead.shape[1] - p - recipe.levels + 2
-    at = torch.from_numpy(rng.choice(free, min(DEEPER, free), replace=False) + p)
+    prefix = fed.prefix
+    places = fed.ahead.shape[1] - prefix - recipe.levels + 2
+    at = torch.from_numpy(rng.choice(places, min(DEEPER, places), replace=False) + prefix)
     drafted = drafts(net, fed, at, recipe.levels)
     loss, accepted = divergence(logits(drafted.first), wanted)
     if recipe.regression:
-        loss = loss + recipe.regression * F.smooth_l1_loss(drafted.level_1, fed.hidden[:, p:])
-    rates = {"accept-1": accepted}
+        regression = F.smooth_l1_loss(drafted.level_1, fed.hidden[:, prefix:])
+        loss = loss + recipe.regression * regression
+    found = {"accept-1": accepted}
     for level, feature in enumerate(drafted.deeper, start=1):
-        # what is drafted, which may be a row end
-        token, is_end = token_in(drafted.at + level + 1 - p, fed.row_width)
+        slot = drafted.at + level + 1 - prefix
+        token, is_row_end = token_in(slot, fed.row_width)
         if fed.row_width:
-            token, feature = token[~is_end], feature[:, ~is_end]
-        more, accepted = divergence(logits(feature), wanted[:, token - 1])
-        loss = loss + FALL**level * more
-        rates[f"accept-{level + 1}"] = accepted
-    return {"loss": loss, **rates}
+            token = token[~is_row_end]
+            feature = feature[:, ~is_row_end]
+        level_loss, accepted = divergence(logits(feature), wanted[:, token - 1])
+        loss = loss + FALL**level * level_loss
+        found[f"accept-{level + 1}"] = accepted
+    return {"loss": loss, **found}
 
 
 class BlockFeed(NamedTuple):
@@ -260,78 +276,104 @@ class BlockFeed(NamedTuple):
 def block_read(
     target: Target, net: DFlash, prefix: Prefix, tokens: Tensor
 ) -> tuple[BlockFeed, Tensor]:
-    """What the drafter reads of images, and the target's last states that predict tokens 1 … L − 1
-    [R, L − 1, dim].
+    """Return what the drafter reads of images, and the target's last states that predict tokens 1
+    … L − 1 [R, L − 1, dim].
     """
+    model = target.model
     states = target_states(target, prefix, tokens, net.depths)
-    device, length, width = tokens.device, tokens.shape[1], target.row_width
-    end = target.image_slots + net.block * (1 + bool(width))
-    before = states.shape[1] + 1 - target.image_slots + bool(width)  # P
-    slots = raster(length, width, before, 0, before + end, device).slot_of[
-        1 : length + net.block + 1
-    ]
-    places = torch.cat([torch.arange(before - 1, device=device), slots[:length] - 1])
-    rope, anchors = (
-        target.model.rope,
-        target.model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1),
-    )
-    rope = rope[torch.cat([places, slots]).clamp(max=len(rope) - 1), None]
+    length = tokens.shape[1]
+    has_row_ends = bool(target.row_width)
+    prefix_length = states.shape[1] + 1 - target.image_slots + has_row_ends
+    capacity = prefix_length + target.image_slots + net.block * (1 + has_row_ends)
+    layout = raster(length, target.row_width, prefix_length, 0, capacity, tokens.device)
+    slots = layout.slot_of[1 : length + net.block + 1]
+    before_image = torch.arange(prefix_length - 1, device=tokens.device)
+    places = torch.cat([before_image, slots[:length] - 1])
+    positions = torch.cat([places, slots]).clamp(max=len(model.rope) - 1)
     fed = BlockFeed(
-        states[:, places].float(),
-        anchors.float(),
-        rope,
-        None if prefix.seen.all() else prefix.seen,
+        context=states[:, places].float(),
+        anchors=model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1).float(),
+        rope=model.rope[positions, None],
+        seen=None if prefix.seen.all() else prefix.seen,
     )
-    return fed, fed.context[:, 1 - tokens.shape[1] :, : target.model.config.dim].to(target.dtype)
+    return fed, fed.context[:, 1 - length :, : model.config.dim].to(target.dtype)
 
 
 def block_first(net: DFlash, fed: BlockFeed) -> Tensor:
-    """The states [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
+    """Return the states [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
     anchors = torch.arange(fed.anchors.shape[1] - 1, device=fed.anchors.device)
     return torch.cat([block_drafts(net, fed, at)[:, :, 0] for at in anchors.split(DEEPER)], 1)
 
 
 def block_drafts(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
-    """States [R, m, B − 1, dim] that draft after anchors ``at`` [m]; a block sees the context
-    before it and itself.
+    """Return states [R, m, B − 1, dim] that draft after anchors ``at`` [m]; a block sees the
+    context before it and itself.
     """
-    n, m, b, length = fed.context.shape[1], len(at), net.block, fed.anchors.shape[1]
+    context = fed.context.shape[1]
+    count, block = len(at), net.block
     x = torch.cat([net.read(fed.context), net.blocks(fed.anchors[:, at]).flatten(1, 2)], 1)
-    inside = torch.ones(b, b, device=at.device)
-    itself = torch.kron(
-        torch.eye(m, device=at.device), inside.tril() if net.causal else inside
-    ).bool()
-    before = torch.arange(n, device=at.device) - (n - length) <= at[:, None]  # [m, n]
-    mask = torch.cat([before.repeat_interleave(b, 0), itself], -1)[None, None]
-    if fed.seen is not None:
-        mask = (
-            mask
-            & F.pad(fed.seen, (0, mask.shape[-1] - fed.seen.shape[1]), value=True)[:, None, None]
-        )
-    tokens = (n + at[:, None] + torch.arange(b, device=at.device)).flatten()
-    rope = torch.cat([fed.rope[:n], fed.rope[tokens]])
-    return net(x, rope[None], mask, None, False, m * b).unflatten(1, (m, b))[:, :, 1:]
+    slots = torch.arange(block, device=at.device)
+    tokens = (context + at[:, None] + slots).flatten()
+    rope = torch.cat([fed.rope[:context], fed.rope[tokens]])
+    mask = block_mask(net, fed, at)
+    drafted = net(x, rope[None], mask, None, False, count * block)
+    return drafted.unflatten(1, (count, block))[:, :, 1:]
+
+
+def block_mask(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
+    """Return what blocks after anchors ``at`` [m] may attend to, bool [1 or R, 1, m · B, n + m ·
+    B], in n entries of context and in the blocks.
+    """
+    context = fed.context.shape[1]
+    before_image = context - fed.anchors.shape[1]
+    entries = torch.arange(context, device=at.device) - before_image
+    before = (entries <= at[:, None]).repeat_interleave(net.block, 0)
+    block = torch.ones(net.block, net.block, device=at.device)
+    if net.causal:
+        block = block.tril()
+    itself = torch.kron(torch.eye(len(at), device=at.device), block).bool()
+    mask = torch.cat([before, itself], -1)[None, None]
+    if fed.seen is None:
+        return mask
+    seen = F.pad(fed.seen, (0, mask.shape[-1] - fed.seen.shape[1]), value=True)
+    return mask & seen[:, None, None]
 
 
 def block_losses(
     net: DFlash, fed: BlockFeed, rng: np.random.Generator, logits: Logits, wanted: Tensor
 ) -> Losses:
-    """Cross entropy to ``wanted``, q of tokens 1 … L − 1 [B, L − 1, V], and total variation, at
-    every slot k.
+    """Return the cross entropy to ``wanted``, q of tokens 1 … L − 1 [B, L − 1, V], and the total
+    variation, over all slots k.
     """
-    count, device = wanted.shape[1], wanted.device
-    at = torch.from_numpy(rng.choice(count, min(DEEPER, count), replace=False)).to(device)
-    slot = torch.arange(net.block - 1, device=device)  # k − 1
-    token = at[:, None] + slot  # less 1: of ``wanted``
+    count = wanted.shape[1]
+    at = torch.from_numpy(rng.choice(count, min(DEEPER, count), replace=False)).to(wanted.device)
+    slot = torch.arange(net.block - 1, device=wanted.device)  # k − 1
+    index = at[:, None] + slot  # in ``wanted``
+    is_inside = index < count
     # exp(−(k − 1)/γ), γ = B/2
-    weight = torch.where(token < count, torch.exp(-2 * slot / net.block), 0.0)
-    pairs = distances(logits(block_drafts(net, fed, at)), wanted[:, token.clamp(max=count - 1)])
-    cross, accepted = (x.mean(0) for x in pairs)  # [m, B − 1]
-    loss = (weight * (cross + VARIATION * (1 - accepted))).sum() / weight.sum()
-    rates = ((weight > 0) * accepted.detach()).sum(0) / (weight > 0).sum(0)
-    return {"loss": loss} | {f"accept-{k + 1}": rate for k, rate in enumerate(rates)}
+    weight = torch.where(is_inside, torch.exp(-2 * slot / net.block), 0.0)
+    drafted = logits(block_drafts(net, fed, at))
+    cross_entropy, accepted = distances(drafted, wanted[:, index.clamp(max=count - 1)])
+    accepted = accepted.mean(0)  # [m, B − 1]
+    slot_loss = cross_entropy.mean(0) + VARIATION * (1 - accepted)
+    rates = (is_inside * accepted.detach()).sum(0) / is_inside.sum(0)
+    found = {"loss": (weight * slot_loss).sum() / weight.sum()}
+    for k, rate in enumerate(rates, 1):
+        found[f"accept-{k}"] = rate
+    return found
 
 
-# by kind of drafter: what it reads, what it drafts first, its losses
-TRAININGS: dict[str, Any] = dict.fromkeys(("eagle", "eagle-3"), (read, first, losses))
-TRAININGS["dflash"] = (block_read, block_first, block_losses)
+class Training(NamedTuple):
+    """How drafters of a kind are trained."""
+
+    read: Callable[..., tuple[Any, Tensor]]  # what they read of images, the target's last states
+    first: Callable[..., Tensor]  # features of what they draft first
+    losses: Callable[..., Losses]
+
+
+EAGLE = Training(read, first, losses)
+TRAININGS = {
+    "eagle": EAGLE,
+    "eagle-3": EAGLE,
+    "dflash": Training(block_read, block_first, block_losses),
+}

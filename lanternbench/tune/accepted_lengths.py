@@ -8,15 +8,14 @@ drafts are samples of the proposal at the start of a step, and accepted nodes ar
 decode.
 
 - A **chain** of D levels, cut to D' of them, gives P(accepted ≥ i) for every D'.
-- A **static tree** also needs the acceptance of children of rank k > 0: at every node of the chain
-  K children are
-  drafted from its p and judged against its q.  Weighted with the probability that the node is
-  reached, their shares estimate P(the child of rank k is accepted | the node is reached), at each
-  depth.  Subtrees of all siblings are assumed to have the same acceptance (Sequoia's assumption).
+- A **static tree** also needs the acceptance of children of rank k > 0: at every node of the chain,
+  K children are drafted from its p and judged against its q.  Weighted with the probability that
+  the node is reached, their shares estimate P(the child of rank k is accepted | the node is
+  reached), at each depth.  Subtrees of all siblings are assumed to have the same acceptance
+  (Sequoia's assumption).
 - In a **dynamic tree** the scores tell which nodes a tree with fewer nodes or levels has, and
-  dropping the others does
-  not change their acceptance: the acceptance of each recorded node gives the accepted length of
-  every smaller tree.
+  dropping the others does not change their acceptance: the acceptance of each recorded node gives
+  the accepted length of every smaller tree.
 
 The static tree with the greatest expected accepted length follows by dynamic programming (Sequoia,
 arXiv 2402.12374) from a table P[d − 1, k] [D, K]: the probability that, at a node of depth d − 1
@@ -36,6 +35,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,10 +53,8 @@ from lanternbench.methods.build import prepared_proposal, prepared_rule
 from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
 from lanternbench.methods.trees.static import FixedTree
 
-JUDGEMENTS = 8  # judgements of each recorded draft
-# weight, in reached nodes, of the shares of the level above as a prior: deep nodes are rarely
-# reached
-PRIOR = 20.0
+JUDGEMENTS = 8  # of each recorded draft
+PRIOR = 20.0  # reached nodes that the shares of the level above count for at a deeper level
 Floats = NDArray[np.float64]
 Record = Mapping[str, Floats]  # the arrays of one recording
 
@@ -74,8 +72,10 @@ class RecordingTree(FixedTree):
     ) -> Draft:
         self.distributions[:] = [state.warp(logits)[:, None]]
 
-        def recording_expand(*inputs: Any) -> Tensor:
-            logits = expand(*inputs)
+        def recording_expand(
+            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+        ) -> Tensor:
+            logits = expand(tokens, parent, visible, depth)
             self.distributions.append(state.warp(logits))
             return logits
 
@@ -95,16 +95,15 @@ class ScoredTree(Dynamic):
     ) -> Draft:
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
         pool = candidates(state, logits, expand, bounds)
-        best = (
-            pool.scores.topk(min(bounds.total - 1, pool.scores.shape[1])).indices.sort(-1).values
-        )
-        self.scores[:] = pool.scores.gather(1, best)
+        size = min(bounds.total - 1, pool.scores.shape[1])
+        kept = pool.scores.topk(size).indices.sort(-1).values
+        self.scores[:] = pool.scores.gather(1, kept)
         return keep_best(pool, state.now.root, bounds)
 
 
 def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> SpeculativeDecoder:
-    """The decoder with another, prepared tree policy and a rule prepared for its depth; without
-    CUDA graphs.
+    """Return the decoder with another, prepared tree policy and a rule prepared for its depth;
+    without CUDA graphs.
     """
     target = replace(decoder.target, graphs=None)
     proposal = prepared_proposal(target, decoder.method, policy)
@@ -117,7 +116,7 @@ def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> Specula
 def recorded_steps(
     decoder: SpeculativeDecoder, caption: str, key: str, seed: int
 ) -> Iterator[StepResult]:
-    """The steps of one decode, without those whose drafts extend beyond the image."""
+    """Yield the steps of one decode, without those whose drafts extend beyond the image."""
     state, proposer_state = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
     while state.active:
         length = max(state.now.length.host or (0,))
@@ -130,59 +129,99 @@ class Judge:
     """Verifies drafts of a decoder again, with new uniforms."""
 
     def __init__(self, decoder: SpeculativeDecoder, seed: int):
-        self.decoder, self.generator = decoder, torch.Generator().manual_seed(seed)
+        self.decoder = decoder
+        self.generator = torch.Generator().manual_seed(seed)
 
     def uniforms(self, *shape: int) -> Tensor:
-        return (
-            torch.rand(*shape, generator=self.generator)
-            .clamp_(max=BELOW_ONE)
-            .to(self.decoder.target.device)
-        )
+        u = torch.rand(*shape, generator=self.generator).clamp_(max=BELOW_ONE)
+        return u.to(self.decoder.target.device)
 
-    def verify(self, rule: RatioTest, draft: Draft, q: Tensor) -> VerifyResult:
-        """Drafts and q [B, N, V]; a single draft is judged ``JUDGEMENTS`` times, as a batch."""
-        times = JUDGEMENTS if len(q) == 1 else -1
-        q = q.expand(times, -1, -1)
-        p = None if draft.p is None else draft.p.expand(times, -1, -1)
-        draft = draft._replace(tokens=draft.tokens.expand(times, -1), p=p)
-        return self.verify_with(rule, draft, q, self.uniforms(*draft.tokens.shape))
+    def again(self, rule: RatioTest, draft: Draft, q: Tensor) -> VerifyResult:
+        """Judge one draft, q [1, N, V], ``JUDGEMENTS`` times, as a batch."""
+        p = None if draft.p is None else draft.p.expand(JUDGEMENTS, -1, -1)
+        draft = draft._replace(tokens=draft.tokens.expand(JUDGEMENTS, -1), p=p)
+        u = self.uniforms(*draft.tokens.shape)
+        return self.verify(rule, draft, q.expand(JUDGEMENTS, -1, -1), u)
 
-    def verify_with(self, rule: RatioTest, draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
-        """u [B, N]."""
-        uniforms = Uniforms(u, q[:, :0, 0])
+    def verify(self, rule: RatioTest, draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
+        """q [B, N, V], u [B, N]."""
+        no_draft_uniforms = q[:, :0, 0]
+        uniforms = Uniforms(u, no_draft_uniforms)
         greedy = self.decoder.warp.greedy
         return rule.verify(draft, q, uniforms, self.decoder.residual, greedy)
 
-    def ranks(
-        self, rule: RatioTest, p: Tensor, q: Tensor, star: StaticTree, sampled: bool
-    ) -> Floats:
-        """How often each child of ``star``, a root with K children, or none, is accepted at nodes
-        of depth 0 …: p, q [d, V] -> shares [d, K + 1]."""
-        levels, k = len(p), star.tree.width
-        p, q = (x.repeat_interleave(JUDGEMENTS, 0) for x in (p, q))
-        tokens = draw_distinct(p, self.uniforms(len(p), k)) if sampled else p.topk(k).indices
-        tokens = torch.cat([tokens[:, :1], tokens], 1)
+
+class ChainJudge(Judge):
+    """Sums up the acceptance in chains of 1 … D levels and of their nodes' children.
+
+    ``ranks`` K: 1 if the method supports chains only.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, levels: int, ranks: int, seed: int):
+        super().__init__(decoder, seed)
+        target, method = decoder.target, decoder.method
+        acceptance = method.resolve(target.options).acceptance
+        depths = range(1, levels + 1)
+        self.sampled = method.proposal.samples and not decoder.warp.greedy
+        self.chains = [chain(depth).to(target.device) for depth in depths]
+        self.rules = [acceptance.build(target, depth) for depth in depths]
+        self.every_depth = isinstance(method.acceptance, Annealed)  # or the rules are the same
+        self.star = from_paths(tuple((rank,) for rank in range(ranks))).to(target.device)
+        self.steps = 0
+        self.reached = np.zeros((levels, levels + 1))
+        self.children = np.zeros((levels, levels, ranks + 1))
+
+    def add(self, tokens: Tensor, p: Tensor, q: Tensor) -> None:
+        """Add one step: tokens [1, D + 1] and q [1, D + 1, V] of a chain, p [1, D, V]."""
+        self.steps += 1
+        levels = len(self.chains)
+        for depth in range(1, levels + 1):
+            passed = self.passed(tokens, p, q, depth)
+            self.reached[depth - 1] += passed
+            if self.star.tree.width > 1 and (depth == levels or self.every_depth):
+                shares = self.rank_shares(p[0, :depth], q[0, :depth])
+                self.children[depth - 1, :depth] += passed[:depth, None] * shares
+
+    def passed(self, tokens: Tensor, p: Tensor, q: Tensor, depth: int) -> Floats:
+        """Return P(accepted ≥ i), i = 0 … D, of the chain cut to ``depth`` levels."""
+        drafted_from = p[:, :depth] if self.sampled else None
+        draft = Draft(tokens[:, : depth + 1], drafted_from, self.chains[depth - 1])
+        accepted = self.again(self.rules[depth - 1], draft, q[:, : depth + 1]).accepted.cpu()
+        lengths = torch.arange(len(self.chains) + 1)
+        return (accepted[:, None] >= lengths).double().mean(0).numpy()
+
+    def rank_shares(self, p: Tensor, q: Tensor) -> Floats:
+        """Return how often each child of ``star``, or none, is accepted at nodes of depth 0 …, in
+        a draft of d levels: p, q [d, V] -> [d, K + 1].
+        """
+        levels = len(p)
+        ranks = self.star.tree.width
+        p = p.repeat_interleave(JUDGEMENTS, 0)
+        if self.sampled:
+            children = draw_distinct(p, self.uniforms(len(p), ranks))
+        else:
+            children = p.topk(ranks).indices
+        any_root = children[:, :1]
+        tokens = torch.cat([any_root, children], 1).unflatten(0, (levels, JUDGEMENTS))
+        p = p.unflatten(0, (levels, JUDGEMENTS))
         u = self.uniforms(*tokens.shape)
         shares = []
         for level in range(levels):
-            rows = slice(level * JUDGEMENTS, (level + 1) * JUDGEMENTS)
-            draft = Draft(
-                tokens[rows], p[rows, None] if sampled else None, below(star, level, levels)
-            )
-            everywhere = q[rows, None].expand(-1, k + 1, -1)
-            child = self.verify_with(rule, draft, everywhere, u[rows]).path[:, 1]
-            which = torch.where(child > 0, child - 1, k)
-            shares.append(torch.nn.functional.one_hot(which, k + 1).double().mean(0))
+            drafted_from = p[level, :, None] if self.sampled else None
+            draft = Draft(tokens[level], drafted_from, lowered(self.star, level, levels))
+            q_at_nodes = q[level].expand(JUDGEMENTS, ranks + 1, -1)
+            child = self.verify(self.rules[levels - 1], draft, q_at_nodes, u[level]).path[:, 1]
+            outcome = torch.where(child > 0, child - 1, ranks)
+            shares.append(F.one_hot(outcome, ranks + 1).double().mean(0))
         return torch.stack(shares).cpu().numpy()
 
 
-def below(star: StaticTree, level: int, levels: int) -> StaticTree:
-    """The tree of one level with its root at depth ``level`` of ``levels``."""
-    siblings = star.siblings
-    later = tuple(rank._replace(depth=rank.depth + level) for rank in siblings.later)
+def lowered(star: StaticTree, level: int, levels: int) -> StaticTree:
+    """Return the tree of one level with its root at depth ``level`` of ``levels``."""
     tree = star.tree._replace(depth=star.tree.depth + level, max_depth=levels)
-    order = siblings._replace(depth=siblings.depth + level, later=later)
-    return replace(star, tree=tree, siblings=order)
+    later = tuple(rank._replace(depth=rank.depth + level) for rank in star.siblings.later)
+    siblings = star.siblings._replace(depth=star.siblings.depth + level, later=later)
+    return replace(star, tree=tree, siblings=siblings)
 
 
 def record_chains(
@@ -192,152 +231,125 @@ def record_chains(
     steps: Iterable[StepResult],
     seed: int = 0,
 ) -> Record:
-    """Acceptance in chains of D' = 1 … D levels and of their nodes' children, summed over
-    ``steps``.
+    """Return the acceptance in chains of D' = 1 … D levels and of their nodes' children, summed
+    over ``steps``; ``decoder`` drafts chains by ``tree``.
 
-    ``decoder`` drafts chains by ``tree``; ``ranks`` K: 1 where the method supports chains only.
     "reached" [D, D + 1]: steps with i or more accepted in a chain of D'.  "children" [D, D, K +
-    1]: nodes that a chain of D' reached at a depth whose child of rank k is accepted; the last
-    column: none is.  "steps": how many.
+    1]: nodes that a chain of D' reached at a depth and whose child of rank k is accepted; in the
+    last column, none is.  "steps": how many.
     """
-    judge, method, target, levels = (
-        Judge(decoder, seed),
-        decoder.method,
-        decoder.target,
-        tree.max_depth,
-    )
-    sampled = method.proposal.samples and not decoder.warp.greedy
-    acceptance = method.resolve(target.options).acceptance
-    rules = [acceptance.build(target, d) for d in range(1, levels + 1)]
-    chains = [chain(d).to(target.device) for d in range(1, levels + 1)]
-    star = from_paths(tuple((k,) for k in range(ranks))).to(target.device)
-    reached, children, count = (
-        np.zeros((levels, levels + 1)),
-        np.zeros((levels, levels, ranks + 1)),
-        0.0,
-    )
+    judge = ChainJudge(decoder, tree.max_depth, ranks, seed)
     for result in steps:
-        draft, q = result.draft, result.q
-        p = torch.cat(tree.distributions, 1)  # [1, D, V]
-        count += 1
-        for d, (rule, static) in enumerate(zip(rules, chains, strict=True), 1):
-            cut = Draft(draft.tokens[:, : d + 1], p[:, :d] if sampled else None, static)
-            accepted = judge.verify(rule, cut, q[:, : d + 1]).accepted.cpu()
-            shares = (accepted[:, None] >= torch.arange(levels + 1)).double().mean(0).numpy()
-            reached[d - 1] += shares
-            if ranks > 1 and (d == levels or isinstance(method.acceptance, Annealed)):
-                children[d - 1, :d] += shares[:d, None] * judge.ranks(
-                    rule, p[0, :d], q[0, :d], star, sampled
-                )
-    return {"reached": reached, "children": children, "steps": np.array(count)}
+        judge.add(result.draft.tokens, torch.cat(tree.distributions, 1), result.q)
+    count = np.array(float(judge.steps))
+    return {"reached": judge.reached, "children": judge.children, "steps": count}
 
 
 def chain_lengths(reached: Floats, steps: float, depth: int) -> Floats:
-    """P(accepted ≥ i) of a chain of ``depth`` levels, i = 1 … depth; ``reached`` as
-    ``record_chains`` gives it.
-    """
+    """Return P(accepted ≥ i), i = 1 … depth, of a chain; ``reached`` of ``record_chains``."""
     return reached[depth - 1, 1 : depth + 1] / max(steps, 1)
 
 
 def child_table(children: Floats, depth: int) -> Floats:
-    """P [depth, K] for static trees of ``depth`` levels; ``children`` of ``record_chains``."""
+    """Return P [depth, K] for static trees; ``children`` of ``record_chains``."""
     counts = children[depth - 1, :depth]
     if not counts.any():  # the rule does not depend on the depth of drafts
         counts = children[-1, :depth]
     table = np.zeros((depth, counts.shape[1] - 1))
-    for d in range(depth):
-        prior = PRIOR if d else 0.0
-        table[d] = (counts[d, :-1] + prior * table[d - 1]) / max(counts[d].sum() + prior, 1e-9)
+    table[0] = counts[0, :-1] / max(counts[0].sum(), 1e-9)
+    for d in range(1, depth):
+        table[d] = (counts[d, :-1] + PRIOR * table[d - 1]) / (counts[d].sum() + PRIOR)
     return table
 
 
 def record_growth(
     decoder: SpeculativeDecoder, tree: ScoredTree, steps: Iterable[StepResult], seed: int = 0
 ) -> Record:
-    """Acceptance in dynamic trees, hence in those with fewer nodes or levels and equal children a
-    node.
+    """Return the acceptance in dynamic trees, and so in those with fewer nodes or levels and as
+    many children per node.
 
-    Of each step, by falling score [S, N − 1]: "seen", the shares of judgements that accept a node;
+    For each step, by falling score [S, N − 1]: "seen", the share of judgements that accept a node;
     "level", its depth, −1 for an unused one.
     """
-    judge, seen, level = Judge(decoder, seed), list[Floats](), list[Floats]()
+    judge = Judge(decoder, seed)
+    seen: list[Floats] = []
+    level: list[Floats] = []
     for result in steps:
-        draft = result.draft
-        path = judge.verify(decoder.rule, draft, result.q).path
-        accepted = (
-            torch.zeros(JUDGEMENTS, draft.tree.nodes, device=path.device)
-            .scatter_(1, path, 1.0)
-            .mean(0)[1:]
-        )
-        depth, scores = draft.tree.depth[0, 1:], tree.scores[0]
-        order = torch.where(depth > 0, scores, -torch.inf).sort(descending=True).indices
-        seen.append(accepted[order].double().cpu().numpy())
+        nodes = result.draft.tree
+        path = judge.again(decoder.rule, result.draft, result.q).path
+        accepted = torch.zeros(JUDGEMENTS, nodes.nodes, device=path.device).scatter_(1, path, 1.0)
+        depth = nodes.depth[0, 1:]
+        order = torch.where(depth > 0, tree.scores[0], -torch.inf).sort(descending=True).indices
+        seen.append(accepted.mean(0)[1:][order].double().cpu().numpy())
         level.append(depth[order].double().cpu().numpy())
     return {"seen": np.stack(seen), "level": np.stack(level)}
 
 
 def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
-    """P(accepted ≥ i), i = 1 … ``depth``, in each recorded step of a tree with ``nodes``, the root
-    included.
-
-    accepted, level [S, N − 1] of ``record_growth`` -> [S, depth].
+    """Return P(accepted ≥ i), i = 1 … ``depth``, in each recorded step of a tree with ``nodes``,
+    the root included: accepted, level [S, N − 1] of ``record_growth`` -> [S, depth].
     """
     inside = (level >= 1) & (level <= depth)
-    selected = inside & (inside.cumsum(1) <= nodes - 1)
-    return np.stack(
-        [np.where(selected & (level == i), accepted, 0.0).sum(1) for i in range(1, depth + 1)], 1
-    )
+    kept = inside & (inside.cumsum(1) <= nodes - 1)
+    by_level = [np.where(kept & (level == i), accepted, 0.0).sum(1) for i in range(1, depth + 1)]
+    return np.stack(by_level, 1)
 
 
-def grown_lengths(
-    steps: Mapping[int, tuple[Floats, Floats]], top_k: int, nodes: int, depth: int
-) -> Floats:
-    """P(accepted ≥ i) in each recorded step [S, depth] of trees with these sizes, from recordings
-    by width.
+def grown_lengths(records: Mapping[int, Record], top_k: int, nodes: int, depth: int) -> Floats:
+    """Return P(accepted ≥ i) in each recorded step [S, depth] of trees with these sizes, from the
+    records of ``record_growth`` by width.
 
-    A tree of n nodes has at most n − 1 children a node: all recordings of that width or more are
+    A tree of n nodes has at most n − 1 children per node: all recordings of that width or more are
     used together.
     """
-    widths = [k for k in steps if k >= nodes - 1] if top_k >= nodes - 1 else []
-    widths = widths or [min(steps, key=lambda k: abs(k - top_k))]
-    return np.concatenate([lengths(*steps[k], nodes, depth) for k in widths])
+    widths = [min(records, key=lambda width: abs(width - top_k))]
+    if top_k >= nodes - 1:
+        widths = [width for width in records if width >= nodes - 1] or widths
+    found = [lengths(records[k]["seen"], records[k]["level"], nodes, depth) for k in widths]
+    return np.concatenate(found)
 
 
 def bounds(depth: int, top_k: int, nodes: int) -> Bounds:
-    """A dynamic tree's bounds, with no more nodes than there are candidates."""
+    """Return a dynamic tree's bounds, with no more nodes than there are candidates."""
     return Bounds(depth, top_k, min(nodes, 1 + top_k + top_k * top_k * (depth - 1)))
 
 
 def expected_length(paths: Iterable[tuple[int, ...]], table: Floats) -> float:
-    """Expected accepted drafted tokens of a tree in child paths: Σ over nodes of Π P along the
-    path.
+    """Return the expected number of accepted drafted tokens of a tree in child paths: Σ over nodes
+    of Π P along the path.
     """
-    return float(sum(np.prod([table[d, rank] for d, rank in enumerate(path)]) for path in paths))
+    return float(sum(np.prod(table[range(len(path)), path]) for path in paths))
 
 
 def best_trees(table: Floats, nodes: int) -> list[Paths]:
-    """The best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K children a
-    node, as child paths; fewer than ``nodes`` where no larger tree fits."""
+    """Return the best trees of 1 … ``nodes`` nodes below the root, of at most D levels and K
+    children per node, as child paths; fewer than ``nodes`` if no larger tree fits.
+    """
     depths, ranks = table.shape
 
     @cache
     def below(depth: int, rank: int, n: int) -> tuple[float, int]:
-        """Of n nodes among the children ``rank``, ``rank`` + 1, … of a node at ``depth``, and
-        their subtrees: the expected length, and how many are in the first child's subtree, itself
-        included (0: no further child)."""
-        best = (-np.inf if n else 0.0, 0)
-        for m in range(1, n + 1) if depth < depths and rank < ranks else ():
-            value = (
-                float(table[depth, rank]) * (1 + below(depth + 1, 0, m - 1)[0])
-                + below(depth, rank + 1, n - m)[0]
-            )
-            best = (value, m) if value > best[0] else best
+        """Return, for n nodes among the children ``rank``, ``rank`` + 1, … of a node at ``depth``
+        and their subtrees: the expected length, and the number of nodes in the first child's
+        subtree, itself included (0: no further child).
+        """
+        if n == 0:
+            return 0.0, 0
+        best = (-np.inf, 0)
+        if depth == depths or rank == ranks:
+            return best
+        p = float(table[depth, rank])
+        for m in range(1, n + 1):
+            value = p * (1 + below(depth + 1, 0, m - 1)[0]) + below(depth, rank + 1, n - m)[0]
+            if value > best[0]:
+                best = (value, m)
         return best
 
     def paths(depth: int, rank: int, n: int, above: tuple[int, ...]) -> Paths:
         if n == 0:
             return ()
-        m, child = below(depth, rank, n)[1], (*above, rank)
+        m = below(depth, rank, n)[1]
+        child = (*above, rank)
         return (child, *paths(depth + 1, 0, m - 1, child), *paths(depth, rank + 1, n - m, above))
 
     sizes = [n for n in range(1, nodes + 1) if below(0, 0, n)[0] >= 0]

@@ -25,7 +25,8 @@ from lanternbench.engine.tree import StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
-from lanternbench.methods.trees.adaptive import adapt
+from lanternbench.methods.trees.adaptive import TreeSize, adapt
+from lanternbench.methods.trees.dynamic import Bounds
 from lanternbench.models.target import Target
 from lanternbench.settings import Sampling, Tune
 from lanternbench.tune import accepted_lengths as drafts
@@ -34,22 +35,28 @@ from lanternbench.tune.accepted_lengths import (
     Record,
     best_trees,
     bounds,
+    chain_lengths,
     child_table,
     expected_length,
+    grown_lengths,
 )
 
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
+Recorder = Callable[[int, str], Record]  # the number of a caption, and the caption
 LEVELS = 8  # of the deepest drafts considered
 RANKS = 8  # children of a node of a static tree
 NODES = 64  # of the largest trees
-WORTH = 3.0  # maximum cost of a tree's forward, in forwards of one node
+WORTH = 3.0  # maximum cost of a tree's forward pass, in forward passes of one node
 WIDTHS = (1, 2, 3, 4, 6, 10)  # children of a node of a dynamic tree
 REPLAYED = 300  # steps of an adaptive tree
 RANGES = ((0, 3), (0, 4), (0, 5), (0, 6), (1, 7), (0, 10))  # open intervals of its depth
 WIDTH_RANGES = ((0, 2), (0, 3), (0, 4), (0, 5), (1, 9), (3, 14), (3, 40))
 TOTALS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 59)
 BETAS = (1.0, 0.6)
+FANS = ((2, 1), (2, 2), (4, 3), (8, 3), (16, 3))  # static trees to time: branches, levels
+# dynamic trees to time: levels, children per node, nodes
+GROWN = ((1, 2, 3), (3, 1, 4), (3, 2, 6), (5, 2, 8), (3, 4, 16), (5, 4, 32), (3, 10, 60))
 
 
 @dataclass(frozen=True)
@@ -74,106 +81,103 @@ class TreeSearch:
     """One kind of tree, of one method on one target."""
 
     about: ClassVar[str]  # a phrase that names what is searched
-    one_in: ClassVar[int] = 1  # which share of the prompts is recorded
-    # one array of those of all captions
-    combine: ClassVar[Callable[..., Floats]] = staticmethod(np.concatenate)
+    one_in: ClassVar[int] = 1  # the share of the prompts that is recorded
 
     def __init__(self, target: Target, config: Tune):
-        self.target, self.config = target, config
+        self.target = target
+        self.config = config
 
     def probes(self) -> Probes:
-        """Sizes to time, each with the shape of its step."""
+        """Return the sizes to time, each with the shape of its step."""
         raise NotImplementedError
 
-    def drafting(self, cost: StepCost) -> dict[str, Any]:
-        """What drafts are recorded with, by name."""
+    def recorders(self, cost: StepCost) -> dict[str, Recorder]:
+        """Return, by name, the functions that record the drafts of one caption."""
         raise NotImplementedError
-
-    def record(self, drafting: Any, number: int, caption: str) -> Record:
-        """The drafts of one caption."""
-        raise NotImplementedError
-
-    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Callable[[], Record]]:
-        """The functions that compute the records, by record name: none where acceptance is
-        simulated.
-        """
-        if self.config.simulate_acceptance is not None:
-            return {}
-        few = list(enumerate(captions[: max(1, len(captions) // self.one_in)]))
-        each = self.drafting(cost).items()
-        return {
-            f"{name}-{i}": partial(self.record, with_, i, caption)
-            for name, with_ in each
-            for i, caption in few
-        }
-
-    def combined(self, records: Mapping[str, Record]) -> dict[str, Record]:
-        """The records of all captions together, by the name of what they were drafted with."""
-        groups: dict[str, list[Record]] = defaultdict(list)
-        for name, record in records.items():
-            groups[name.rpartition("-")[0]].append(record)
-        return {
-            name: {key: self.combine([r[key] for r in each]) for key in each[0]}
-            for name, each in groups.items()
-        }
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        """The default sizes first, then all others considered, from ``combined`` records, if any."""
+        """Return the default sizes first, then all others considered; ``records`` from
+        ``combined``, none if acceptance is simulated.
+        """
         raise NotImplementedError
 
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        """P [depth, rank] as in ``accepted_lengths``; None where ranks are not recorded."""
+        """Return P [depth, rank] as in ``accepted_lengths``; None if ranks are not recorded."""
         return None
 
-    def method(self, options: Options | None = None) -> Method:
-        """The method with these sizes in place of its defaults."""
-        sizes, either = options or {}, {"shape", "depth"}
-        fixed = {
-            k: v
-            for k, v in self.config.options.items()
-            if k not in either or not either & sizes.keys()
-        }
-        return method(self.config.method, **fixed | sizes)
+    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Callable[[], Record]]:
+        """Return the functions that compute the records, by record name: none if acceptance is
+        simulated.
+        """
+        if self.rates is not None:
+            return {}
+        recorded = captions[: max(1, len(captions) // self.one_in)]
+        recordings = {}
+        for name, record in self.recorders(cost).items():
+            for number, caption in enumerate(recorded):
+                recordings[f"{name}-{number}"] = partial(record, number, caption)
+        return recordings
+
+    def combined(self, records: Mapping[str, Record]) -> dict[str, Record]:
+        """Return the records of all captions together, by the name of their recorder."""
+        groups: dict[str, list[Record]] = defaultdict(list)
+        for name, record in records.items():
+            groups[name.rpartition("-")[0]].append(record)
+        return {name: self.joined(group) for name, group in groups.items()}
+
+    def joined(self, records: list[Record]) -> Record:
+        return {key: np.concatenate([record[key] for record in records]) for key in records[0]}
+
+    def method(self, sizes: Options) -> Method:
+        """Return the method with these sizes in place of its defaults."""
+        options = self.config.options
+        if "shape" in sizes or "depth" in sizes:  # each replaces the other
+            options = {k: v for k, v in options.items() if k not in ("shape", "depth")}
+        return method(self.config.method, **options | sizes)
+
+    def decoder(self, sizes: Options) -> SpeculativeDecoder:
+        return self.decoder_of(self.method(sizes))
+
+    def decoder_of(self, method: Method) -> SpeculativeDecoder:
+        return build(self.target, method, self.config.part(Sampling), self.rates)
 
     def own_tree(self) -> Any:
-        """The method's default tree policy, prepared."""
-        method = self.method().resolve(self.target.options)
+        """Return the method's default tree policy, prepared."""
+        method = self.method({}).resolve(self.target.options)
         return method.tree.prepare(self.target, method.proposal)
-
-    def decoder(
-        self, options: Options | None = None, method: Method | None = None
-    ) -> SpeculativeDecoder:
-        """The decoder of ``method``, by default the one with these sizes."""
-        c, chosen = self.config, method or self.method(options)
-        return build(self.target, chosen, c.part(Sampling), self.rates)
 
     @cached_property
     def rates(self) -> list[float] | None:
         """P(level i is passed) to simulate: as configured, or matching the configured tokens with
-        the default sizes.
+        the default sizes; None if acceptance is recorded.
         """
         wanted = self.config.simulate_acceptance
         if wanted is None or isinstance(wanted, list):
             return wanted
-        depth = build(self.target, self.method(), self.config.part(Sampling)).proposer.max_depth
+        default = build(self.target, self.method({}), self.config.part(Sampling))
+        depth = default.proposer.max_depth
         return [float(level_rates(wanted, depth)[depth])]
 
-    def simulated(self, depth: int) -> list[float]:
-        """P(accepted ≥ i) at those rates."""
-        assert self.rates is not None
+    def simulated(self, depth: int) -> list[float] | None:
+        """Return P(accepted ≥ i) at those rates; None if acceptance is recorded."""
+        if self.rates is None:
+            return None
         return reach(self.rates, depth)[depth].tolist()
 
     def deepest(self, sizes: Iterable[Options]) -> int:
-        """How many of these sizes, in order of depth, the method supports: Medusa drafts one level
-        a head.  Raises UserError where it supports none."""
-        for count, options in enumerate(sizes):
+        """Return how many of these sizes, in order of depth, the method supports: Medusa drafts
+        one level per head.  Raises UserError if it supports none.
+        """
+        count = 0
+        for options in sizes:
             try:
                 self.decoder(options)
             except UserError:
-                if not count:
+                if count == 0:
                     raise
-                return count
-        return count + 1
+                break
+            count += 1
+        return count
 
 
 def shape_of(static: StaticTree) -> Shape:
@@ -182,11 +186,11 @@ def shape_of(static: StaticTree) -> Shape:
 
 
 def largest(cost: StepCost) -> int:
-    """The largest tree worth verifying: a forward of more nodes costs over ``WORTH`` forwards of
-    one node.
+    """Return the size of the largest tree worth verifying: a forward pass of more nodes costs over
+    ``WORTH`` forward passes of one node.
     """
-    one = cost.forward(1)
-    return max([n for n in range(2, NODES + 1) if cost.forward(n) <= WORTH * one], default=2)
+    limit = WORTH * cost.forward(1)
+    return max((n for n in range(2, NODES + 1) if cost.forward(n) <= limit), default=2)
 
 
 class ShapeSearch(TreeSearch):
@@ -195,7 +199,6 @@ class ShapeSearch(TreeSearch):
     """
 
     about = "static trees"
-    combine = staticmethod(partial(np.sum, axis=0))
     ranks = RANKS
 
     def __init__(self, target: Target, config: Tune):
@@ -203,75 +206,73 @@ class ShapeSearch(TreeSearch):
         self.levels = self.deepest({"shape": f"chain-{d}"} for d in range(1, LEVELS + 1))
 
     def probes(self) -> Probes:
-        depths = dict.fromkeys(min(d, self.levels) for d in (1, 3, 5, 7))
+        depths = dict.fromkeys(min(depth, self.levels) for depth in (1, 3, 5, 7))
         probes: Probes = [({"shape": f"chain-{d}"}, shape_of(chain(d))) for d in depths]
-        for blades, longest in ((2, 1), (2, 2), (4, 3), (8, 3), (16, 3)) if self.ranks > 1 else ():
-            paths = [
-                (i, *(0,) * d) for i in range(blades) for d in range(min(longest, self.levels))
-            ]
-            probes.append(
-                ({"shape": [list(p) for p in paths]}, shape_of(from_paths(tuple(paths))))
-            )
+        if self.ranks == 1:
+            return probes
+        for branches, longest in FANS:
+            lengths = range(min(longest, self.levels))
+            paths = tuple((rank, *(0,) * n) for rank, n in product(range(branches), lengths))
+            probes.append(({"shape": list(map(list, paths))}, shape_of(from_paths(paths))))
         return probes
 
-    def drafting(self, cost: StepCost) -> dict[str, Any]:
-        return {"chain": chain(self.levels)}
+    def recorders(self, cost: StepCost) -> dict[str, Recorder]:
+        return {"chain": self.record}
 
-    def record(self, drafting: Any, number: int, caption: str) -> Record:
-        decoder = self.decoder()
-        tree = drafts.RecordingTree().drafting(
-            drafting, decoder.method.proposal.samples, self.target.device
-        )
+    def record(self, number: int, caption: str) -> Record:
+        decoder = self.decoder({})
+        samples = decoder.method.proposal.samples
+        tree = drafts.RecordingTree().drafting(chain(self.levels), samples, self.target.device)
         decoder = drafts.with_tree_policy(decoder, tree)
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_chains(decoder, tree, self.ranks, steps, seed=number)
 
+    def joined(self, records: list[Record]) -> Record:
+        return {key: np.sum([record[key] for record in records], axis=0) for key in records[0]}
+
+    def passed(self, static: StaticTree, records: Mapping[str, Record]) -> list[float]:
+        """Return P(accepted ≥ i) of a tree."""
+        depth = static.tree.max_depth
+        simulated = self.simulated(depth)
+        if simulated is not None:
+            return simulated
+        record = records["chain"]
+        if static.is_chain and depth <= self.levels:
+            return chain_lengths(record["reached"], float(record["steps"]), depth).tolist()
+        table = child_table(record["children"], min(depth, self.levels))
+        deeper = (0, depth - len(table))
+        wider = (0, max(0, static.tree.width - table.shape[1]))
+        table = np.pad(table, (deeper, (0, 0)), "edge")  # deeper levels repeat the last
+        table = np.pad(table, ((0, 0), wider))
+        levels = range(1, depth + 1)
+        return [expected_length((p for p in static.paths if len(p) == d), table) for d in levels]
+
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        record = records.get("chain")
-
-        def passed(static: StaticTree) -> list[float]:
-            depth = static.tree.max_depth
-            if record is None:
-                return self.simulated(depth)
-            if static.is_chain and depth <= self.levels:
-                return drafts.chain_lengths(
-                    record["reached"], float(record["steps"]), depth
-                ).tolist()
-            # deeper levels repeat the last
-            table = child_table(record["children"], min(depth, self.levels))
-            wider = max(0, static.tree.width - table.shape[1])
-            table = np.pad(
-                np.pad(table, ((0, depth - len(table)), (0, 0)), "edge"), ((0, 0), (0, wider))
-            )
-            return [
-                expected_length([p for p in static.paths if len(p) == d], table)
-                for d in range(1, depth + 1)
-            ]
-
-        def candidate(static: StaticTree, options: Options) -> Candidate:
+        trees: list[tuple[Options, StaticTree]] = [({}, self.own_tree().static)]
+        trees += [({"shape": f"chain-{d}"}, chain(d)) for d in range(1, self.levels + 1)]
+        trees += [({"shape": list(map(list, s.paths))}, s) for s in self.branching(cost, records)]
+        candidates = []
+        for options, static in trees:
             shape = shape_of(static)
-            return Candidate(options, shape, passed(static), cost.step(shape))
-
-        candidates = [candidate(self.own_tree().static, {})]
-        candidates += [
-            candidate(chain(d), {"shape": f"chain-{d}"}) for d in range(1, self.levels + 1)
-        ]
-        if record is not None and self.ranks > 1:
-            for depth in range(1, self.levels + 1):
-                for paths in best_trees(child_table(record["children"], depth), largest(cost) - 1):
-                    static = from_paths(paths)
-                    if not static.is_chain and static.tree.max_depth == depth:
-                        candidates.append(
-                            candidate(static, {"shape": [list(path) for path in paths]})
-                        )
+            passed = self.passed(static, records)
+            candidates.append(Candidate(options, shape, passed, cost.step(shape)))
         return candidates
 
+    def branching(self, cost: StepCost, records: Mapping[str, Record]) -> Iterable[StaticTree]:
+        """Yield the best trees of every depth and size that are no chains."""
+        if not records or self.ranks == 1:
+            return
+        for depth in range(1, self.levels + 1):
+            table = child_table(records["chain"]["children"], depth)
+            for paths in best_trees(table, largest(cost) - 1):
+                static = from_paths(paths)
+                if not static.is_chain and static.tree.max_depth == depth:
+                    yield static
+
     def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
-        return (
-            child_table(records["chain"]["children"], self.levels).tolist()
-            if records and self.ranks > 1
-            else None
-        )
+        if not records or self.ranks == 1:
+            return None
+        return child_table(records["chain"]["children"], self.levels).tolist()
 
 
 class LengthSearch(ShapeSearch):
@@ -282,7 +283,7 @@ class LengthSearch(ShapeSearch):
 
 
 class GrowthSearch(TreeSearch):
-    """Dynamic trees: nodes, levels and children a node, from recorded large trees."""
+    """Dynamic trees: nodes, levels and children per node, from recorded large trees."""
 
     about = "dynamic trees (nodes, levels, children a node)"
     one_in = 2
@@ -295,56 +296,55 @@ class GrowthSearch(TreeSearch):
         return {"depth": depth, "draft_top_k": top_k, "total_nodes": nodes}
 
     def probes(self) -> Probes:
-        trees = ((1, 2, 3), (3, 1, 4), (3, 2, 6), (5, 2, 8), (3, 4, 16), (5, 4, 32), (3, 10, 60))
-        sizes = [(min(depth, self.levels), k, nodes) for depth, k, nodes in trees]
+        sizes = [(min(depth, self.levels), top_k, nodes) for depth, top_k, nodes in GROWN]
         return [(self.sizes(*size), self.shape(*size)) for size in sizes]
 
     def shape(self, depth: int, top_k: int, nodes: int) -> Shape:
         return Shape(bounds(depth, top_k, nodes).total, depth, (top_k,) * (depth - 1), False)
 
-    def drafting(self, cost: StepCost) -> dict[str, Any]:
-        """Trees by width; of wider ones than these most nodes would be dropped."""
+    def recorders(self, cost: StepCost) -> dict[str, Recorder]:
         nodes = largest(cost)
-        return {
-            f"width-{k}": bounds(self.levels, k, nodes)
-            for k in WIDTHS
-            if k == 1 or k * k <= 2 * nodes
-        }
+        # most nodes of wider trees would be dropped
+        widths = [k for k in WIDTHS if k == 1 or k * k <= 2 * nodes]
+        return {f"width-{k}": partial(self.record, bounds(self.levels, k, nodes)) for k in widths}
 
-    def record(self, drafting: Any, number: int, caption: str) -> Record:
-        tree = drafts.ScoredTree().growing(drafting)
-        decoder = drafts.with_tree_policy(self.decoder(), tree)
+    def record(self, size: Bounds, number: int, caption: str) -> Record:
+        tree = drafts.ScoredTree().growing(size)
+        decoder = drafts.with_tree_policy(self.decoder({}), tree)
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_growth(decoder, tree, steps, seed=number)
 
-    def passed(self, records: Mapping[str, Record], top_k: int, nodes: int, depth: int) -> Floats:
-        """P(accepted ≥ i) in each recorded step [S, depth], or the simulated one [1, depth]."""
-        if not records:
-            return np.array([self.simulated(min(depth, nodes - 1))])
-        widths = {
-            int(name.removeprefix("width-")): (r["seen"], r["level"])
-            for name, r in records.items()
-        }
-        return drafts.grown_lengths(widths, top_k, nodes, depth)
+    def passed(self, records: Mapping[str, Record], size: TreeSize, nodes: int) -> Floats:
+        """Return P(accepted ≥ i) in each recorded step [S, depth], or the simulated one
+        [1, depth].
+        """
+        depth, top_k = size
+        simulated = self.simulated(min(depth, nodes - 1))
+        if simulated is not None:
+            return np.array([simulated])
+        return grown_lengths(by_width(records), top_k, nodes, depth)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        default, widths = (
-            self.own_tree().bounds,
-            [int(name.removeprefix("width-")) for name in records],
-        )
+        default = self.own_tree().bounds
+        widths = list(by_width(records))
+        candidates: list[Candidate] = []
 
-        def candidate(depth: int, top_k: int, nodes: int, options: Options) -> Candidate:
+        def add(options: Options, depth: int, top_k: int, nodes: int) -> None:
             shape = self.shape(depth, top_k, nodes)
-            passed = self.passed(records, top_k, nodes, depth).mean(0).tolist()
-            return Candidate(options, shape, passed, cost.step(shape))
+            passed = self.passed(records, (depth, top_k), nodes).mean(0).tolist()
+            candidates.append(Candidate(options, shape, passed, cost.step(shape)))
 
-        candidates = [candidate(default.depth, default.top_k, default.total, {})]
+        add({}, default.depth, default.top_k, default.total)
         for k, depth in product(widths or (1, default.top_k), range(1, self.levels + 1)):
             for nodes in range(depth + 1, min(largest(cost), bounds(depth, k, NODES).total) + 1):
-                # the same tree at a lower cost
-                if not any(nodes - 1 <= other < k for other in widths):
-                    candidates.append(candidate(depth, k, nodes, self.sizes(depth, k, nodes)))
+                is_same_but_dearer = any(nodes - 1 <= width < k for width in widths)
+                if not is_same_but_dearer:
+                    add(self.sizes(depth, k, nodes), depth, k, nodes)
         return candidates
+
+
+def by_width(records: Mapping[str, Record]) -> dict[int, Record]:
+    return {int(name.removeprefix("width-")): record for name, record in records.items()}
 
 
 class BoundsSearch(GrowthSearch):
@@ -357,50 +357,63 @@ class BoundsSearch(GrowthSearch):
     about = "adaptive trees (ranges of depth and width, nodes, β)"
 
     def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
-        """Sizes of a tree that does not adapt, for probes."""
+        """Return the sizes of a tree that does not adapt, for probes."""
         ranges = {"depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}
         return super().sizes(depth, top_k, nodes) | ranges
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        default, step_s = self.own_tree(), cache(cost.step)
-        passed = cache(lambda depth, width, nodes: self.passed(records, width, nodes, depth))
+        default = self.own_tree()
+        initial = (default.bounds.depth, default.bounds.top_k)
+        step_s = cache(cost.step)
+        passed = cache(partial(self.passed, records))
+        candidates: list[Candidate] = []
 
-        def candidate(within: AdaptiveBounds, nodes: int, options: Options) -> Candidate:
-            """The mean step of a replay, in which the acceptance of a step determines the size of
-            the next.
-            """
-            rng = np.random.default_rng(0)
-            alpha: float | None = None
-            size = (default.bounds.depth, default.bounds.top_k)
-            shapes, accepted = [], []
-            for i in range(REPLAYED):
-                depth, width = size = adapt(size, alpha, within)
-                shapes.append(self.shape(depth, width, nodes))
-                curves = passed(depth, width, nodes)
-                # P(accepted ≥ i) falls with i: one uniform
-                accepted.append(int((rng.random() < curves[i * len(curves) // REPLAYED]).sum()))
-                alpha = (accepted[-1] + 1) / depth
-            nodes, depth = (
-                round(fmean(getattr(s, name) for s in shapes)) for name in ("nodes", "depth")
-            )
-            mean = Shape(nodes, depth, max(shapes, key=lambda s: s.depth).levels, False)
-            reached = [fmean(n >= i for n in accepted) for i in range(1, within.d[1])]
-            return Candidate(options, mean, reached, fmean(map(step_s, shapes)))
+        def add(options: Options, within: AdaptiveBounds, nodes: int) -> None:
+            sizes, accepted = replayed(initial, within, lambda size: passed(size, nodes))
+            shapes = [self.shape(depth, width, nodes) for depth, width in sizes]
+            deepest = max(shapes, key=lambda shape: shape.depth)
+            mean_nodes = round(np.mean([shape.nodes for shape in shapes]))
+            mean_depth = round(np.mean([shape.depth for shape in shapes]))
+            mean = Shape(mean_nodes, mean_depth, deepest.levels, False)
+            reached = [float(np.mean(accepted >= i)) for i in range(1, within.d[1])]
+            seconds = fmean(step_s(shape) for shape in shapes)
+            candidates.append(Candidate(options, mean, reached, seconds))
 
-        candidates, most = [candidate(default.within, default.nodes, {})], largest(cost)
+        add({}, default.within, default.nodes)
         for d, k, nodes, beta in product(RANGES, WIDTH_RANGES, TOTALS, BETAS):
-            if nodes <= most and d[1] - 1 <= max(self.levels, 2):
+            if nodes <= largest(cost) and d[1] - 1 <= max(self.levels, 2):
                 within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
+                ranges = {"depth_range": list(d), "width_range": list(k)}
                 options = {
-                    "depth_range": list(d),
-                    "width_range": list(k),
                     "total_nodes": nodes,
                     "beta": beta,
+                    "l_d": within.l_d,
+                    "l_k": within.l_k,
                 }
-                candidates.append(
-                    candidate(within, nodes, options | {"l_d": within.l_d, "l_k": within.l_k})
-                )
+                add(ranges | options, within, nodes)
         return candidates
+
+
+def replayed(
+    size: TreeSize, within: AdaptiveBounds, passed: Callable[[TreeSize], Floats]
+) -> tuple[list[TreeSize], Floats]:
+    """Return the sizes of ``REPLAYED`` steps and the tokens that they accept: the acceptance of a
+    step determines the size of the next.
+
+    ``passed``: P(accepted ≥ i) in each recorded step, by size.
+    """
+    rng = np.random.default_rng(0)
+    alpha: float | None = None
+    sizes, accepted = [], []
+    for i in range(REPLAYED):
+        size = adapt(size, alpha, within)
+        curves = passed(size)
+        curve = curves[i * len(curves) // REPLAYED]
+        length = int((rng.random() < curve).sum())  # P(accepted ≥ i) falls with i: one uniform
+        alpha = (length + 1) / size[0]
+        sizes.append(size)
+        accepted.append(length)
+    return sizes, np.array(accepted)
 
 
 class OptionSearch(TreeSearch):
@@ -410,54 +423,44 @@ class OptionSearch(TreeSearch):
 
     def __init__(self, target: Target, config: Tune):
         super().__init__(target, config)
-        method = self.method()
-        parts = (method.proposal, *(() if method.proposal.tree_is_own else (method.tree,)))
-        tuned = {name: values for part in parts for name, values in part.tuned.items()}
-        self.defaults: Options = {
-            name: getattr(part, name) for part in parts for name in part.tuned
-        }
+        method = self.method({})
+        parts = (
+            [method.proposal] if method.proposal.tree_is_own else [method.proposal, method.tree]
+        )
+        self.defaults: Options = {}
+        changes: list[Options] = [{}]
+        for part in parts:
+            for name, values in part.tuned.items():
+                self.defaults[name] = getattr(part, name)
+                changes += [{name: value} for value in values if value != self.defaults[name]]
         self.decoder(self.defaults)  # raises UserError for what is missing
         self.sizes_to_try: Probes = []
-        others = [
-            {name: value}
-            for name, values in tuned.items()
-            for value in values
-            if value != self.defaults[name]
-        ]
-        for options in (self.defaults | other for other in ({}, *others)):
+        for change in changes:
             with suppress(UserError):  # incompatible sizes
-                p = self.decoder(options).proposer
-                self.sizes_to_try.append(
-                    (options, Shape(p.nodes, p.max_depth, (), p.nodes == p.max_depth + 1))
-                )
+                options = self.defaults | change
+                proposer = self.decoder(options).proposer
+                is_chain = proposer.nodes == proposer.max_depth + 1
+                shape = Shape(proposer.nodes, proposer.max_depth, (), is_chain)
+                self.sizes_to_try.append((options, shape))
 
     def probes(self) -> Probes:
         return self.sizes_to_try
 
-    def drafting(self, cost: StepCost) -> dict[str, Any]:
-        return {str(number): options for number, (options, _) in enumerate(self.sizes_to_try)}
+    def recorders(self, cost: StepCost) -> dict[str, Recorder]:
+        return {str(i): partial(self.record, sizes) for i, (sizes, _) in enumerate(self.probes())}
 
-    def record(self, drafting: Any, number: int, caption: str) -> Record:
-        decode = generate(self.decoder(drafting), [caption], [str(number)], self.config.seed)[0]
-        return {
-            "accepted": np.array(decode.accept_lengths[:-1] or decode.accept_lengths, np.float64)
-        }
+    def record(self, sizes: Options, number: int, caption: str) -> Record:
+        decode = generate(self.decoder(sizes), [caption], [str(number)], self.config.seed)[0]
+        whole = decode.accept_lengths[:-1] or decode.accept_lengths  # the image ends in the last
+        return {"accepted": np.array(whole, np.float64)}
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         candidates = []
-        for number, (options, shape) in enumerate(self.sizes_to_try):
-            accepted, levels = (
-                records.get(str(number), {}).get("accepted"),
-                range(1, shape.depth + 1),
-            )
-            passed = (
-                self.simulated(shape.depth)
-                if accepted is None
-                else [float((accepted > i).mean()) for i in levels]
-            )
-            candidates.append(
-                Candidate(
-                    {} if options == self.defaults else options, shape, passed, cost.step(shape)
-                )
-            )
+        for number, (sizes, shape) in enumerate(self.probes()):
+            passed = self.simulated(shape.depth)
+            if passed is None:
+                accepted = records[str(number)]["accepted"]
+                passed = [float((accepted > i).mean()) for i in range(1, shape.depth + 1)]
+            changed = {} if sizes == self.defaults else sizes
+            candidates.append(Candidate(changed, shape, passed, cost.step(shape)))
         return candidates

@@ -251,7 +251,7 @@ def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress)
         times: list[Timed] = []
         for i, (probe, shape) in enumerate(2 * probes):
             progress(i, 2 * len(probes), f"cost: {shape.nodes} nodes")
-            times += time_steps(search.decoder(method=probe), shape, caption, lengths, steps=6)
+            times += time_steps(search.decoder_of(probe), shape, caption, lengths, steps=6)
         return times
 
     rows = pieces.json("costs.json", make)
@@ -285,7 +285,7 @@ def _measure(
     options = {name: c.options for name, c in chosen.items()}
     if pieces.json("candidates.json", lambda: options) != plain(options):
         raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
-    decoders = {BASELINE: search.decoder(method=method("ar"))}
+    decoders = {BASELINE: search.decoder_of(method("ar"))}
     decoders |= {name: search.decoder(sizes) for name, sizes in options.items()}
     names, seed = list(decoders), search.config.seed
     orders = [

@@ -156,7 +156,7 @@ def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shall
 
 def test_recordings_that_are_wider_than_the_tree_can_use_count_together():
     # as many steps as the width
-    steps = {k: (np.full((k, 3), 0.5), np.ones((k, 3))) for k in (1, 2, 4, 6)}
+    steps = {k: {"seen": np.full((k, 3), 0.5), "level": np.ones((k, 3))} for k in (1, 2, 4, 6)}
     assert [len(grown_lengths(steps, k, nodes=3, depth=1)) for k in (1, 2, 4, 6)] == [
         1,
         12,
