@@ -162,7 +162,7 @@ def grow(figure: Figure, more: float) -> None:
     figure.set_size_inches(width / 72, (height + more) / 72)
     share = height / (height + more)
     for axes in figure.axes:
-        place = axes.get_position()
+        place = axes.get_position(original=True)
         axes.set_position(
             (place.x0, 1 - share * (1 - place.y0), place.width, share * place.height)
         )
@@ -179,37 +179,37 @@ def put_lines(figure: Figure, x: float, y: float, lines: Sequence[str], **look: 
 
 
 @cache
-def text_width(text: str, size: float = SIZE) -> float:
+def text_width(text: str) -> float:
     """Return the width of a line of text in points; browsers choose narrower fonts."""
     if not text:
         return 0.0
-    font = FontProperties(family="DejaVu Sans", size=size)
+    font = FontProperties(family="DejaVu Sans", size=SIZE)
     with styled():
         width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
     return 1.02 * float(width)  # hinting makes letters wider
 
 
-def wrap(text: str, width: float, size: float = SIZE) -> list[str]:
+def wrap(text: str, width: float) -> list[str]:
     """Break text into lines no wider than ``width`` points: at blanks, and in words that are
     wider than a line after a punctuation mark, or else anywhere.
     """
     lines = [""]
     for word in text.split():
         joined = f"{lines[-1]} {word}".strip()
-        if text_width(joined, size) <= width:
+        if text_width(joined) <= width:
             lines[-1] = joined
             continue
         if not lines[-1]:
             lines.pop()
-        lines.extend(pieces_of_word(word, width, size))
+        lines.extend(pieces_of_word(word, width))
     return lines
 
 
-def pieces_of_word(word: str, width: float, size: float) -> Iterator[str]:
+def pieces_of_word(word: str, width: float) -> Iterator[str]:
     """Yield pieces of a word, each no wider than ``width`` points."""
-    while text_width(word, size) > width and len(word) > 1:
+    while text_width(word) > width and len(word) > 1:
         fitting = 1
-        while text_width(word[: fitting + 1], size) <= width:
+        while text_width(word[: fitting + 1]) <= width:
             fitting += 1
         after_mark = max(word.rfind(mark, 0, fitting) for mark in "+=-_/,") + 1
         end = after_mark or fitting

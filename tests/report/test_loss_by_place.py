@@ -68,12 +68,12 @@ def lossy_run(folder: Path, prompts: int = 3, **changes: tuple[list[float], list
 def test_each_row_and_column_has_the_mean_over_samples_with_an_interval():
     losses = {"a": by_place([[0.0, 0.2], [0.0, 0.6], [0.0, 0.1]], [[0.1], [0.3], [0.2]])}
     records = loss_records(losses)
-    found = [(r["method"], r["axis"], r["place"], r["n"]) for r in records]
+    found = [(r.method, r.axis, r.place, r.n) for r in records]
     assert found == [("a", "row", 0, 3), ("a", "row", 1, 3), ("a", "column", 0, 3)]
-    assert [r["fidelity_loss"] for r in records] == pytest.approx([0.0, 0.3, 0.2])
-    assert (records[0]["lo"], records[0]["hi"]) == (0, 0)
+    assert [r.fidelity_loss for r in records] == pytest.approx([0.0, 0.3, 0.2])
+    assert (records[0].lo, records[0].hi) == (0, 0)
     for one, least, most in ((records[1], 0.1, 0.6), (records[2], 0.1, 0.3)):
-        assert least <= one["lo"] < one["fidelity_loss"] < one["hi"] <= most
+        assert least <= one.lo < one.fidelity_loss < one.hi <= most
 
 
 def test_the_figure_has_a_curve_and_a_band_for_every_method_by_row_and_by_column():
