@@ -21,7 +21,7 @@ from lanternbench.costs import roofline
 from lanternbench.costs.operators import count_operators
 from lanternbench.costs.roofline import Load, device_model
 from lanternbench.experiment.environment import environment
-from lanternbench.methods.build import build, prepared_proposal
+from lanternbench.methods.build import build, build_proposer
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_target, load_unpacked
 from lanternbench.models.drafters.dflash import DFlash
@@ -90,10 +90,10 @@ def predicted(name: str) -> list[Share]:
     found = []
     target = load_unpacked(name, "meta", random_weights=True)
     for drafter, one, made in cases(target):
-        shape, proposer = shape_of(one), prepared_proposal(one, made)
+        shape, proposer = shape_of(one), build_proposer(one, made)
         load_ = Load(1.0, shape.rows, DRAFTS + 1, shape.length / 2)
         levels = proposer.levels(DRAFTS, DRAFTS + 1)
-        net = proposer.drafter.network()
+        net = proposer.network()
         operators = count_operators(made, target.options)
         drafting = roofline.Drafting(TAU, levels)
         whole = roofline.step(

@@ -112,7 +112,7 @@ def costs(target) -> dict[str, float]:
         for _ in range(40):
             drafted, alone = (
                 decoder.proposer.draft(state, proposer_state, u),
-                single.draft(state, (), u),
+                single.draft(state, None, u),
             )
             for name, draft in (("one token", alone), ("chain of 6", drafted)):
                 clock = perf_counter()

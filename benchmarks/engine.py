@@ -227,7 +227,7 @@ def fresh_memory(target: Target, names: list[str]) -> Rows:
 
         faults(22)
         few, many = faults(2), faults(22)
-        nodes = decoder.proposer.nodes
+        nodes = decoder.proposer.size.nodes
         taken = (many - few) / 20 * resource.getpagesize()
         row = {"nodes": nodes, "nodes × vocabulary, kB": nodes * target.vocab * 4 // 1000}
         lines.append({"method": name, **row, "new memory a step, kB": round(max(taken, 0) / 1000)})

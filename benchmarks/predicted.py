@@ -22,7 +22,7 @@ import numpy as np
 
 from lanternbench.costs.operators import count_operators
 from lanternbench.costs.roofline import BYTES, Operators, device_model
-from lanternbench.methods.build import prepared_proposal
+from lanternbench.methods.build import build_proposer
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.predict.machines import Roofline
@@ -95,11 +95,10 @@ def known(name: str) -> Target:
 def case_of(target: Target, name: str, options: dict[str, str]) -> tuple[Case, int, int]:
     """A method with the target's default tree: case, nodes and depth of the tree."""
     made = method(name, **{k: v for k, v in options.items() if k in ("acceptance",)})
-    proposer = prepared_proposal(target, made)
-    network = None if proposer.drafter is None else proposer.drafter.network()
+    proposer = build_proposer(target, made)
     operators = count_operators(made, target.options)
-    case = Case(made.label, name, shape_of(target), network, proposer, operators)
-    return case, proposer.nodes, proposer.max_depth
+    case = Case(made.label, name, shape_of(target), proposer.network(), proposer, operators)
+    return case, proposer.size.nodes, proposer.size.max_depth
 
 
 def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:

@@ -2,16 +2,14 @@
 
 Default, bounds, symbol in labels and help of an option are stated once, in its field.  The command
 line, YAML, the check of options and the table of ``lanternbench methods`` are derived from the
-fields.  ``resolve`` fills options that are not set; ``prepare``, which each kind of component has,
-returns a copy that is ready to decode.
+fields.  ``resolve`` fills options that are not set; ``build``, which each kind of component has,
+returns the runtime that decodes.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
-
-T = TypeVar("T")
 
 
 class Choices(NamedTuple):
@@ -55,30 +53,10 @@ def option(
     return Field(default, description=description, json_schema_extra=extra, **field)
 
 
-class Prepared(Generic[T]):
-    """An attribute of a component that is no option: ``prepare`` computes it, and sets it by
-    ``ready``.
-    """
-
-    def __init__(self, *default: T):
-        """``default``: its value where ``prepare`` does not set it."""
-        self.default = default
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, component: Any, owner: type) -> T:
-        if not self.default:
-            raise AttributeError(f"{owner.__name__}.{self.name} is there after prepare")
-        return self.default[0]
-
-
 class Component(BaseModel):
     """Base of proposals, tree policies and acceptance rules."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, ignored_types=(Prepared,)
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
     lossless: ClassVar[bool] = True  # can a method with this component be lossless?
     reference_lossless: ClassVar[bool] = True  # also with ``variant="reference"``?
     # does the fidelity loss of its tests bound what it does to images?
@@ -100,10 +78,6 @@ class Component(BaseModel):
     def unread_beside(self, choices: Choices) -> set[str]:
         """Options that make no difference in a method of these ``choices``."""
         return set()
-
-    def ready(self, **attributes: Any) -> Self:
-        """A copy with these attributes, see ``Prepared``."""
-        return self.model_copy(update=attributes)
 
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
         """This component with every option set; ``defaults``: the target's options."""

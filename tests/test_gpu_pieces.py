@@ -131,7 +131,7 @@ def test_a_preset_without_its_drafter_is_left_out_and_said(tmp_path):
 class Unfit(Jacobi):
     """A plug-in's proposal that no target here suits."""
 
-    def prepare(self, *_: object) -> Any:
+    def build(self, *_: object) -> Any:
         raise UserError("it needs a target of 2027")
 
 

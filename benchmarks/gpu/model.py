@@ -79,11 +79,12 @@ class StepModel:
         """Return a step of a preset that drafts trees.  Raises UserError if it does not fit."""
         proposer = decoder_of(self.target, name).proposer
         model = self.target.model
-        drafter = None if proposer.drafter is None else proposer.drafter.network()
+        drafter = proposer.network()
+        nodes = proposer.size.nodes
         decoder = Decoder(network(model, model, model.layers), drafter, self.operators(name))
-        levels = () if drafter is None else proposer.levels(proposer.max_depth, proposer.nodes)
+        levels = proposer.levels(proposer.size.max_depth, nodes)
         rows = batch * (1 if self.target.sampling.guidance == 1 else 2)
-        load = Load(batch, rows, proposer.nodes, self._cached(proposer.nodes, graphs))
+        load = Load(batch, rows, nodes, self._cached(nodes, graphs))
         execution = Execution(self.device, "bfloat16", graphs)
         committed = 1.0 if name == BASE else TAU
         drafting = Drafting(committed, tuple(levels))

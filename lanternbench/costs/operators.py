@@ -62,12 +62,12 @@ def _count(method: Method, options: Mapping[str, Any]) -> Operators:
     layer = layer_operators()
     forward = counted.phases["verify"] - layer * len(target.model.layers)
     rest = sum(counted.phases.values()) - counted.phases["verify"]
-    drafter = decoder.proposer.drafter
-    if drafter is None:
+    network = decoder.proposer.network()
+    if network is None:
         return Operators(layer, forward, level=0.0, rest=rest)
     drafting = counted.phases["draft"]
     passes = mean(1 + len(decoder.proposer.levels(*size)) for size in counted.sizes)
-    level = drafting / passes - layer * drafter.network().layers
+    level = drafting / passes - layer * network.layers
     return Operators(layer, forward, level, rest - drafting)
 
 

@@ -16,11 +16,12 @@ B prompts, N nodes, D depth of a tree, A new tokens, V vocabulary.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.draft import Draft, VerifyResult, additive
 from lanternbench.engine.opening import begin, row_seed
-from lanternbench.engine.proposal import Proposal, Size
+from lanternbench.engine.proposal import AnyProposer, DraftSize, Size
 from lanternbench.engine.recording import Recordings
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
@@ -50,13 +51,15 @@ from lanternbench.errors import UserError
 from lanternbench.models.target import Target
 from lanternbench.registry import plugin_errors
 
-Run = Callable[..., Any]  # (phase, work, *arguments) -> work(state, *arguments)
+C = TypeVar("C")  # what a strategy carries from step to step
 D = TypeVar("D")  # a draft
 R = TypeVar("R")  # the result of a step
 U = TypeVar("U")  # the uniforms of a step
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
-def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> tuple[Any, Any]:
+def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> tuple[Carried, Any]:
     """Run one forward pass of the target, which commits at least one token per unfinished prompt.
 
     ``carried``: the strategy's state.  Each phase is launched operation by operation, or replayed
@@ -85,7 +88,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> tuple
     return strategy.plan(state, carried, result, figures), result
 
 
-def read(state: DecodeState, strategy: Strategy[D, Any, Any], draft: D) -> Outputs:
+def read(state: DecodeState, strategy: AnyStrategy, draft: D) -> Outputs:
     return forward(state, strategy.feed(state, draft))
 
 
@@ -146,7 +149,16 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
     return figures
 
 
-def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> Run:
+class Run(Protocol):
+    """Runs a phase of a step."""
+
+    def __call__(
+        self, name: str, work: Callable[[DecodeState, *Arguments], T], /, *arguments: *Arguments
+    ) -> T:
+        """Return ``work(state, *arguments)``."""
+
+
+def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> Run:
     """Return what runs the phases of the next step."""
     if state.target.graphs is None:
         return partial(launch, state)
@@ -155,78 +167,126 @@ def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Any) -> Run
     return partial(decoder.recordings.replay, state, strategy.bucket(carried), span)
 
 
-def launch(state: DecodeState, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+def launch(
+    state: DecodeState,
+    name: str,
+    work: Callable[[DecodeState, *Arguments], T],
+    /,
+    *arguments: *Arguments,
+) -> T:
     """Run a phase operation by operation."""
     return work(state, *arguments)
 
 
-class Strategy(Generic[D, R, U]):
+class Strategy(ABC, Generic[C, D, R, U]):
     """How tokens are drafted and committed: by draft trees, or several rows at once.
 
     ``carried`` is its state, of what ``engine.carry`` describes.  ``propose``, ``feed``,
     ``decide`` and ``update`` are recorded as CUDA graphs: they may read tensors alone.
     """
 
-    proposer: Any  # sizes of drafts, see ``Growing``
-    rule: RatioTest
-    residual: Residual
-    rates: Tensor | None  # [D + 1, D] if acceptance is simulated: ``simulation.reach``
     in_raster_order: bool = True
     updates: bool = False  # whether ``update`` does anything
 
-    def begin(self, state: DecodeState) -> Any:
-        """Return the initial state, after the target's prefill."""
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def speculation(self) -> Speculation:
+        """Return how one row is drafted and verified."""
 
+    @property
+    @abstractmethod
+    def size(self) -> DraftSize:
+        """Return the largest draft of a step."""
+
+    @property
+    def step_slots(self) -> int:
+        """Cache slots that a step fills after the committed tokens, at most."""
+        return self.size.nodes
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Target layers after which drafts also read hidden states."""
+        return ()
+
+    @abstractmethod
+    def begin(self, state: DecodeState) -> C:
+        """Return the initial state, after the target's prefill."""
+
+    @abstractmethod
     def step_uniforms(self, state: DecodeState) -> U:
         """Return the step's uniforms, which no recorded phase may look up by itself."""
-        raise NotImplementedError
 
-    def propose(self, state: DecodeState, carried: Any, u: U) -> D:
+    @abstractmethod
+    def propose(self, state: DecodeState, carried: C, u: U) -> D:
         """Return the next draft."""
-        raise NotImplementedError
 
+    @abstractmethod
     def feed(self, state: DecodeState, draft: D) -> Feed:
         """Return the inputs of the target's forward pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decide(self, state: DecodeState, draft: D, outputs: Outputs, u: U) -> tuple[Commit, R]:
         """Return what the step commits, and its result."""
-        raise NotImplementedError
 
-    def update(self, state: DecodeState, carried: Any, result: R) -> Any:
+    def update(self, state: DecodeState, carried: C, result: R) -> C:
         """Return the next state, by work on the device."""
         return carried
 
-    def plan(self, state: DecodeState, carried: Any, result: R, figures: list[list[int]]) -> Any:
+    def plan(self, state: DecodeState, carried: C, result: R, figures: list[list[int]]) -> C:
         """Return the next state, by work on the host, which has the commit's ``figures``."""
         return carried
 
+    @abstractmethod
     def record(self, trace: Trace, prompts: Tensor, result: R) -> None:
         """Store the distributions of a step; prompts [B, 1]: rows of the trace."""
-        raise NotImplementedError
 
-    def sizes(self, carried: Any, result: R) -> Sequence[Size]:
+    @abstractmethod
+    def sizes(self, carried: C, result: R) -> Sequence[Size]:
         """Return depth and nodes of each prompt's draft in the step that began with ``carried``."""
-        raise NotImplementedError
 
-    def bucket(self, carried: Any) -> Hashable:
+    def bucket(self, carried: C) -> Hashable:
         """Return a key for the shapes of the next draft if they change between steps."""
         return None
 
-    def reach(self, state: DecodeState, carried: Any) -> int:
+    @abstractmethod
+    def reach(self, state: DecodeState, carried: C) -> int:
         """Return how many cache slots the next step reads at most."""
-        raise NotImplementedError
+
+    def canonical(self, carried: C) -> C:
+        """Return the state with unused entries set to zero, so that equivalent states compare
+        equal.
+        """
+        return carried
+
+
+AnyStrategy: TypeAlias = Strategy[Any, Any, Any, Any]
+Carried: TypeAlias = Any  # a strategy's own state, which a step hands on
 
 
 @dataclass(frozen=True, eq=False)
-class Speculation(Strategy[Draft, StepResult, Uniforms]):
+class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
     """Draft trees, each verified by one forward pass over all its nodes."""
 
-    proposer: Proposal
+    proposer: AnyProposer
     rule: RatioTest
     residual: Residual
-    rates: Tensor | None = None
+    rates: Tensor | None = None  # [D + 1, D] if acceptance is simulated: ``simulation.reach``
+
+    @property
+    def speculation(self) -> Speculation:
+        return self
+
+    @property
+    def size(self) -> DraftSize:
+        return self.proposer.size
+
+    @property
+    def step_slots(self) -> int:
+        return self.proposer.step_slots
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        return self.proposer.aux_layers
 
     @cached_property
     def updates(self) -> bool:  # type: ignore[override]
@@ -236,7 +296,7 @@ class Speculation(Strategy[Draft, StepResult, Uniforms]):
     def plans(self) -> bool:
         return self.proposer.plans
 
-    def begin(self, state: DecodeState) -> Any:
+    def begin(self, state: DecodeState) -> Carried:
         return self.proposer.begin(state)
 
     def step_uniforms(self, state: DecodeState) -> Uniforms:
@@ -251,7 +311,7 @@ class Speculation(Strategy[Draft, StepResult, Uniforms]):
         of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
         return Uniforms(of_nodes, of_drafts, by_position)
 
-    def propose(self, state: DecodeState, carried: Any, u: Uniforms) -> Draft:
+    def propose(self, state: DecodeState, carried: Carried, u: Uniforms) -> Draft:
         return self.proposer.draft(state, carried, u.draft)
 
     def feed(self, state: DecodeState, draft: Draft) -> Feed:
@@ -277,12 +337,12 @@ class Speculation(Strategy[Draft, StepResult, Uniforms]):
             verified = simulate(draft, verified, self.rates, u.verify[:, -1])
         return verified
 
-    def update(self, state: DecodeState, carried: Any, result: StepResult) -> Any:
+    def update(self, state: DecodeState, carried: Carried, result: StepResult) -> Carried:
         return self.proposer.update(state, carried, result)
 
     def plan(
-        self, state: DecodeState, carried: Any, result: StepResult, figures: list[list[int]]
-    ) -> Any:
+        self, state: DecodeState, carried: Carried, result: StepResult, figures: list[list[int]]
+    ) -> Carried:
         if not self.plans:
             return carried
         return self.proposer.plan(state, carried)
@@ -290,17 +350,20 @@ class Speculation(Strategy[Draft, StepResult, Uniforms]):
     def record(self, trace: Trace, prompts: Tensor, result: StepResult) -> None:
         trace.record(prompts, result)
 
-    def sizes(self, carried: Any, result: StepResult) -> Sequence[Size]:
+    def sizes(self, carried: Carried, result: StepResult) -> Sequence[Size]:
         tree = result.draft.tree
         whole = ((tree.max_depth, tree.nodes),) * len(result.start)
         return self.proposer.sizes(carried) or whole
 
-    def bucket(self, carried: Any) -> Hashable:
+    def bucket(self, carried: Carried) -> Hashable:
         return self.proposer.bucket(carried)
 
-    def reach(self, state: DecodeState, carried: Any) -> int:
+    def canonical(self, carried: Carried) -> Carried:
+        return self.proposer.canonical(carried)
+
+    def reach(self, state: DecodeState, carried: Carried) -> int:
         layout = state.cache.layout
-        drafted = max(self.proposer.nodes, self.proposer.max_step_slots)
+        drafted = self.proposer.step_slots
         if layout.width:
             drafted = 2 * drafted + 1
         return layout.slots[state.now.length.longest] + 1 + drafted
@@ -367,24 +430,24 @@ class SpeculativeDecoder:
     method: Any  # methods.method.Method: its key seeds the draws
     warp: Warp
     guidance: float
-    strategy: Strategy[Any, Any, Any]
+    strategy: AnyStrategy
     recordings: Recordings = field(default_factory=Recordings)
 
     @property
-    def proposer(self) -> Any:
-        return self.strategy.proposer
+    def proposer(self) -> AnyProposer:
+        return self.strategy.speculation.proposer
 
     @property
     def rule(self) -> RatioTest:
-        return self.strategy.rule
+        return self.strategy.speculation.rule
 
     @property
     def residual(self) -> Residual:
-        return self.strategy.residual
+        return self.strategy.speculation.residual
 
     @property
     def rates(self) -> Tensor | None:
-        return self.strategy.rates
+        return self.strategy.speculation.rates
 
     @property
     def lossless(self) -> bool | None:

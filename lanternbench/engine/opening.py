@@ -40,25 +40,25 @@ def start(
 ) -> DecodeState:
     """Return the state after prefill and first token."""
     target = decoder.target
-    proposer = decoder.proposer
-    nodes = proposer.nodes
+    strategy = decoder.strategy
+    size = strategy.size
+    nodes = size.nodes
     prefix = target.prefix(captions, decoder.guidance)
-    slots = max(nodes, proposer.max_step_slots)
     state = DecodeState(
         target=target,
         warp=decoder.warp,
         guidance=decoder.guidance,
         seeds=seeds,
         prefix=prefix,
-        cache=open_cache(target, target.model, prefix, slots),
-        uniforms=row_uniforms(seeds, target.length, nodes + proposer.uniforms, target.device),
+        cache=open_cache(target, target.model, prefix, strategy.step_slots),
+        uniforms=row_uniforms(seeds, target.length, nodes + size.uniforms, target.device),
         max_nodes=nodes,
         clock=Clock(target.device),
-        aux_layers=proposer.aux_layers,
+        aux_layers=strategy.aux_layers,
     )
     if trace:
         length = target.length + nodes + 1
-        width = max(proposer.width, 1)
+        width = max(size.width, 1)
         state.trace = Trace(state.batch, length, target.vocab, width, target.device)
     prefill(state)
     return state
@@ -70,7 +70,7 @@ def begin(
     """Return the state after prefill and first token, and the strategy's state."""
     state = start(decoder, captions, seeds, trace)
     carried = decoder.strategy.begin(state)
-    state.prefix_states = None  # drafters have read them
+    state.prefix_states = state.prefix_states.new_zeros(0)  # drafters have read them
     return state, carried
 
 

@@ -1,4 +1,7 @@
-"""The contracts between the engine and what drafts: a proposal, and a drafter with a tree policy.
+"""The contracts between the engine and what drafts.
+
+What users set are options, ``Proposal`` and ``TreePolicy``.  ``build`` makes runtimes of them: a
+``Proposer`` drafts, alone or with a ``Drafter`` and a ``TreeGrower``.
 
 State is explicit and of what ``engine.carry`` describes: ``begin`` returns it, ``draft`` reads it,
 ``update`` returns the next one.  Code that is replayed as a CUDA graph may read only its tensors.
@@ -6,12 +9,13 @@ State is explicit and of what ``engine.carry`` describes: ``begin`` returns it, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from lanternbench.component import Choices, Component, Prepared
+from lanternbench.component import Choices, Component
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.draft import Draft
 from lanternbench.engine.plain import TreeSpec, WindowSpec
@@ -20,55 +24,65 @@ from lanternbench.engine.verify import AcceptanceRule, RatioTest
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
 
+S = TypeVar("S")  # the state of what drafts
+
 # tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the
-# root), visible
-# (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V] after
-# the nodes
+# root), visible (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits
+# [B, m, V] after the nodes
 Expand = Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
 Size = tuple[int, int]  # depth and nodes of a tree
 Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
 
 
-class Drafter:
+class DraftSize(NamedTuple):
+    """The largest draft of a method, and the uniforms of a step."""
+
+    nodes: int  # the root included
+    max_depth: int
+    width: int  # of the widest family of siblings
+    uniforms: int = 0  # besides those of verification
+    update_uniforms: int = 0  # how many of these, counted from the end, ``update`` reads
+    adapts: bool = False  # whether a tree's size depends on what was accepted before
+
+
+class Drafter(ABC, Generic[S]):
     """A model that predicts the tokens after the committed ones and after drafted nodes."""
 
-    per_level: bool = True  # does ``Expand`` run a forward?
-    aux_layers: tuple[int, ...] = ()  # see ``Proposal``
-    step_slots: int = 0  # cache slots that a step fills, where they do not depend on the tree
+    per_level: ClassVar[bool] = True  # whether ``Expand`` runs a forward pass
+    aux_layers: tuple[int, ...] = ()  # see ``Proposer``
+    step_slots: int = 0  # cache slots that a step fills, if they do not depend on the tree
 
-    def begin(self, state: DecodeState, max_nodes: int) -> Any:
-        """``max_nodes``: how many nodes one step expands at most."""
-        return ()
+    @abstractmethod
+    def begin(self, state: DecodeState, max_nodes: int) -> S:
+        """Return the initial state; ``max_nodes``: how many nodes one step expands at most."""
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
+    @abstractmethod
+    def root(self, state: DecodeState, drafter_state: S) -> tuple[Tensor, Expand]:
         """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and
         what drafts on.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def network(self) -> Network:
-        """The size of the network, for cost models."""
-        raise NotImplementedError
+        """Return the size of the network, for cost models."""
 
 
-class Growing(Component):
-    """What proposals and tree policies have in common: sizes of drafts, and a state."""
+class Growing(ABC, Generic[S]):
+    """What proposers and tree growers have in common: the size of drafts, and a state."""
 
-    nodes = Prepared(1)  # maximum number of nodes of a tree, the root included
-    max_depth = Prepared(0)
-    width = Prepared(0)  # widest family of siblings
-    uniforms = Prepared(0)  # uniforms that a step uses besides those of verification
-    adapts = Prepared(False)  # does a tree's size depend on what was accepted before?
+    size: DraftSize
 
-    def begin(self, state: DecodeState) -> Any:
-        """The initial state, after the target's prefill (``state.prefix_states`` [R, P, (1 + aux)
-        · dim]).
+    @abstractmethod
+    def begin(self, state: DecodeState) -> S:
+        """Return the initial state, after the target's prefill (``state.prefix_states`` [R, P, (1
+        + aux) · dim]).
         """
-        return ()
 
-    def update(self, state: DecodeState, proposer_state: Any, result: StepResult) -> Any:
-        """The next state after a commit, by work on the device: recorded as CUDA graphs are."""
-        return proposer_state
+    def update(self, state: DecodeState, own: S, result: StepResult) -> S:
+        """Return the next state after a commit, by work on the device: recorded as CUDA graphs
+        are.
+        """
+        return own
 
     @property
     def updates(self) -> bool:
@@ -80,110 +94,127 @@ class Growing(Component):
         """Whether ``plan`` does anything."""
         return type(self).plan is not Growing.plan
 
-    def plan(self, state: DecodeState, proposer_state: Any) -> Any:
-        """The next state after a commit, by work on the host, which knows the new lengths."""
-        return proposer_state
+    def plan(self, state: DecodeState, own: S) -> S:
+        """Return the next state after a commit, by work on the host, which knows the new lengths."""
+        return own
 
-    def sizes(self, proposer_state: Any) -> PerPrompt | None:
-        """The requested ``Size`` of each prompt's next tree; None where it is always that of the
-        draft tree.
+    def sizes(self, own: S) -> PerPrompt | None:
+        """Return the requested ``Size`` of each prompt's next tree; None if it is always that of
+        the draft tree.
         """
         return None
 
-    def bucket(self, proposer_state: Any) -> Hashable:
-        """A key for the shapes of the next draft where they change between steps; None where they
-        are fixed.
-        """
+    def bucket(self, own: S) -> Hashable:
+        """Return a key for the shapes of the next draft if they change between steps, else None."""
         return None
-
-
-class TreePolicy(Growing):
-    """Turns a drafter's distributions into draft trees."""
-
-    search: ClassVar[Search | None] = None  # how `tune` finds its sizes; None: as ``tuned`` says
-
-    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
-        """The policy for the drafts of ``proposal``, ready to decode."""
-        return self
-
-    def plain(self) -> TreeSpec | None:
-        """Its plain definition; None where it has none."""
-        return None
-
-    def grow(
-        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
-    ) -> Draft:
-        """logits [B, V] after the root, u [B, uniforms] -> a tree."""
-        raise NotImplementedError
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Nodes that are expanded on each level below the root but the deepest, for a tree of this
-        size; here equal.
+        """Return the nodes that each forward pass of the drafter but the first reads, for a tree
+        of this size.
+        """
+        return ()
+
+
+class TreeGrower(Growing[S]):
+    """Turns a drafter's distributions into draft trees."""
+
+    @abstractmethod
+    def grow(self, state: DecodeState, own: S, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
+        """Return a tree; logits [B, V] after the root, u [B, uniforms]."""
+
+    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
+        """Return the nodes that are expanded on each level below the root but the deepest;
+        equally many unless the tree says better.
         """
         return (-(-(nodes - 1) // max(depth, 1)),) * (depth - 1)
 
 
-class Proposal(Growing):
-    """Where draft trees come from."""
+class Proposer(Growing[S]):
+    """Gives the draft tree of each step."""
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Target layers after which it also reads hidden states."""
+        return ()
+
+    @property
+    def step_slots(self) -> int:
+        """Cache slots that a step fills after the committed tokens, at most."""
+        return self.size.nodes
+
+    @abstractmethod
+    def draft(self, state: DecodeState, own: S, u: Tensor) -> Draft:
+        """Return the next draft tree, from uniforms u [B, uniforms]."""
+
+    def verification(self, rule: RatioTest) -> RatioTest:
+        """Return the rule that verifies its drafts in a method with ``rule``."""
+        return rule
+
+    def network(self) -> Network | None:
+        """Return the size of its drafter's network, for cost models; None without a drafter."""
+        return None
+
+    def canonical(self, own: S) -> S:
+        """Return the state with unused entries set to zero, so that equivalent states compare
+        equal.
+        """
+        return own
+
+
+AnyProposer: TypeAlias = Proposer[Any]
+AnyTreeGrower: TypeAlias = TreeGrower[Any]
+AnyDrafter: TypeAlias = Drafter[Any]
+
+
+class TreePolicy(Component):
+    """The options of a tree: what users set, and nothing else."""
+
+    search: ClassVar[Search | None] = None  # how `tune` finds its sizes; None: as ``tuned`` says
+
+    def build(self, target: Target, samples: bool) -> AnyTreeGrower:
+        """Return what grows the trees; ``samples``: see ``Proposal``."""
+        raise NotImplementedError
+
+    def plain(self) -> TreeSpec | None:
+        """Return its plain definition; None if it has none."""
+        return None
+
+
+class Proposal(Component):
+    """The options of a proposal: what users set, and nothing else."""
 
     drafter_kind: ClassVar[str | None] = None  # kind of drafter that the target must have
-    # are children of static trees sampled, or the drafter's likeliest tokens?
+    # whether children of static trees are sampled, or the drafter's likeliest tokens
     samples: ClassVar[bool] = True
-    marginals: ClassVar[bool] = False  # do all nodes of a level share one distribution?
+    marginals: ClassVar[bool] = False  # whether all nodes of a level share one distribution
     # tree -> the target's default
     static_trees: ClassVar[dict[str, str]] = {"chain": "chain", "static": "static"}
     # trees that it drafts; None: any but "none"
     tree_names: ClassVar[tuple[str, ...] | None] = None
-    tree_is_own: ClassVar[bool] = False  # is the tree implied by the proposal, its options unused?
-    in_rows: ClassVar[bool] = False  # can it draw several rows at once?
+    tree_is_own: ClassVar[bool] = False  # whether it implies the tree, whose options are unused
+    in_rows: ClassVar[bool] = False  # whether it can draw several rows at once
     # why a chain's tokens are no sample of the product of their p
     no_joint_sample: ClassVar[str | None] = None
 
-    # how many of ``uniforms``, counted from the end, ``update`` reads
-    update_uniforms = Prepared(0)
-    max_step_slots = Prepared(1)  # cache slots that a step fills after the committed prefix
-    drafter = Prepared[Drafter | None](None)
-    # target layers after which it also reads hidden states
-    aux_layers = Prepared[tuple[int, ...]](())
-
-    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
-        """Ready to decode; ``tree`` is prepared, unless ``tree_is_own``.  Raises UserError for a
-        target that cannot.
-        """
-        return self
+    def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> AnyProposer:
+        """Return what drafts.  Raises UserError for a target that cannot."""
+        raise NotImplementedError
 
     def plain(self, tree: TreePolicy) -> TreeSpec | WindowSpec | None:
-        """Its plain definition with this tree; None where it has none."""
+        """Return its plain definition with this tree; None if it has none."""
         return None
-
-    def verification(self, rule: RatioTest) -> RatioTest:
-        """The rule that verifies its drafts in a method with ``rule``."""
-        return rule
 
     @property
     def lasting_noise(self) -> bool:
-        """Do several steps read the same noise, so that one step's outcomes are not independent of
-        another's?
+        """Whether several steps read the same noise, so that one step's outcomes are not
+        independent of another's.
         """
         return False
 
     def refuses(self, choices: Choices) -> str | None:
         if self.tree_names is None:
             return "a drafter needs a tree" if choices.tree == "none" else None
+        if choices.tree in self.tree_names:
+            return None
         trees = " or ".join(self.tree_names)
-        reason = (
-            f"the proposal '{choices.proposal}' drafts with tree {trees}, not '{choices.tree}'"
-        )
-        return None if choices.tree in self.tree_names else reason
-
-    def draft(self, state: DecodeState, proposer_state: Any, u: Tensor) -> Draft:
-        """The next draft tree, from uniforms u [B, uniforms]."""
-        raise NotImplementedError
-
-    def canonical(self, proposer_state: Any) -> Any:
-        """The state with unused entries set to zero, so that equivalent states compare equal."""
-        return proposer_state
-
-    def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Nodes read by each forward of the drafter after the first one, for a tree of this size."""
-        return ()
+        return f"the proposal '{choices.proposal}' drafts with tree {trees}, not '{choices.tree}'"

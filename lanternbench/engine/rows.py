@@ -11,7 +11,11 @@ B prompts, L tokens, the image H rows of W columns, V vocabulary.  A rows are wo
 from the top unfinished one down; each has K = 1 + D inputs, its last token and D drafts.
 """
 
+from __future__ import annotations
+
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -21,11 +25,11 @@ from torch import Tensor
 from lanternbench.component import Component
 from lanternbench.engine.address import Address, Layout
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.decode import Speculation, SpeculativeDecoder, Strategy
+from lanternbench.engine.decode import AnyStrategy, Speculation, Strategy
 from lanternbench.engine.draft import additive
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
-from lanternbench.engine.proposal import Size
+from lanternbench.engine.proposal import DraftSize, Size
 from lanternbench.engine.state import Commit, DecodeState, Feed, Outputs
 from lanternbench.engine.trace import Trace
 from lanternbench.models.grids import size
@@ -33,14 +37,16 @@ from lanternbench.models.target import Target
 
 
 class Order(Component):
-    """The order in which the tokens of an image are drawn; by itself, raster order."""
+    """The options of the order in which the tokens of an image are drawn."""
 
-    def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
-        """``decoder``, which draws in raster order, changed to draw in this one."""
-        return decoder
+    def build(self, target: Target, speculation: Speculation) -> AnyStrategy:
+        """Return what decodes in this order; ``speculation`` does in raster order."""
+        raise NotImplementedError
 
     def plain(self, draft: TreeSpec | WindowSpec) -> TreeSpec | WindowSpec | RowSpec | None:
-        """The plain definition of a proposal with this one ``draft``; None if it has none."""
+        """Return the plain definition of a proposal with this one ``draft``; None if it has
+        none.
+        """
         return draft
 
 
@@ -63,14 +69,30 @@ class RowState(NamedTuple):
     law: Tensor | None = None  # [B, A, D, V] what each was drawn from, if that is not p
     work: PerPrompt = PerPrompt()  # of ``Work`` in the next step
 
-    def map_rows(self, change: Callable[[Tensor], Tensor]) -> "RowState":
+    def map_rows(self, change: Callable[[Tensor], Tensor]) -> RowState:
         """Change the tensors that have a dimension of rows."""
-        return self._replace(
+        rows = self._replace(
             drafts=change(self.drafts),
             p=change(self.p),
             draft_count=change(self.draft_count),
-            law=None if self.law is None else change(self.law),
         )
+        if self.law is None:
+            return rows
+        return rows._replace(law=change(self.law))
+
+    def canonical(self) -> RowState:
+        """Return the state with unused entries set to zero, so that equivalent states compare
+        equal.
+        """
+        numbers = torch.arange(self.drafts.shape[2], device=self.p.device)
+        unused = numbers >= self.draft_count[..., None]
+        rows = self._replace(
+            drafts=self.drafts.masked_fill(unused, 0),
+            p=self.p.masked_fill(unused[..., None], 0.0),
+        )
+        if self.law is None:
+            return rows
+        return rows._replace(law=self.law.masked_fill(unused[..., None], 0.0))
 
 
 class Active(NamedTuple):
@@ -220,78 +242,175 @@ class RowGrid(NamedTuple):
         return rows_above | same_row | (offsets == offset[..., None])
 
 
-class RowStrategy(Strategy[RowDraft, RowResult, Tensor]):
-    """Which rows a step works on, and what it feeds; ``judge`` says what is committed.
+@dataclass(frozen=True, eq=False)
+class RowGeometry:
+    """The rows of an image, and when each may begin."""
 
-    ``second``: tokens of the first row when the second begins.  ``per_row``: uniforms.
-    ``seen_from``: see ``RowGrid``.
-    """
+    height: int  # H
+    width: int  # W
+    first: int  # F, tokens of grids before the image
+    row_ends: bool  # whether a row end follows each row
+    n_rows: int  # A
+    drafts: int  # D
+    need: Tensor  # [H] tokens of the row above with which each may begin
+    numbers: Tensor  # [A] 0 … A − 1
+    steps: Tensor  # [K] 0 … D
 
-    # what the engine reads of a ``Proposal``
-    nodes = 1
-    width = 1
-    max_step_slots = 1
-    update_uniforms = 0
-    adapts = False
-    drafter = None
-    aux_layers: tuple[int, ...] = ()
-    in_raster_order = False
-    own_law: bool = False  # whether drafts are drawn from another law than their p
-
-    def __init__(
-        self,
-        speculation: Speculation,
-        target: Target,
-        lead: int,
-        drafts: int,
-        per_row: int,
-        second: int | None = None,
-        seen_from: int | None = None,
-    ):
-        self.speculation = speculation
-        self.rule = speculation.rule
-        self.residual = speculation.residual
-        self.rates = speculation.rates
-        self.height, self.columns = target.grid
-        self.seen_from = seen_from
-        self.first = target.length - size(target.grid)  # F
-        self.lead = min(lead, self.columns)
-        # A: a lower one would begin after the top one is complete
-        self.n_rows = -(-self.columns // self.lead)
-        self.ends = target.row_width > 0
-        self.drafts = drafts
-        self.inputs = 1 + drafts  # K
-        self.stored = drafts  # drafts of a row that outlive a step
-        self.max_depth = drafts
-        self.per_row = per_row
-        self.uniforms = self.n_rows * per_row - 1
-        device = target.device
-        need = torch.full((self.height,), self.lead, device=device)
-        second_row = torch.tensor([1][: self.height - 1], device=device)
-        self.need = need.index_fill_(0, second_row, second or self.lead)
-        self.slots = torch.arange(self.n_rows, device=device)
-        self.steps = torch.arange(self.inputs, device=device)
+    @classmethod
+    def of(cls, target: Target, lead: int, drafts: int, second: int | None = None) -> RowGeometry:
+        """``second``: tokens of the first row when the second begins; None: ``lead``."""
+        height, width = target.grid
+        lead = min(lead, width)
+        n_rows = -(-width // lead)  # a lower one would begin after the top one is complete
+        need = torch.full((height,), lead, device=target.device)
+        need[1:2] = second or lead
+        return cls(
+            height=height,
+            width=width,
+            first=target.length - size(target.grid),
+            row_ends=target.row_width > 0,
+            n_rows=n_rows,
+            drafts=drafts,
+            need=need,
+            numbers=torch.arange(n_rows, device=target.device),
+            steps=torch.arange(1 + drafts, device=target.device),
+        )
 
     @property
-    def proposer(self) -> "RowStrategy":  # type: ignore[override]
-        return self
+    def inputs(self) -> int:
+        """K, the inputs of a row."""
+        return 1 + self.drafts
 
+    def active_rows(self, count: Tensor, n_rows: int) -> Active:
+        """Return the first ``n_rows`` rows from the top unfinished one on; count [B, H] tokens of
+        each.
+        """
+        below = self.numbers[:n_rows]
+        top = self.complete_rows(count)
+        row = top[:, None] + below
+        index = row.clamp(max=self.height - 1)
+        filled = count.gather(1, index)
+        filled_above = count.gather(1, (index - 1).clamp(min=0))
+        lead = (filled_above - filled).masked_fill(below == 0, self.width)
+        max_drafts = torch.minimum(self.width - filled, lead).clamp(0, self.drafts)
+        empty = (filled == 0) & (row > 0)
+        begun = (row < self.height) & (~empty | (filled_above >= self.need[index]))
+        in_step = begun
+        if self.drafts > 0:
+            caught_up = (max_drafts == 0) & (below > 0)  # with the row above
+            in_step = begun & ~caught_up
+        return Active(index, filled, filled_above, max_drafts, empty, begun, in_step, top)
+
+    def complete_rows(self, count: Tensor) -> Tensor:
+        """[B] complete rows from the top on."""
+        return (count == self.width).long().cumprod(1).sum(1)
+
+    def next_work(self, rows: RowState) -> Tensor:
+        """[B, 3] the ``Work`` of the next step."""
+        active = self.active_rows(rows.filled, self.n_rows)
+        n_rows = (active.begun * (self.numbers + 1)).amax(1)
+        before = active.row * (self.width + self.row_ends) + active.filled
+        end = (before + active.max_drafts) * active.in_step
+        return torch.stack([n_rows, self.to_close(rows, active).long(), end.amax(1)], 1)
+
+    def to_close(self, rows: RowState, active: Active) -> Tensor:
+        """Return, per prompt, whether the last complete row still has to be written to the cache:
+        bool [B].
+        """
+        pending = (active.top > rows.closed) & (active.top < self.height)
+        # else the next row's first token reads it
+        return pending if self.row_ends else pending & (active.filled[:, 0] > 0)
+
+    def positions(self, active: Active) -> Tensor:
+        """[B, A, K] image positions of the next tokens of each row."""
+        firsts = self.first + active.row * self.width + active.filled
+        return firsts[..., None] + self.steps
+
+    def all_inputs(self, image: Tensor, draft: RowDraft) -> RowInputs:
+        """image [B, ≥ L] -> K inputs of each row, and after them the last token of a complete one
+        if a prompt needs it.
+        """
+        inputs = self.inputs_of_rows(image, draft)
+        if not draft.work.closing:
+            return RowInputs(*[x.flatten(1) for x in inputs])
+        complete = (draft.active.top - 1).clamp(min=0)[:, None]
+        column = torch.full_like(complete, self.width - 1)
+        last = image.gather(1, self.first + complete * self.width + column)
+        used = self.to_close(draft.rows, draft.active)[:, None]
+        closing = RowInputs(last, complete, column, column, used)
+        both = zip(inputs, closing, strict=True)
+        return RowInputs(*[torch.cat([x.flatten(1), y], 1) for x, y in both])
+
+    def inputs_of_rows(self, image: Tensor, draft: RowDraft) -> RowInputs:
+        """[B, A, K] each: a row's last token, from the row above if it has none, and its drafts."""
+        active = draft.active
+        width = self.width
+        empty = active.empty
+        # a row begins from the row above if that is complete, else from the one above it
+        from_above = (active.row - 2 + (active.filled_above == width).long()).clamp(min=0)
+        source = torch.where(empty, from_above, active.row)
+        filled = draft.rows.filled.gather(1, source)
+        last = image.gather(1, self.first + source * width + filled - 1)
+        column = torch.where(empty, width - (not self.row_ends), active.filled - 1)
+        ahead = (active.filled - 1)[..., None] + self.steps[1:]
+        upto = torch.where(empty, active.filled_above, active.filled - 1)
+        drafted_row = active.row[..., None].expand_as(ahead)
+        return RowInputs(
+            tokens=torch.cat([last[..., None], draft.rows.drafts[..., : self.drafts]], -1),
+            row=torch.cat([(active.row - empty.long())[..., None], drafted_row], -1),
+            column=torch.cat([column[..., None], ahead], -1),
+            upto=torch.cat([upto[..., None], ahead], -1),
+            used=active.in_step[..., None] & (self.steps <= active.max_drafts[..., None]),
+        )
+
+    def shifted(self, rows: RowState, top: Tensor) -> RowState:
+        """Drafts of the rows from ``top`` [B] on -> of A rows from the next top unfinished one
+        on.
+        """
+        b, n_rows = rows.draft_count.shape
+        source = self.numbers + (self.complete_rows(rows.filled) - top)[:, None]
+        batch = torch.arange(b, device=top.device)[:, None]
+        at = source.clamp(max=n_rows - 1)
+        rows = rows.map_rows(lambda x: x[batch, at])
+        return rows._replace(draft_count=torch.where(source < n_rows, rows.draft_count, 0))
+
+
+class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
+    """Which rows a step works on, and what it feeds; ``judge`` says what is committed."""
+
+    in_raster_order = False
+    one_row: Speculation  # how a single row is drafted and verified
+    rows: RowGeometry
+    seen_from: int | None  # see ``RowGrid``
+    per_row: int  # uniforms
+    stored: int  # drafts of a row that outlive a step
+    own_law: bool  # whether drafts are drawn from another law than their p
+
+    @property
+    def speculation(self) -> Speculation:
+        return self.one_row
+
+    @property
+    def size(self) -> DraftSize:
+        uniforms = self.rows.n_rows * self.per_row - 1
+        return DraftSize(1, self.rows.drafts, 1, uniforms)
+
+    @abstractmethod
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         """Return what becomes of the drafts, given q [B, A, K, V] after each input; u [B, A,
         per_row].
         """
-        raise NotImplementedError
 
     def fill(self, rows: RowState, u: Tensor) -> RowState:
         """``rows`` with D drafts in every row; u [B, A, per_row]."""
         return rows
 
     def begin(self, state: DecodeState) -> RowState:
-        shape = (state.batch, self.n_rows, self.stored)
+        shape = (state.batch, self.rows.n_rows, self.stored)
         drafts = torch.zeros(shape, dtype=torch.long, device=state.device)
         p = state.first.new_zeros(*shape, state.target.vocab)
-        filled = drafts.new_zeros(state.batch, self.height)
-        filled[:, 0].fill_(1 - self.first)
+        filled = drafts.new_zeros(state.batch, self.rows.height)
+        filled[:, 0].fill_(1 - self.rows.first)
         rows = RowState(
             filled=filled,
             closed=torch.zeros_like(filled[:, 0]),
@@ -302,17 +421,17 @@ class RowStrategy(Strategy[RowDraft, RowResult, Tensor]):
         )
         if state.trace is not None:
             state.trace = RowTrace(state)
-        return rows._replace(work=_work(self.next_work(rows).tolist()))
+        return rows._replace(work=_work(self.rows.next_work(rows).tolist()))
 
     def step_uniforms(self, state: DecodeState) -> Tensor:
         """Return the step's uniforms [B, U]."""
         return state.uniforms.select(1, state.steps)
 
     def propose(self, state: DecodeState, carried: RowState, u: Tensor) -> RowDraft:
-        work = Work(self.n_rows, 1, 0)
+        work = Work(self.rows.n_rows, 1, 0)
         if state.now.length.host is not None:
             work = _largest(carried)
-        active = self.active_rows(carried.filled, work.rows)
+        active = self.rows.active_rows(carried.filled, work.rows)
         rows = carried._replace(work=PerPrompt()).map_rows(lambda x: x[:, : work.rows])
         draft = RowDraft(active, self.fill(rows, self.by_row(u, work.rows)), work)
         state.clock.tick("draft")
@@ -320,39 +439,40 @@ class RowStrategy(Strategy[RowDraft, RowResult, Tensor]):
 
     def by_row(self, u: Tensor, rows: int) -> Tensor:
         """The step's uniforms [B, U] -> [B, rows, per_row]."""
-        return u.view(len(u), self.n_rows, -1)[:, :rows]
+        return u.view(len(u), self.rows.n_rows, -1)[:, :rows]
 
     def feed(self, state: DecodeState, draft: RowDraft) -> Feed:
-        inputs = self.row_inputs(state.now.tokens, draft)
+        inputs = self.rows.all_inputs(state.now.tokens, draft)
         layout = state.cache.layout
-        span = state.span() if state.span else layout.slots[1 + self.first] + draft.work.slots
-        grid = RowGrid(layout, self.first, self.columns, self.seen_from)
+        first = self.rows.first
+        span = state.span() if state.span else layout.slots[1 + first] + draft.work.slots
+        grid = RowGrid(layout, first, self.rows.width, self.seen_from)
         address = grid.address(inputs, draft.rows.filled, span)
-        row_ends = inputs.column == self.columns if self.ends else None
-        return Feed(inputs.tokens, address, slice(0, draft.work.rows * self.inputs), row_ends)
+        row_ends = inputs.column == self.rows.width if self.rows.row_ends else None
+        reads = slice(0, draft.work.rows * self.rows.inputs)
+        return Feed(inputs.tokens, address, reads, row_ends)
 
     def decide(
         self, state: DecodeState, draft: RowDraft, outputs: Outputs, u: Tensor
     ) -> tuple[Commit, RowResult]:
-        n_rows = draft.work.rows
+        geometry = self.rows
         active = draft.active
-        q = state.warp(outputs.logits).view(len(u), n_rows, self.inputs, -1)
+        n_rows = draft.work.rows
+        q = state.warp(outputs.logits).view(len(u), n_rows, geometry.inputs, -1)
         decision = self.judge(state, draft, q, self.by_row(u, n_rows))
         filled = draft.rows.filled.scatter_add(1, active.row, decision.advance)
         rows = decision.rows._replace(filled=filled, closed=active.top)
-        rows = self.shifted_rows(rows, active.top)
-        firsts = self.first + active.row * self.columns + active.filled
-        positions = firsts[..., None] + self.steps
-        counts = self.steps < decision.advance[..., None]
-        positions = torch.where(counts, positions, state.limit).flatten(1)
-        length = self.first + filled.sum(1, keepdim=True)
+        rows = geometry.shifted(rows, active.top)
+        counts = geometry.steps < decision.advance[..., None]
+        positions = torch.where(counts, geometry.positions(active), state.limit).flatten(1)
+        length = geometry.first + filled.sum(1, keepdim=True)
         commit = Commit(
             tokens=decision.tokens.flatten(1),
             positions=positions,
             advance=decision.advance.sum(1),
             length=length[:, 0],
             root=state.now.root,
-            figures=torch.cat([length, self.next_work(rows)], 1),
+            figures=torch.cat([length, geometry.next_work(rows)], 1),
             health=q[..., 0].sum(),
             hidden=outputs.features,
         )
@@ -371,102 +491,13 @@ class RowStrategy(Strategy[RowDraft, RowResult, Tensor]):
         cast(RowTrace, trace).record_rows(prompts, result)
 
     def sizes(self, carried: RowState, result: RowResult) -> Sequence[Size]:
-        return [(self.drafts, work.rows * self.inputs) for work in carried.work]
+        return [(self.rows.drafts, work.rows * self.rows.inputs) for work in carried.work]
 
     def reach(self, state: DecodeState, carried: RowState) -> int:
-        return state.cache.layout.slots[1 + self.first] + _largest(carried).slots
+        return state.cache.layout.slots[1 + self.rows.first] + _largest(carried).slots
 
-    def canonical(self, rows: RowState) -> RowState:
-        """The state with unused entries set to zero, so that equivalent states compare equal."""
-        numbers = torch.arange(rows.drafts.shape[2], device=rows.p.device)
-        unused = numbers >= rows.draft_count[..., None]
-        law = None if rows.law is None else rows.law.masked_fill(unused[..., None], 0.0)
-        p = rows.p.masked_fill(unused[..., None], 0.0)
-        return rows._replace(drafts=rows.drafts.masked_fill(unused, 0), p=p, law=law)
-
-    def active_rows(self, count: Tensor, n_rows: int) -> Active:
-        """The first ``n_rows`` rows from the top unfinished one on; count [B, H] tokens of each."""
-        below = self.slots[:n_rows]
-        top = self.complete_rows(count)
-        row = top[:, None] + below
-        index = row.clamp(max=self.height - 1)
-        filled = count.gather(1, index)
-        filled_above = count.gather(1, (index - 1).clamp(min=0))
-        lead = (filled_above - filled).masked_fill(below == 0, self.columns)
-        max_drafts = torch.minimum(self.columns - filled, lead).clamp(0, self.drafts)
-        empty = (filled == 0) & (row > 0)
-        begun = (row < self.height) & (~empty | (filled_above >= self.need[index]))
-        in_step = begun
-        if self.drafts > 0:
-            caught_up = (max_drafts == 0) & (below > 0)  # with the row above
-            in_step = begun & ~caught_up
-        return Active(index, filled, filled_above, max_drafts, empty, begun, in_step, top)
-
-    def complete_rows(self, count: Tensor) -> Tensor:
-        """[B] complete rows from the top on."""
-        return (count == self.columns).long().cumprod(1).sum(1)
-
-    def next_work(self, rows: RowState) -> Tensor:
-        """[B, 3] the ``Work`` of the next step."""
-        active = self.active_rows(rows.filled, self.n_rows)
-        n_rows = (active.begun * (self.slots + 1)).amax(1)
-        before = active.row * (self.columns + self.ends) + active.filled
-        end = (before + active.max_drafts) * active.in_step
-        return torch.stack([n_rows, self.to_close(rows, active).long(), end.amax(1)], 1)
-
-    def to_close(self, rows: RowState, active: Active) -> Tensor:
-        """Return, per prompt, whether the last complete row still has to be written to the cache:
-        bool [B].
-        """
-        pending = (active.top > rows.closed) & (active.top < self.height)
-        # else the next row's first token reads it
-        return pending if self.ends else pending & (active.filled[:, 0] > 0)
-
-    def row_inputs(self, image: Tensor, draft: RowDraft) -> RowInputs:
-        """image [B, ≥ L] -> K inputs of each row, and after them the last token of a complete one
-        if a prompt needs it.
-        """
-        inputs = self._inputs_of_rows(image, draft)
-        if not draft.work.closing:
-            return RowInputs(*[x.flatten(1) for x in inputs])
-        complete = (draft.active.top - 1).clamp(min=0)[:, None]
-        column = torch.full_like(complete, self.columns - 1)
-        last = image.gather(1, self.first + complete * self.columns + column)
-        used = self.to_close(draft.rows, draft.active)[:, None]
-        closing = RowInputs(last, complete, column, column, used)
-        both = zip(inputs, closing, strict=True)
-        return RowInputs(*[torch.cat([x.flatten(1), y], 1) for x, y in both])
-
-    def _inputs_of_rows(self, image: Tensor, draft: RowDraft) -> RowInputs:
-        """[B, A, K] each: a row's last token, from the row above if it has none, and its drafts."""
-        active = draft.active
-        width = self.columns
-        empty = active.empty
-        # a row begins from the row above if that is complete, else from the one above it
-        from_above = (active.row - 2 + (active.filled_above == width).long()).clamp(min=0)
-        source = torch.where(empty, from_above, active.row)
-        filled = draft.rows.filled.gather(1, source)
-        last = image.gather(1, self.first + source * width + filled - 1)
-        column = torch.where(empty, width - (not self.ends), active.filled - 1)
-        ahead = (active.filled - 1)[..., None] + self.steps[1:]
-        upto = torch.where(empty, active.filled_above, active.filled - 1)
-        drafted_row = active.row[..., None].expand_as(ahead)
-        return RowInputs(
-            tokens=torch.cat([last[..., None], draft.rows.drafts[..., : self.drafts]], -1),
-            row=torch.cat([(active.row - empty.long())[..., None], drafted_row], -1),
-            column=torch.cat([column[..., None], ahead], -1),
-            upto=torch.cat([upto[..., None], ahead], -1),
-            used=active.in_step[..., None] & (self.steps <= active.max_drafts[..., None]),
-        )
-
-    def shifted_rows(self, rows: RowState, top: Tensor) -> RowState:
-        """Drafts of the rows from ``top`` [B] on -> of A rows from the next top unfinished one on."""
-        b, n_rows = rows.draft_count.shape
-        source = self.slots + (self.complete_rows(rows.filled) - top)[:, None]
-        batch = torch.arange(b, device=top.device)[:, None]
-        at = source.clamp(max=n_rows - 1)
-        rows = rows.map_rows(lambda x: x[batch, at])
-        return rows._replace(draft_count=torch.where(source < n_rows, rows.draft_count, 0))
+    def canonical(self, carried: RowState) -> RowState:
+        return carried.canonical()
 
 
 def _work(figures: list[list[int]]) -> PerPrompt:
@@ -474,5 +505,5 @@ def _work(figures: list[list[int]]) -> PerPrompt:
 
 
 def _largest(rows: RowState) -> Work:
-    """The size of the next step for the whole batch."""
+    """Return the size of the next step for the whole batch."""
     return Work(*[max(column) for column in zip(*rows.work, strict=True)])

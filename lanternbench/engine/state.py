@@ -106,7 +106,8 @@ class DecodeState:
     trace: Trace | None = None
     now: Progress = field(init=False)
     first: Tensor = field(init=False)  # [B, V] the distribution of token 0
-    prefix_states: Tensor | None = None  # [R, P, dim] of the target, until drafters have read them
+    # [R, P, dim] of the target, until drafters have read them; then empty
+    prefix_states: Tensor = field(init=False)
     span: Span | None = None  # while a CUDA graph is recorded
     tables: list[Tensor] = field(default_factory=list)  # see ``table``
     steps: int = 0

@@ -38,6 +38,13 @@ class Uniforms(NamedTuple):
     # [B, N] one per image token from the root's successor on, the same in every step
     position: Tensor | None = None
 
+    @property
+    def of_positions(self) -> Tensor:
+        """``position``, for rules that ask for it.  Raises TypeError for others."""
+        if self.position is None:
+            raise TypeError("only a rule that is ``by_position`` has uniforms of image positions")
+        return self.position
+
 
 class SampledDraft(NamedTuple):
     """A draft whose children were sampled without replacement from p, in a static tree."""

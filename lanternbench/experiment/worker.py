@@ -459,7 +459,7 @@ def _fields(
         "decode_s": image.decode_s / batch,
         "phases": named | {"other_s": sum(phases.values())},
     }
-    if decoder.proposer.max_depth > 0 and image.steps > 1:
+    if decoder.proposer.size.max_depth > 0 and image.steps > 1:
         fields["first_token_acceptance"] = sum(n > 1 for n in image.accept_lengths) / image.steps
     if timed:
         fields |= {"step_s": [round(seconds, 7) for seconds in image.step_s], "cpu_s": image.cpu_s}

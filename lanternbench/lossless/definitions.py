@@ -86,8 +86,7 @@ def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | Ro
     target: Any = TableTarget(tables)
     method = method.resolve(target.options)
     proposal = method.proposal
-    tree = method.tree if proposal.tree_is_own else method.tree.prepare(target, proposal)
-    drawn = proposal.plain(tree)
+    drawn = proposal.plain(method.tree)
     draft = None if drawn is None else method.order.plain(drawn)
     residual = component("residual", method.choices.residual).plain
     if draft is None or residual is None:

@@ -32,6 +32,7 @@ from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableT
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
+from lanternbench.methods.proposals.drafting import DraftedTrees
 from lanternbench.settings import GREEDY
 
 RESOLUTION = 2.0**-28  # to which thresholds are located
@@ -84,18 +85,21 @@ class TableDecoder:
         )
         target: Any = TableTarget(tables, published)
         decoder = build(target, self.method, GREEDY if greedy else tables.sampling)
-        p = decoder.proposer
-        if p.drafter is not None:
-            p = p.ready(drafter=TableDrafter(tables, p.marginals), aux_layers=())
+        proposer = decoder.proposer
+        if isinstance(proposer, DraftedTrees):
+            drafter = TableDrafter(tables, self.method.proposal.marginals)
             strategy: Any = decoder.strategy
-            decoder.strategy = replace(strategy, proposer=p)
+            decoder.strategy = replace(strategy, proposer=replace(proposer, drafter=drafter))
         self.decoder = decoder
-        self.nodes, self.width, self.uniforms = p.nodes, p.width, p.nodes + p.uniforms
+        size = decoder.strategy.size
+        self.nodes = size.nodes
+        self.width = size.width
+        self.uniforms = size.nodes + size.uniforms
         # [V] the distribution of token 0
         self.first = opening.start(self.decoder, [""], [0], False).first[0]
         # the order in which a step decides: its draft, acceptance from the root down, the last
         # token, redraws
-        drafted = self.uniforms - p.update_uniforms
+        drafted = self.uniforms - size.update_uniforms
         self.order = [
             *range(self.nodes, drafted),
             *range(1, self.nodes),
@@ -143,7 +147,7 @@ class TableDecoder:
         )
         state.trace = self.trace(state) if trace else None
         proposer_state, done = engine.step(self.decoder, state, decodes.proposer_state)
-        decodes.proposer_state = double(self.decoder.proposer.canonical(proposer_state))
+        decodes.proposer_state = double(self.decoder.strategy.canonical(proposer_state))
         integers = [
             x.flatten(1) for x in tensors(decodes.proposer_state) if not x.is_floating_point()
         ]
@@ -155,7 +159,7 @@ class TableDecoder:
         """
         draft, path = done.draft, done.verified.path
         tokens = draft.tokens.masked_fill(draft.tree.depth < 0, -1)
-        last = path[:, -1:].expand(-1, self.decoder.proposer.max_depth + 1 - path.shape[1])
+        last = path[:, -1:].expand(-1, self.decoder.strategy.size.max_depth + 1 - path.shape[1])
         tokens = F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1)
         return [tokens, path, last, done.verified.token[:, None]]
 
@@ -247,12 +251,13 @@ class RowDecoder(TableDecoder):
 
     def __init__(self, tables: RowTables, method: Method):
         super().__init__(tables, method)
-        proposer: Any = self.decoder.proposer
-        k, u = proposer.inputs, proposer.per_row
-        drafts = [*range(k, k + proposer.drafts), *range(1, k)] if k > 1 else range(u - 1, 0, -1)
-        one = [*drafts, 0, *range(k + proposer.drafts, u if k > 1 else 0)]
-        self.order = [row * u + i for i in one for row in range(proposer.n_rows)]
-        self.inputs = proposer.n_rows * k
+        strategy: Any = self.decoder.strategy
+        rows = strategy.rows
+        k, u = rows.inputs, strategy.per_row
+        drafts = [*range(k, k + rows.drafts), *range(1, k)] if k > 1 else range(u - 1, 0, -1)
+        one = [*drafts, 0, *range(k + rows.drafts, u if k > 1 else 0)]
+        self.order = [row * u + i for i in one for row in range(rows.n_rows)]
+        self.inputs = rows.n_rows * k
         world, images = tables.world(), list(product(range(tables.vocab), repeat=tables.length))
         q = [[world.q(image[:i]) for image in images] for i in range(tables.length)]
         self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]

@@ -297,7 +297,7 @@ class TableTarget:
         return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
 
 
-class TableDrafter(Drafter):
+class TableDrafter(Drafter[None]):
     """The drafter's table: logits after the root and after drafted nodes.
 
     ``marginals``: whatever was drafted counts as token 0, so that all nodes of a level share one
@@ -307,7 +307,10 @@ class TableDrafter(Drafter):
     def __init__(self, tables: Tables, marginals: bool = False):
         self.tables, self.marginals, self.head = tables, marginals, TableModel(tables)
 
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
+    def begin(self, state: DecodeState, max_nodes: int) -> None:
+        return None
+
+    def root(self, state: DecodeState, drafter_state: None) -> tuple[Tensor, Expand]:
         """Reads the committed tokens but the last out of the target's cache, as attention would."""
         cache, vocab = state.cache, self.tables.vocab
         length, memory = (

@@ -4,8 +4,10 @@ Several rows without drafts are ZipAR (arXiv 2412.04062), with a Jacobi window i
 2606.05703).
 """
 
-from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,25 +16,37 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import lone_root
-from lanternbench.engine.decode import Speculation, SpeculativeDecoder
-from lanternbench.engine.draft import Draft, VerifyResult
+from lanternbench.engine.decode import AnyStrategy, Speculation
+from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
-from lanternbench.engine.rows import Active, Decision, Order, RowDraft, RowState, RowStrategy
+from lanternbench.engine.rows import (
+    Active,
+    Decision,
+    Order,
+    RowDraft,
+    RowGeometry,
+    RowState,
+    RowStrategy,
+)
 from lanternbench.engine.sampling import at, draw, normalised
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import chain
 from lanternbench.engine.verify import ExactTest, Uniforms, standard
+from lanternbench.methods.proposals.jacobi import uniform_tokens
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register
 
-# options with drafts, and without
-DRAFTED, ALONE = {"c", "reuse"}, {"window", "s_min", "auxiliary"}
+DRAFTED = {"c", "reuse"}  # options with drafts
+ALONE = {"window", "s_min", "auxiliary"}  # options without drafts
 REUSE = 0.5  # of the public code
 
 
 @register("order", "raster")
 class Raster(Order):
     """row by row, each token after all before it"""
+
+    def build(self, target: Target, speculation: Speculation) -> AnyStrategy:
+        return speculation
 
 
 @register("order", "rows")
@@ -56,45 +70,61 @@ class Rows(Order):
 
     def unread_beside(self, choices: Choices) -> set[str]:
         if choices.tree == "none":
-            return DRAFTED | (set() if self.adaptive else {"s_min"})
-        return ALONE | ({"reuse"} if self.variant == "reference" else set())
+            return DRAFTED if self.adaptive else DRAFTED | {"s_min"}
+        return ALONE | {"reuse"} if self.variant == "reference" else ALONE
 
     def refuses(self, choices: Choices) -> str | None:
-        proposal, rule = (
-            component(kind, getattr(choices, kind)) for kind in ("proposal", "acceptance")
-        )
-        if not proposal.in_rows:
-            return f"rows are drawn without drafts or from Jacobi windows, and the proposal is '{choices.proposal}'"
-        if not rule.by_draft:
-            return f"a row commits drafts one by one, and the rule '{choices.acceptance}' does not judge them so"
-        if self.variant == "reference" and choices.acceptance != "exact":
-            return "the public code accepts as the rule 'exact' does; leave --acceptance or --variant out"
-        if self.variant == "reference" and self.adaptive:
+        if not component("proposal", choices.proposal).in_rows:
+            return (
+                "rows are drawn without drafts or from Jacobi windows, and the proposal is "
+                f"'{choices.proposal}'"
+            )
+        if not component("acceptance", choices.acceptance).by_draft:
+            return (
+                "a row commits drafts one by one, and the rule "
+                f"'{choices.acceptance}' does not judge them so"
+            )
+        if self.variant == "paper":
+            return None
+        if choices.acceptance != "exact":
+            return (
+                "the public code accepts as the rule 'exact' does; leave --acceptance or "
+                "--variant out"
+            )
+        if self.adaptive:
             return (
                 "the public code has no adaptive window; leave --window adaptive or --variant out"
             )
         return None
 
-    def apply(self, decoder: SpeculativeDecoder) -> SpeculativeDecoder:
-        target, public, drafts = (
-            decoder.target,
-            self.variant == "reference",
-            decoder.proposer.max_depth,
-        )
+    def build(self, target: Target, speculation: Speculation) -> AnyStrategy:
         height, width = target.grid
-        speculation: Any = decoder.strategy
-        strategy: RowStrategy
+        public = self.variant == "reference"
+        drafts = speculation.size.max_depth
         if drafts == 0:
-            seen_from = -1 if public else width - 1 if self.auxiliary == "seen" else None
-            if target.row_width:
-                seen_from = None
-            strategy = ZipAR(speculation, target, self.lead, self.adaptive, seen_from)
-        elif self.c >= width or height == 1:
-            return decoder  # one row at a time: plain speculative Jacobi decoding
-        else:
-            reuse = REUSE if public else self.reuse
-            strategy = RowWindows(speculation, target, (self.c, drafts), reuse, public)
-        return replace(decoder, strategy=strategy)
+            return self._alone(target, speculation)
+        if self.c >= width or height == 1:
+            return speculation  # one row at a time: plain speculative Jacobi decoding
+        rows = RowGeometry.of(target, self.c, drafts)
+        reuse = REUSE if public else self.reuse
+        static = chain(drafts).to(target.device)
+        return RowWindows(speculation, rows, target.vocab, static, reuse, one_hot=public)
+
+    def _alone(self, target: Target, speculation: Speculation) -> AnyStrategy:
+        """Return what decodes without drafts."""
+        width = target.grid[1]
+        seen_from: int | None = None
+        if not target.row_width:
+            if self.variant == "reference":
+                seen_from = -1
+            elif self.auxiliary == "seen":
+                seen_from = width - 1
+        rows = RowGeometry.of(target, self.lead, 0, second=width)
+        root = chain(0).to(target.device)
+        if self.adaptive:
+            pair = chain(1).to(target.device)
+            return AdaptiveZipAR(speculation, rows, seen_from, root, pair)
+        return ZipAR(speculation, rows, seen_from, root)
 
     @property
     def adaptive(self) -> bool:
@@ -108,117 +138,124 @@ class Rows(Order):
     def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
         if self.variant != "paper":
             return None
-        if window := getattr(draft, "window", 0):
-            return RowSpec(self.c, window, reuse=self.reuse)
+        if isinstance(draft, WindowSpec):
+            return RowSpec(self.c, draft.window, reuse=self.reuse)
         return RowSpec(self.lead, 0, self.adaptive, self.auxiliary == "seen")
 
 
+@dataclass(frozen=True, eq=False)
 class ZipAR(RowStrategy):
     """The first row is drawn alone, as by the public code; each other row is ``lead`` tokens ahead
     of the next.
+    """
 
-    ``adaptive``: from ``lead`` tokens on, a row's first token is a candidate x.  With every
-    further token of the row above it is predicted anew: kept with probability min(1,
+    one_row: Speculation
+    rows: RowGeometry
+    seen_from: int | None
+    root: StaticTree
+
+    per_row = 1
+    stored = 0
+    own_law = False
+
+    def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
+        in_step = draft.active.in_step
+        token = self.drawn(state, draft.active, q, u)
+        untested = in_step[..., None] & False
+        return Decision(token[..., None], in_step.long(), untested, in_step, draft.rows)
+
+    def drawn(self, state: DecodeState, active: Active, q: Tensor, u: Tensor) -> Tensor:
+        """Return a token [B, A] of each row from q [B, A, 1, V]."""
+        root = torch.zeros_like(active.row)
+        single = Draft(root.view(-1, 1), static=self.root)
+        uniforms = u[..., :1].flatten(0, 1)
+        result = lone_root(single, q.flatten(0, 1), uniforms, state.warp.greedy)
+        return result.token.view_as(active.row)
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptiveZipAR(ZipAR):
+    """From ``lead`` tokens on, a row's first token is a candidate x.
+
+    With every further token of the row above it is predicted anew: kept with probability min(1,
     p_{k+1}(x)/p_k(x)), else redrawn from [p_{k+1} − p_k]₊, until it is kept or the row above is
     complete.
     """
 
-    def __init__(
-        self,
-        speculation: Speculation,
-        target: Target,
-        lead: int,
-        adaptive: bool,
-        seen_from: int | None,
-    ):
-        super().__init__(speculation, target, lead, 0, 1 + adaptive, target.grid[1], seen_from)
-        self.adaptive = adaptive
-        self.exact = ExactTest()
-        self.stored = int(adaptive)
-        self.own_law = adaptive
-        self.alone = chain(0).to(target.device)
-        self.pair = chain(1).to(target.device)
+    pair: StaticTree  # a root and a candidate
+
+    per_row = 2
+    stored = 1
+    own_law = True
 
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         active = draft.active
-        in_step = active.in_step
-        greedy = state.warp.greedy
-        q = q.flatten(0, 1)  # [B · A, 1, V]
-        root = torch.zeros_like(active.row)
-        single = Draft(root.view(-1, 1), static=self.alone)
-        drawn = lone_root(single, q, u[..., :1].flatten(0, 1), greedy).token.view_as(active.row)
-        if not self.adaptive:
-            untested = in_step[..., None] & False
-            return Decision(drawn[..., None], in_step.long(), untested, in_step, draft.rows)
-        return self._judge_candidates(draft, q, u, drawn, greedy)
-
-    def _judge_candidates(
-        self, draft: RowDraft, q: Tensor, u: Tensor, drawn: Tensor, greedy: bool
-    ) -> Decision:
-        """``judge`` with adaptive windows; ``drawn`` [B, A] from q [B · A, 1, V]."""
-        active = draft.active
         rows = draft.rows
         empty = active.in_step & active.empty
-        above_is_complete = active.filled_above == self.columns
+        above_is_complete = active.filled_above == self.rows.width
         tested = empty & (rows.draft_count > 0)
+        drawn = self.drawn(state, active, q, u)
+        result = self.tested(state, rows, q, u)
         candidate = rows.drafts[..., 0]
-        p = rows.p.flatten(0, 1)
-        nodes = torch.stack([torch.zeros_like(candidate), candidate], -1).flatten(0, 1)
-        uniforms = Uniforms(u.flatten(0, 1), u)
-        pair = Draft(nodes, p, self.pair)
-        result = self.exact.verify(pair, q.expand(-1, 2, -1), uniforms, standard, greedy)
         accepted = result.accepted.view_as(candidate) > 0
         after_test = torch.where(accepted, candidate, result.token.view_as(candidate))
-        token = torch.where(tested, after_test, drawn)
+        token = torch.where(tested, after_test, drawn)[..., None]
         advance = active.in_step & (~empty | above_is_complete | (tested & accepted))
-        q_rows = q.view_as(rows.p)
-        residual = normalised((q - p).clamp(min=0), q).view_as(rows.p)
+        residual = normalised((q - rows.p).clamp(min=0), q)
         after = rows._replace(
-            drafts=token[..., None],
-            p=q_rows,
-            law=torch.where(tested[..., None, None], residual, q_rows),
+            drafts=token,
+            p=q,
+            law=torch.where(tested[..., None, None], residual, q),
             draft_count=(empty & ~advance).long(),
         )
-        return Decision(
-            token[..., None], advance.long(), tested[..., None], above_is_complete, after
-        )
+        return Decision(token, advance.long(), tested[..., None], above_is_complete, after)
+
+    def tested(self, state: DecodeState, rows: RowState, q: Tensor, u: Tensor) -> VerifyResult:
+        """Verify the candidate of every row, [B · A] results."""
+        candidate = rows.drafts[..., 0]
+        nodes = torch.stack([torch.zeros_like(candidate), candidate], -1).flatten(0, 1)
+        pair = Draft(nodes, rows.p.flatten(0, 1), self.pair)
+        both = q.flatten(0, 1).expand(-1, 2, -1)
+        uniforms = Uniforms(u.flatten(0, 1), u)
+        return ExactTest().verify(pair, both, uniforms, standard, state.warp.greedy)
 
 
+@dataclass(frozen=True, eq=False)
 class RowWindows(RowStrategy):
     """A window of drafts slides over each row, never past the row above; in the top row as in SJD.
 
     The rows below commit accepted drafts only: a rejected draft and those after it wait, redrawn
-    from the new predictions.  ``reuse``: a draft x after the first rejected one stays, with its
-    old p, if min(1, q(x)/p(x)) is above this.  ``one_hot``: fresh drafts count as certain (the
-    public code).
-
-    Uniforms of a row: verification's, fresh drafts', redraws'.
+    from the new predictions.  Uniforms of a row: verification's, fresh drafts', redraws'.
     """
 
-    def __init__(
-        self,
-        speculation: Speculation,
-        target: Target,
-        sizes: tuple[int, int],
-        reuse: float,
-        one_hot: bool,
-    ):
-        """``sizes``: tokens by which a row leads the next, and drafts of a window."""
-        lead, window = sizes
-        super().__init__(speculation, target, lead, window, 3 * window + 2)
-        self.reuse = reuse
-        self.one_hot = one_hot
-        self.vocab = target.vocab
-        self.static = chain(window).to(target.device)
-        self.own_law = one_hot or reuse < 1
+    one_row: Speculation
+    rows: RowGeometry
+    vocab: int
+    static: StaticTree
+    # a draft x after the first rejected one stays, with its old p, if min(1, q(x)/p(x)) is above
+    reuse: float
+    one_hot: bool  # whether fresh drafts count as certain (the public code)
+
+    seen_from = None
+
+    @property
+    def per_row(self) -> int:  # type: ignore[override]
+        return 3 * self.rows.drafts + 2
+
+    @property
+    def stored(self) -> int:  # type: ignore[override]
+        return self.rows.drafts
+
+    @property
+    def own_law(self) -> bool:  # type: ignore[override]
+        return self.one_hot or self.reuse < 1
 
     def fill(self, rows: RowState, u: Tensor) -> RowState:
-        v = self.vocab
-        uniform = torch.full_like(rows.p, 1 / v)
-        u_fresh = u[..., self.inputs : self.inputs + self.drafts]
-        fresh = (u_fresh * v).long().clamp(max=v - 1)
-        p = F.one_hot(fresh, v).to(rows.p.dtype) if self.one_hot else uniform
-        carried = self.steps[:-1] < rows.draft_count[..., None]
+        k = self.rows.inputs
+        fresh = uniform_tokens(u[..., k : k + self.rows.drafts], self.vocab)
+        uniform = torch.full_like(rows.p, 1 / self.vocab)
+        p = F.one_hot(fresh, self.vocab).to(rows.p.dtype) if self.one_hot else uniform
+        carried = self.rows.steps[:-1] < rows.draft_count[..., None]
         law = None
         if rows.law is not None:
             law = torch.where(carried[..., None], rows.law, uniform)
@@ -231,31 +268,32 @@ class RowWindows(RowStrategy):
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         active = draft.active
         rows = draft.rows
+        steps = self.rows.steps
         greedy = state.warp.greedy
         verified = self.verify(draft, q, u, greedy)
         accepted = torch.minimum(verified.accepted.view_as(active.row), active.max_drafts)
         top = active.row == active.top[:, None]
         # elsewhere the place of a rejected draft waits
-        ends = top & (active.filled + accepted < self.columns)
+        ends = top & (active.filled + accepted < self.rows.width)
         advance = torch.where(active.in_step, accepted + ends, 0)
-        is_accepted = self.steps < accepted[..., None]
         last = verified.token.view(*active.row.shape, 1)
-        tokens = torch.where(is_accepted, F.pad(rows.drafts, (0, 1)), last)
+        drafts = F.pad(rows.drafts, (0, 1))
+        tokens = torch.where(steps < accepted[..., None], drafts, last)
         redrawn = self.redrawn(rows, q, u, greedy)
         if self.reuse < 1:
             redrawn = self._reused(rows, redrawn, active, q, accepted)
         after = self.shifted(rows, redrawn, active, advance)
-        tested = self.steps < active.max_drafts[..., None]
+        tested = steps < active.max_drafts[..., None]
         return Decision(tokens, advance, tested, top, after)
 
     def verify(self, draft: RowDraft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
         """Verify each row's window as a chain: [B · A] results."""
+        k = self.rows.inputs
         root = torch.zeros_like(draft.active.row)[..., None]
         tokens = torch.cat([root, draft.rows.drafts], -1).flatten(0, 1)
         chains = Draft(tokens, draft.rows.p.flatten(0, 1), self.static)
-        k = self.inputs
         uniforms = Uniforms(u[..., :k].flatten(0, 1), u[..., k:].flatten(0, 1))
-        return self.speculation.verify(chains, q.flatten(0, 1), uniforms, greedy)
+        return self.one_row.verify(chains, q.flatten(0, 1), uniforms, greedy)
 
     def redrawn(self, rows: RowState, q: Tensor, u: Tensor, greedy: bool) -> RowState:
         """Drafts [B, A, K] drawn from q, one after each input."""
@@ -263,17 +301,19 @@ class RowWindows(RowStrategy):
             drafts = q.argmax(-1)
             p = F.one_hot(drafts, self.vocab).to(q.dtype)
         else:
-            drafts = draw(q, u[..., self.inputs + self.drafts :])
+            drafts = draw(q, u[..., self.rows.inputs + self.rows.drafts :])
             p = q
-        return rows._replace(drafts=drafts, p=p, law=None if rows.law is None else p)
+        law = p if self.own_law else None
+        return rows._replace(drafts=drafts, p=p, law=law)
 
     def shifted(self, rows: RowState, new: RowState, active: Active, advance: Tensor) -> RowState:
         """Move the ``new`` drafts [B, A, K] to the places after the committed tokens; a row that
         is not in this step keeps its old ones.
         """
-        source = (advance[..., None] + self.steps[:-1]).clamp(max=self.drafts)
-        places = torch.minimum(active.max_drafts + 1, self.columns - active.filled)
-        left = places.sub(advance).clamp(0, self.drafts)
+        drafts = self.rows.drafts
+        source = (advance[..., None] + self.rows.steps[:-1]).clamp(max=drafts)
+        places = torch.minimum(active.max_drafts + 1, self.rows.width - active.filled)
+        left = places.sub(advance).clamp(0, drafts)
 
         def moved(x: Tensor, old: Tensor) -> Tensor:
             further = x.shape[3:]
@@ -295,16 +335,17 @@ class RowWindows(RowStrategy):
         self, rows: RowState, new: RowState, active: Active, q: Tensor, accepted: Tensor
     ) -> RowState:
         """``new`` drafts [B, A, K], but the old ones if they pass the threshold."""
-        assert rows.law is not None
-        assert new.law is not None
+        if rows.law is None or new.law is None:
+            raise TypeError("kept drafts have a law of their own")
+        steps = self.rows.steps
         old = F.pad(rows.drafts, (0, 1))
-        law = F.pad(rows.law, (0, 0, 0, 1))
         p = F.pad(rows.p, (0, 0, 0, 1))
         # had y been drawn; a certain draft has p = 1
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)
-        after_rejection = self.steps > accepted[..., None]
-        drafted = self.steps < active.max_drafts[..., None]
+        after_rejection = steps > accepted[..., None]
+        drafted = steps < active.max_drafts[..., None]
         stays = at(passes, old) & after_rejection & drafted
+        law = F.pad(rows.law, (0, 0, 0, 1))
         law = normalised(law * passes, law)
         return new._replace(
             drafts=torch.where(stays, old, new.drafts),

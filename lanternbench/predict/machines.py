@@ -18,7 +18,7 @@ from lanternbench.costs.forward_cost import bandwidth, lengths_of, medians, seco
 from lanternbench.costs.operators import baseline_operators
 from lanternbench.costs.roofline import BYTES, THIS, DeviceModel, Load, Values
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.proposal import Proposal
+from lanternbench.engine.proposal import AnyProposer
 from lanternbench.engine.recording import SPAN
 from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
@@ -108,7 +108,7 @@ Machine = Roofline | Measured
 
 
 def by_levels(
-    proposer: Proposal | None, steps: Steps
+    proposer: AnyProposer | None, steps: Steps
 ) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
     """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the
     first reads.
@@ -170,12 +170,12 @@ def probe(
 
 
 def method_cost(
-    decoder: SpeculativeDecoder, proposal: Proposal | None, caption: str
+    decoder: SpeculativeDecoder, proposal: AnyProposer | None, caption: str
 ) -> MethodCost:
     """What a method's steps cost: least squares over medians of a few at a few cached lengths, by
     size and length.
     """
-    lengths = lengths_of(decoder.target.length, decoder.proposer.max_depth)
+    lengths = lengths_of(decoder.target.length, decoder.proposer.size.max_depth)
     times = list(step_times(decoder, caption, lengths, STEPS))
     usual, counts = medians(times), Counter(t[:2] for t in times)
     weights = np.sqrt([counts[t[:2]] for t in usual])

@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from lanternbench.costs.operators import baseline_operators, count_operators
 from lanternbench.costs.roofline import Operators, Values
-from lanternbench.engine.proposal import Proposal
+from lanternbench.engine.proposal import AnyProposer
 from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
-from lanternbench.methods.build import prepared_proposal
+from lanternbench.methods.build import build_proposer
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_unpacked, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     method: str
     shape: Shape
     drafter: Network | None
-    measured: Proposal | None  # None for the baseline
+    measured: AnyProposer | None  # None for the baseline
     operators: Operators
 
 
@@ -149,19 +149,19 @@ def _together(traces: Sequence[Trace], counts: NDArray, keeps_shape: bool) -> St
     )
 
 
-def traces_of(samples: Sequence[Sample], proposer: Proposal | None, length: int) -> list[Trace]:
+def traces_of(samples: Sequence[Sample], proposer: AnyProposer | None, length: int) -> list[Trace]:
     """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived
     where not recorded.
 
     Raises UserError where they are neither recorded nor fixed.
     """
     traces = []
-    nodes, depth = (1, 0) if proposer is None else (proposer.nodes, proposer.max_depth)
+    nodes, depth = (1, 0) if proposer is None else proposer.size[:2]
     for sample in samples:
         lengths = sample.accept_lengths[1:]
         sizes = ((sample.tree_nodes or [])[1:], sample.tree_depths[1:])
         if proposer is None or not len(sizes[0]) == len(sizes[1]) == len(lengths):
-            if proposer is not None and proposer.adapts and lengths:
+            if proposer is not None and proposer.size.adapts and lengths:
                 lack = f"the samples of '{sample.label}' lack the tree size of each step, which this method changes"
                 raise UserError(f"{lack} as it goes: measure it again with this version")
             sizes = ([nodes] * len(lengths), [depth] * len(lengths))
@@ -233,15 +233,15 @@ def cases(
     for label, group in by_label.items():
         try:
             m = method(group[0].method, **group[0].options)
-            measured = prepared_proposal(source, m)
-            same = target is source or measured.drafter is None
-            # may raise UserError
-            drafter = measured.drafter if same else prepared_proposal(target, m).drafter
+            measured = build_proposer(source, m)
+            net = measured.network()
+            if net is not None and target is not source:
+                net = build_proposer(target, m).network()  # may raise UserError
             if m.choices.order != "raster" and source.grids != target.grids:
                 raise UserError(
                     "the rows of its steps follow from the grid, which is another here"
                 )
-            drafts = measured if measured.max_depth > 0 else None
+            drafts = measured if measured.size.max_depth > 0 else None
             if drafts is None and m.preset != BASE:
                 raise UserError("it drafts nothing that could be replayed")
         except UserError as error:
@@ -249,7 +249,6 @@ def cases(
             continue
         if steps := traces_of(group, drafts, shape.length):
             methods[label] = m
-            net = None if drafter is None else drafter.network()
             if drafts is None:
                 case = baseline(shape)
             else:

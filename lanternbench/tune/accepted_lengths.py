@@ -29,9 +29,8 @@ S steps, N nodes, D levels, K ranks, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,19 +38,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lanternbench.component import Prepared
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder, begin, step
 from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.opening import row_seed
-from lanternbench.engine.proposal import Expand, TreePolicy
+from lanternbench.engine.proposal import AnyTreeGrower, Expand
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Paths, chain, from_paths
 from lanternbench.engine.verify import RatioTest, Uniforms
 from lanternbench.methods.acceptance.exact import Annealed
-from lanternbench.methods.build import prepared_proposal, prepared_rule
-from lanternbench.methods.trees.dynamic import Bounds, Dynamic, candidates, keep_best
-from lanternbench.methods.trees.static import FixedTree
+from lanternbench.methods.build import build_rule
+from lanternbench.methods.trees.dynamic import Bounds, DynamicTree, candidates, keep_best
+from lanternbench.methods.trees.fixed import FixedTree
 
 JUDGEMENTS = 8  # of each recorded draft
 PRIOR = 20.0  # reached nodes that the shares of the level above count for at a deeper level
@@ -59,16 +57,14 @@ Floats = NDArray[np.float64]
 Record = Mapping[str, Floats]  # the arrays of one recording
 
 
+@dataclass(frozen=True, eq=False)
 class RecordingTree(FixedTree):
     """A static tree that stores the distributions that it drafts from."""
 
-    distributions = Prepared[list[Tensor]]()  # p [B, m, V] of each level's nodes
-
-    def drafting(self, static: StaticTree, sampled: bool, device: torch.device) -> Self:
-        return super().drafting(static, sampled, device).ready(distributions=[])
+    distributions: list[Tensor] = field(default_factory=list)  # p [B, m, V] of each level's nodes
 
     def grow(
-        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
+        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
     ) -> Draft:
         self.distributions[:] = [state.warp(logits)[:, None]]
 
@@ -79,19 +75,18 @@ class RecordingTree(FixedTree):
             self.distributions.append(state.warp(logits))
             return logits
 
-        return super().grow(state, tree_state, logits, recording_expand, u)
+        return super().grow(state, own, logits, recording_expand, u)
 
 
-class ScoredTree(Dynamic):
+@dataclass(frozen=True, eq=False)
+class ScoredTree(DynamicTree):
     """A dynamic tree that stores the scores of its nodes."""
 
-    scores = Prepared[list[Tensor]]()  # [N − 1] of each prompt: Σ log p, in the order of the nodes
-
-    def growing(self, bounds: Bounds) -> Self:
-        return super().growing(bounds).ready(scores=[])
+    # [N − 1] of each prompt: Σ log p, in the order of the nodes
+    scores: list[Tensor] = field(default_factory=list)
 
     def grow(
-        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
+        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
     ) -> Draft:
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
         pool = candidates(state, logits, expand, bounds)
@@ -101,14 +96,13 @@ class ScoredTree(Dynamic):
         return keep_best(pool, state.now.root, bounds)
 
 
-def with_tree_policy(decoder: SpeculativeDecoder, policy: TreePolicy) -> SpeculativeDecoder:
-    """Return the decoder with another, prepared tree policy and a rule prepared for its depth;
-    without CUDA graphs.
-    """
+def with_tree(decoder: SpeculativeDecoder, tree: AnyTreeGrower) -> SpeculativeDecoder:
+    """Return the decoder with another tree and a rule for its depth; without CUDA graphs."""
     target = replace(decoder.target, graphs=None)
-    proposal = prepared_proposal(target, decoder.method, policy)
-    rule = prepared_rule(target, decoder.method, proposal)
-    speculation = Speculation(proposal, rule, decoder.residual)
+    method = decoder.method.resolve(target.options)
+    proposer = method.proposal.drafting(target, tree)
+    rule = build_rule(target, method, proposer)
+    speculation = Speculation(proposer, rule, decoder.residual)
     return replace(decoder, target=target, strategy=speculation)
 
 
@@ -121,7 +115,7 @@ def recorded_steps(
     while state.active:
         length = max(state.now.length.host or (0,))
         proposer_state, result = step(decoder, state, proposer_state)
-        if length + decoder.proposer.max_depth < state.limit:
+        if length + decoder.proposer.size.max_depth < state.limit:
             yield result
 
 
@@ -238,7 +232,7 @@ def record_chains(
     1]: nodes that a chain of D' reached at a depth and whose child of rank k is accepted; in the
     last column, none is.  "steps": how many.
     """
-    judge = ChainJudge(decoder, tree.max_depth, ranks, seed)
+    judge = ChainJudge(decoder, tree.size.max_depth, ranks, seed)
     for result in steps:
         judge.add(result.draft.tokens, torch.cat(tree.distributions, 1), result.q)
     count = np.array(float(judge.steps))

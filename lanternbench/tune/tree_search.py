@@ -142,9 +142,9 @@ class TreeSearch:
         return build(self.target, method, self.config.part(Sampling), self.rates)
 
     def own_tree(self) -> Any:
-        """Return the method's default tree policy, prepared."""
+        """Return the options of the method's default tree."""
         method = self.method({}).resolve(self.target.options)
-        return method.tree.prepare(self.target, method.proposal)
+        return method.tree
 
     @cached_property
     def rates(self) -> list[float] | None:
@@ -155,7 +155,7 @@ class TreeSearch:
         if wanted is None or isinstance(wanted, list):
             return wanted
         default = build(self.target, self.method({}), self.config.part(Sampling))
-        depth = default.proposer.max_depth
+        depth = default.proposer.size.max_depth
         return [float(level_rates(wanted, depth)[depth])]
 
     def simulated(self, depth: int) -> list[float] | None:
@@ -222,8 +222,8 @@ class ShapeSearch(TreeSearch):
     def record(self, number: int, caption: str) -> Record:
         decoder = self.decoder({})
         samples = decoder.method.proposal.samples
-        tree = drafts.RecordingTree().drafting(chain(self.levels), samples, self.target.device)
-        decoder = drafts.with_tree_policy(decoder, tree)
+        tree = drafts.RecordingTree.of(chain(self.levels), samples, self.target.device)
+        decoder = drafts.with_tree(decoder, tree)
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_chains(decoder, tree, self.ranks, steps, seed=number)
 
@@ -309,8 +309,8 @@ class GrowthSearch(TreeSearch):
         return {f"width-{k}": partial(self.record, bounds(self.levels, k, nodes)) for k in widths}
 
     def record(self, size: Bounds, number: int, caption: str) -> Record:
-        tree = drafts.ScoredTree().growing(size)
-        decoder = drafts.with_tree_policy(self.decoder({}), tree)
+        tree = drafts.ScoredTree.of(size)
+        decoder = drafts.with_tree(self.decoder({}), tree)
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_growth(decoder, tree, steps, seed=number)
 
@@ -379,7 +379,7 @@ class BoundsSearch(GrowthSearch):
             seconds = fmean(step_s(shape) for shape in shapes)
             candidates.append(Candidate(options, mean, reached, seconds))
 
-        add({}, default.within, default.nodes)
+        add({}, default.within, default.bounds.total)
         for d, k, nodes, beta in product(RANGES, WIDTH_RANGES, TOTALS, BETAS):
             if nodes <= largest(cost) and d[1] - 1 <= max(self.levels, 2):
                 within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
@@ -438,9 +438,9 @@ class OptionSearch(TreeSearch):
         for change in changes:
             with suppress(UserError):  # incompatible sizes
                 options = self.defaults | change
-                proposer = self.decoder(options).proposer
-                is_chain = proposer.nodes == proposer.max_depth + 1
-                shape = Shape(proposer.nodes, proposer.max_depth, (), is_chain)
+                size = self.decoder(options).proposer.size
+                is_chain = size.nodes == size.max_depth + 1
+                shape = Shape(size.nodes, size.max_depth, (), is_chain)
                 self.sizes_to_try.append((options, shape))
 
     def probes(self) -> Probes:

@@ -272,7 +272,7 @@ def test_growth_and_warping_inside_a_recording_do_not_count_as_forward_passes(
     decoder = build(replace(shallow_8x8, graphs=Graphs(again)), method("eagle-2"))
     engine.generate(decoder, CAPTIONS[:1], max_steps=2)
     shares = {shape[0]: r.shares for (_, shape), r in decoder.recordings.replays.items()}
-    levels = decoder.proposer.max_depth
+    levels = decoder.proposer.size.max_depth
     assert shares["draft"]["draft"] == pytest.approx(levels / (2 * levels + 1))
     assert sum(shares["draft"].values()) == pytest.approx(1.0)
     assert shares["commit"] == {}

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("in_time")
 def test_a_shape_and_another_depth_contradict_each_other(name, shallow):
     with pytest.raises(UserError, match="5 levels deep and --depth says 3"):
         build(shallow, method(name, shape="chain-5", depth=3))
-    assert build(shallow, method(name, shape="chain-5", depth=5)).proposer.max_depth == 5
+    assert build(shallow, method(name, shape="chain-5", depth=5)).proposer.size.max_depth == 5
 
 
 @pytest.mark.parametrize(

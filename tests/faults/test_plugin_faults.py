@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -88,8 +87,7 @@ def test_a_rule_that_cannot_be_built_is_named(fault, rule, shallow):
 
 def test_what_is_built_in_is_not_blamed_on_a_plug_in_and_ctrl_c_passes(rule, shallow):
     decoder = build(shallow, method("eagle-1"))
-    proposer = decoder.proposer.ready(draft=lambda *_: fail(ZeroDivisionError()))
-    decoder.strategy = replace(decoder.strategy, proposer=proposer)
+    object.__setattr__(decoder.proposer, "draft", lambda *_: fail(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
         generate(decoder, ["a red circle"], max_steps=3)
     rule["relax"] = lambda: fail(KeyboardInterrupt())

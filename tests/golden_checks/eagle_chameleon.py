@@ -187,7 +187,7 @@ def static(vectors: Vectors) -> list[Found]:
         asked.append(at.expand(*of))
         return asked[-1]
 
-    builder = FixedTree().drafting(shape, True, torch.device("cpu"))
+    builder = FixedTree.of(shape, True, torch.device("cpu"))
     state = tree_static.at_root(ids[at.length, None], Warp(GREEDY))
     builder.grow(state, builder.begin(state), asked[0][:, 0], noting, torch.zeros(1, 0))
     candidates = vectors["static.tokens"].shape[-1]  # of every node

@@ -27,7 +27,7 @@ from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.verify import RatioTest
 from lanternbench.lossless.tables import TableModel, read
-from lanternbench.methods.proposals.jacobi import Jacobi
+from lanternbench.methods.proposals.jacobi import SlidingWindow
 from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
 
@@ -102,7 +102,7 @@ def uniform_of(model: StandIn, image: list[int]) -> Tensor:
 
 def window_run(
     vectors: Vectors, name: str, run: dict[str, Any], redraw: Callable[[dict[str, Tensor], int], Tensor],
-    proposer: Callable[[Any, int, int], Jacobi], rule: RatioTest,
+    proposer: Callable[[Any, int, int], SlidingWindow], rule: RatioTest,
 ) -> list[Found]:  # fmt: skip
     """SCD and GSD.  ``redraw``: (a step's uniforms, L) -> those of the proposal's update;
     ``proposer``: (target, drafts in a window, tokens before the first window step)."""
@@ -130,7 +130,7 @@ def window_run(
     decoder = SpeculativeDecoder(
         made, method, Warp(TARGETS_OWN), 1.0, Speculation(window, rule, standard)
     )
-    state = start(model, made, (image, begun), window.nodes, uniforms)
+    state = start(model, made, (image, begun), window.size.nodes, uniforms)
     own, accepted, drafts, laws = window.begin(state), [], [], []
     for t in range(first, last):
         own, result = engine.step(decoder, state, own)

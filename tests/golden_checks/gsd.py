@@ -17,7 +17,8 @@ from golden_checks.window_model import StandIn, Step, Window, accepted, compare_
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import at, draw
 from lanternbench.methods.acceptance.gsd import GroupTest, Gsd, group
-from lanternbench.methods.proposals.jacobi import Jacobi, maximal
+from lanternbench.methods.proposals.jacobi import Jacobi
+from lanternbench.methods.proposals.redraws import maximal
 
 FALLBACK_FROM = 14  # tokens in the vocabulary from which on the public code's low ranks fall back
 
@@ -39,7 +40,7 @@ def check(folder: Path) -> list[Found]:
         if run["window"] == run["window_after_first_window_step"]:
             found += window_run(
                 vectors, name, run, lambda u, size: u["sample_u"],
-                lambda made, size, _: Jacobi(window=size, variant="reference").prepare(made, TreePolicy(), EXACT),
+                lambda made, size, _: Jacobi(window=size, variant="reference").build(made, TreePolicy(), EXACT),
                 public_rule(vectors["in.model.emb"]),
             )  # fmt: skip
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import window_run
 from golden_checks.window_model import StandIn, Step, Window, accepted, compare_decode, decode
-from lanternbench.component import Prepared
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
-from lanternbench.methods.proposals.jacobi import PUBLIC_EPSILON, Scd, gumbel, maximal
+from lanternbench.methods.proposals.jacobi import Scd, SlidingWindow
+from lanternbench.methods.proposals.redraws import PUBLIC_EPSILON, GumbelRedraw, gumbel, maximal
 
 
 def check(folder: Path) -> list[Found]:
@@ -118,11 +119,12 @@ def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     )
 
 
-class RecordedNoise(Scd):
+@dataclass(frozen=True)
+class RecordedNoise(GumbelRedraw):
     """A row of noise per position, counted from the first window step on."""
 
-    rows = Prepared[Tensor]()
-    begun = Prepared[int]()
+    rows: Tensor
+    begun: int
 
     def noise(self, state: Any, position: Tensor) -> Tensor:
         return self.rows[(position - self.begun).clamp(max=len(self.rows) - 1)]
@@ -133,14 +135,16 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
         return window_run(
             vectors, name, run,
             lambda u, size: torch.cat([u["accept_u"][1:], u["residual_u"][: size - 1], u["sample_u"][-1:]]),
-            lambda target, window, _: Scd(window=window, variant="reference").prepare(target, TreePolicy(), EXACT),
+            lambda target, window, _: Scd(window=window, variant="reference").build(target, TreePolicy(), EXACT),
             EXACT,
         )  # fmt: skip
     noise = vectors[f"in.run.{name}.gumbel_u"]
 
-    def recorded(target: Any, window: int, begun: int) -> Scd:
-        scd = RecordedNoise(window=window, coupling="gumbel", variant="reference")
-        return scd.prepare(target, TreePolicy(), EXACT).ready(rows=noise, begun=begun)
+    def recorded(target: Any, window: int, begun: int) -> SlidingWindow:
+        scd = Scd(window=window, coupling="gumbel", variant="reference")
+        made = scd.build(target, TreePolicy(), EXACT)
+        redraw = RecordedNoise(made.columns, PUBLIC_EPSILON, noise, begun)
+        return replace(made, redraw=redraw)
 
     return window_run(
         vectors, name, run, lambda u, size: noise[0, :0],

@@ -4,6 +4,7 @@ is drafted next.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ from rules import EXACT
 from torch import Tensor
 
 from golden_checks.common import Found, close, read, same, worst
-from lanternbench.component import Prepared
 from lanternbench.engine import verify as verification
 from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.proposal import TreePolicy
@@ -25,17 +25,19 @@ from lanternbench.engine.verify import Uniforms
 from lanternbench.methods.acceptance import chains
 from lanternbench.methods.acceptance.chains import FixedPoint
 from lanternbench.methods.proposals.jacobi import Jacobi
+from lanternbench.methods.proposals.redraws import Redraw
 from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
 
 
-class Redrawn(Jacobi):
-    """A window whose redraw is the recorded one."""
+@dataclass(frozen=True)
+class RecordedRedraw(Redraw):
+    """The recorded redraw."""
 
-    redrawn = Prepared[Tensor]()
+    tokens: Tensor
 
-    def redraw(self, state: Any, own: Any, result: StepResult) -> tuple[Tensor, Tensor]:
-        return self.redrawn, result.q
+    def __call__(self, state: Any, result: StepResult) -> tuple[Tensor, Tensor]:
+        return self.tokens, result.q
 
 
 def check(folder: Path) -> list[Found]:
@@ -59,8 +61,10 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     window = tokens.shape[1] - 1
     state = stub(given)
     rule = FixedPoint() if fixed_point else EXACT
-    jacobi = Redrawn(window=window).prepare(state.target, TreePolicy(), rule)
-    jacobi = jacobi.ready(redrawn=given["sampled_from_p_cur"])
+    jacobi = replace(
+        Jacobi(window=window).build(state.target, TreePolicy(), rule),
+        redraw=RecordedRedraw(given["sampled_from_p_cur"]),
+    )
     result, final = redraw_compared(given) if fixed_point else verified(given)
     n = int(result.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest
     draft, start = Draft(tokens, static=jacobi.static), torch.ones(len(tokens), dtype=torch.long)
@@ -106,7 +110,7 @@ def fresh(given: dict[str, Tensor]) -> Found:
     """A window all new, at the tokens that the reference drew: its p is the recorded one."""
     tokens, vocab = given["draft_tokens"][:, 1:], given["p_cur"].shape[-1]
     state = stub(given)
-    jacobi = Jacobi(window=tokens.shape[1], variant="reference").prepare(
+    jacobi = Jacobi(window=tokens.shape[1], variant="reference").build(
         state.target, TreePolicy(), EXACT
     )
     draft = jacobi.draft(state, jacobi.begin(state), (tokens + 0.5) / vocab)

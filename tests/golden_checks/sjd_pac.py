@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -13,26 +14,20 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from golden_checks.engine_window import start, target
 from golden_checks.window_model import StandIn, Window
-from lanternbench.component import Prepared
 from lanternbench.engine import decode as engine
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import Uniforms
+from lanternbench.engine.verify import SampledDraft, Uniforms
 from lanternbench.methods.proposals.jacobi import Window as JacobiWindow
-from lanternbench.methods.proposals.sjd_pac import PublicSjdPac, recursive_residuals
+from lanternbench.methods.proposals.sjd_pac import (
+    Columns,
+    PublicSiblingWindow,
+    recursive_residuals,
+)
 from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
-
-
-class RecordedFresh(PublicSjdPac):
-    """Fresh drafts come from the run's image ids alone."""
-
-    law = Prepared[Tensor]()
-
-    def fresh_law(self, like: Tensor) -> Tensor:
-        return self.law
 
 
 class PublicTree:
@@ -48,14 +43,15 @@ class PublicTree:
             recorded["node_source"] % columns,
             recorded["node_source"] // columns,
         )
-        cpu: Any = SimpleNamespace(device=torch.device("cpu"))
-        self.window = RecordedFresh(siblings=k, depth=depth, window=columns - 1).drafting(cpu)
+        cpu: Any = SimpleNamespace(device=torch.device("cpu"), vocab=1)
+        self.columns = Columns.of(k, depth, columns - 1, cpu)
+        self.window = PublicSiblingWindow.of(self.columns)
         paths: dict[int, tuple[int, ...]] = {}
         for row in self.retrieve.tolist():
             for c, node in enumerate(n for n in row if n >= 0):
                 paths[node] = tuple(self.rank[row[1 : c + 1]].tolist())
         self.engine = torch.tensor(
-            [((), *self.window.static.paths).index(paths[node]) for node in range(len(paths))]
+            [((), *self.columns.static.paths).index(paths[node]) for node in range(len(paths))]
         )
         self.public = self.engine.argsort()
 
@@ -94,14 +90,18 @@ def public_step(
     """One step of the engine's proposal: tokens [N], law [M, V] by column, q [N, V], sample_u [M,
     K].
     """
-    window, w = tree.window.ready(law=fresh), tree.window.window
-    draft = Draft(tokens[None, tree.public], law[None, 1:][:, window.law_column], window.static)
+    window = replace(tree.window, fresh_law=fresh)
+    columns = tree.columns
+    w = columns.window
+    laws = law[None, 1:][:, columns.law_column]
+    draft = Draft(tokens[None, tree.public], laws, columns.static)
     q, verify = q[None, tree.public], tree.uniforms(accept_u)[None]
     verify[:, 0] = sample_u[0, 0]
     u = Uniforms(verify, torch.cat([torch.zeros(window.fresh_uniforms), sample_u.flatten()])[None])
     result = window.verification(EXACT).verify(draft, q, u, standard, False)
-    ok, accepted = window.judge(draft, q, verify), int(result.accepted[0])
-    weights = window.redraw(draft, q, ok, result.path, result.accepted)[1][0]
+    ok, accepted = window.judge(SampledDraft.of(draft), q, verify), int(result.accepted[0])
+    sampled = SampledDraft.of(draft)
+    weights = window.redraw(sampled, q, ok, result.path, result.accepted).weights[0]
     state: Any = SimpleNamespace(warp=Warp(TARGETS_OWN))
     old = JacobiWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
     new = window.update(state, old, StepResult(draft, q, result, result.accepted, u))
@@ -137,7 +137,7 @@ def shape(tree: PublicTree, want: dict[str, Tensor]) -> list[Found]:
     """The engine's tree has the recorded nodes and no others, and the same ones attend to each
     other.
     """
-    static = tree.window.static
+    static = tree.columns.static
     mask = static.tree.ancestors[0].long()[tree.engine][:, tree.engine]
     depth = static.tree.depth[0, tree.engine]
     return [
@@ -186,11 +186,11 @@ def residuals(tree: PublicTree, tokens: Tensor, law: Tensor, q: Tensor) -> Tenso
     """[R, M, V] the target after each row's columns, with what earlier siblings left of it inside
     the tree.
     """
-    after, (children,) = q[tree.retrieve], tree.window.static.tree.children
+    after, (children,) = q[tree.retrieve], tree.columns.static.tree.children
     for c in range(tree.depth - 1):
         nodes = tree.retrieve[:, c]
         family = tokens[tree.public[children[tree.engine[nodes]]]]
-        targets, _ = recursive_residuals(q[nodes], law[c + 1].expand(len(nodes), -1), family)
+        targets = recursive_residuals(q[nodes], law[c + 1].expand(len(nodes), -1), family).targets
         after[:, c] = targets[torch.arange(len(nodes)), tree.rank[tree.retrieve[:, c + 1]]]
     return after
 
@@ -241,7 +241,7 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     image, tree = want["tokens"][prompt:].tolist(), recorded_tree(vectors, run)
     made, window = (
         target(model, len(image)),
-        tree.window.ready(law=uniform_law(*run["image_ids"], model.vocab)),
+        replace(tree.window, fresh_law=uniform_law(*run["image_ids"], model.vocab)),
     )
     steps = []
     for accept_u, sample_u in zip(given["accept_u"][1:], given["sample_u"][1:], strict=True):
@@ -252,11 +252,11 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     speculation = Speculation(window, window.verification(EXACT), standard)
     decoder = SpeculativeDecoder(made, method, Warp(TARGETS_OWN), 1.0, speculation)
     state = start(
-        model, made, (image, counts[0]), window.nodes, torch.stack([*steps, steps[-1]])[None]
+        model, made, (image, counts[0]), window.size.nodes, torch.stack([*steps, steps[-1]])[None]
     )
     sampled, laws = want["sampled"], want["q_next"]
     own = JacobiWindow(
-        sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([window.window])
+        sampled[0, :, 1:].mT[None], laws[0, None, 1:], torch.tensor([tree.columns.window])
     )
     committed, drafts, recorded = counts[:1], [], []
     for t in range(1, len(counts)):

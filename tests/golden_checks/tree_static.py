@@ -116,7 +116,7 @@ def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list
     earlier parent of the level has only leaves: ranks and families are compared, not that number.
     """
     drafter = Ranks(candidates)
-    builder = FixedTree().drafting(static, True, torch.device("cpu"))
+    builder = FixedTree.of(static, True, torch.device("cpu"))
     state = at_root(torch.zeros(1, dtype=torch.long), Warp(GREEDY))
     builder.grow(
         state, builder.begin(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0)

@@ -263,13 +263,13 @@ def test_a_branch_that_is_not_moved_in_the_cache_is_found(name, monkeypatch):
 
 
 def test_an_sjd_window_that_forgets_what_its_drafts_were_drawn_from_is_found(monkeypatch):
-    honest = jacobi.Jacobi.update
+    honest = jacobi.SlidingWindow.update
 
     def forgetful(self, *args):
         made = honest(self, *args)
         return made._replace(p=torch.full_like(made.p, 1 / 3))
 
-    monkeypatch.setattr(jacobi.Jacobi, "update", forgetful)
+    monkeypatch.setattr(jacobi.SlidingWindow, "update", forgetful)
     assert deviation("sjd", Tables(3, 4, 1, "dense")) > 1e-3
 
 

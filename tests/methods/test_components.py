@@ -21,9 +21,9 @@ from lanternbench.methods.acceptance.lantern import Lantern
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter, EagleProposal
-from lanternbench.methods.proposals.jacobi import Jacobi
+from lanternbench.methods.proposals.jacobi import Jacobi, SlidingWindow
 from lanternbench.methods.residuals import residual, standard
-from lanternbench.methods.trees.dynamic import Dynamic
+from lanternbench.methods.trees.dynamic import Dynamic, DynamicTree
 from lanternbench.registry import register
 from lanternbench.settings import Sampling
 
@@ -98,8 +98,8 @@ def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
 
     @register("proposal", "counting")
     class Counting(EagleProposal):
-        def make(self, net, target, max_depth):
-            return Drafter(net, target.model)
+        def make(self, target, max_depth):
+            return Drafter(self.network_of(target), target.model)
 
     run(shallow, "eagle-1", temperature, tree=tree, proposal="counting")
     assert calls["root"] == 3
@@ -107,11 +107,15 @@ def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_state_of_a_window_goes_through_update_once_a_step(shallow, temperature):
-    @register("proposal", "counting")
-    class Counting(Jacobi):
+    class Window(SlidingWindow):
         def update(self, state, window, result):
             calls["update"] += 1
             return super().update(state, window, result)
+
+    @register("proposal", "counting")
+    class Counting(Jacobi):
+        def build(self, target, tree, rule):
+            return Window(**vars(super().build(target, tree, rule)))
 
     run(shallow, "sjd", temperature, proposal="counting")
     assert calls["update"] == 3
@@ -119,11 +123,15 @@ def test_the_state_of_a_window_goes_through_update_once_a_step(shallow, temperat
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_is_grown_once_a_step(shallow, temperature):
+    class Tree(DynamicTree):
+        def grow(self, state, own, logits, expand, u):
+            calls["grow"] += 1
+            return super().grow(state, own, logits, expand, u)
+
     @register("tree", "counting")
     class Counting(Dynamic):
-        def grow(self, state, memory, logits, expand, u):
-            calls["grow"] += 1
-            return super().grow(state, memory, logits, expand, u)
+        def build(self, target, samples):
+            return Tree.of(self.bounds)
 
     run(shallow, "eagle-2", temperature, tree="counting")
     assert calls["grow"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +21,11 @@ from lanternbench.engine.verify import Uniforms
 from lanternbench.lossless.plain import outcomes, without
 from lanternbench.lossless.plain.drafts import coupled
 from lanternbench.methods.acceptance.gsd import Gsd, group
-from lanternbench.methods.proposals.jacobi import Window, gumbel, maximal, position_noise
+from lanternbench.methods.proposals.jacobi import Window
+from lanternbench.methods.proposals.redraws import gumbel, maximal, position_noise
 from lanternbench.methods.proposals.sjd_pac import (
-    PublicSjdPac,
+    Columns,
+    PublicSiblingWindow,
     context_nodes,
     recursive_residuals,
     sibling_paths,
@@ -161,14 +164,14 @@ def test_context_follows_the_accepted_path_then_first_siblings_then_the_chain():
     assert found.tolist() == [[0, 1, 3, 7, 8], [0, 2, 5, 7, 8], [0, 2, 6, 7, 8], [0, 1, 3, 7, 8]]
 
 
-def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_token(monkeypatch):
+def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_token():
     fresh = torch.tensor([0.0, 0.5, 0.5])
-    monkeypatch.setattr(PublicSjdPac, "fresh_law", lambda self, like: fresh)
-    target: Any = SimpleNamespace(device=torch.device("cpu"))
-    window = PublicSjdPac(siblings=2, depth=2, window=2).drafting(target)
-    assert window.static.paths == ((0,), (1,), (0, 0))  # two siblings, a chain of one column more
+    target: Any = SimpleNamespace(device=torch.device("cpu"), vocab=3)
+    columns = Columns.of(siblings=2, depth=2, window=2, target=target)
+    window = replace(PublicSiblingWindow.of(columns), fresh_law=fresh)
+    assert columns.static.paths == ((0,), (1,), (0, 0))  # two siblings, a chain of one column more
     q = torch.zeros(1, 4, 3).scatter(-1, torch.tensor([[[1], [2], [0], [0]]]), 1.0)
-    draft = Draft(torch.tensor([[0, 1, 1, 2]]), torch.full((1, 2, 3), 1 / 3), window.static)
+    draft = Draft(torch.tensor([[0, 1, 1, 2]]), torch.full((1, 2, 3), 1 / 3), columns.static)
     u = Uniforms(torch.tensor([[0.9, 0.0, 0.0, 0.0]]), torch.full((1, 10), 0.9))
     result = window.verification(EXACT).verify(draft, q, u, standard, False)
     assert result.accepted.tolist() == [2]

@@ -18,9 +18,16 @@ from lanternbench.errors import UserError
 from lanternbench.lossless.plain.drafts import adjacent_tree, adt_adapt
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.method import method
-from lanternbench.methods.trees.adaptive import Adaptive, Plan, adapt, random_uniforms
-from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
-from lanternbench.methods.trees.static import FixedTree, named, static_tree
+from lanternbench.methods.trees.adaptive import (
+    Adaptive,
+    AdaptiveTree,
+    Plan,
+    adapt,
+    random_uniforms,
+)
+from lanternbench.methods.trees.dynamic import Bounds, PromptBounds, grow_by_confidence
+from lanternbench.methods.trees.fixed import FixedTree
+from lanternbench.methods.trees.static import named, static_tree
 from lanternbench.settings import GREEDY, Sampling
 
 
@@ -100,7 +107,8 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
     side.
     """
     side, tokens = 12, random.Random(f"{init} {within}")
-    builder = Adaptive(init=init, bonus=bonus).resolve({}).adapting(within, Bounds(3, 5, 30))
+    options = Adaptive(init=init, bonus=bonus).resolve({})
+    builder = AdaptiveTree.of(options, within, Bounds(3, 5, 30))
     state = adaptive_state((side, side), [5, 6])
     own = builder.begin(state)
     histories, alphas = [[(3, 5)], [(3, 5)]], [None, None]
@@ -126,12 +134,16 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
 
 
 @pytest.mark.parametrize(
-    "bounds", [Bounds(3, 3, 6), Bounds(5, 4, 6, torch.tensor([3]), torch.tensor([3]))]
+    ("bounds", "each"),
+    [
+        (Bounds(3, 3, 6), None),
+        (Bounds(5, 4, 6), PromptBounds(torch.tensor([3]), torch.tensor([3]))),
+    ],
 )
 @pytest.mark.parametrize(
     "logits", [[0.5, 0.3, 0.2, 0.0, 0.0], [0.3, 0.2, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0]]
 )
-def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logits):
+def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, each, logits):
     """Where a child has probability 1 its path is as likely as its parent's; the parent comes
     first all the same.
     """
@@ -141,7 +153,7 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, logi
         return torch.nn.functional.one_hot(tokens, 5).double()
 
     root = torch.tensor([logits], dtype=torch.float64)
-    draft = grow_by_confidence(state, root, expand, bounds)
+    draft = grow_by_confidence(state, root, expand, bounds, each)
     depth, best = draft.tree.depth[0].tolist(), int(root.argmax())
     if 1.0 in logits:
         assert [d for d in depth if d >= 0] == [0, 1, 2, 3]
@@ -162,19 +174,19 @@ def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp)
         torch.tensor([[-300.0, 0.0, -350.0, -200.0, -250.0]]),
         static_tree([[0], [1], [2], [0, 0], [0, 1]]),
     )
-    builder: Any = FixedTree().drafting(static, False, torch.device("cpu"))
+    builder = FixedTree.of(static, False, torch.device("cpu"))
     state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=warp)
     draft = builder.grow(state, None, logits, lambda *given: logits[:, None], torch.zeros(1, 0))
     assert draft.tokens[0].tolist() == [4, 1, 3, 4, 1, 3]
 
 
 def test_adt_says_the_size_of_each_prompt_s_tree():
-    builder = Adaptive().resolve({}).adapting(AdaptiveBounds(), Bounds(3, 5, 30))
+    builder = AdaptiveTree.of(Adaptive().resolve({}), AdaptiveBounds(), Bounds(3, 5, 30))
     now = PerPrompt([(1, 60), (1, 4), (2, 4), (9, 5)])
     none = torch.zeros(4, dtype=torch.long)
-    plan = Plan(PerPrompt(), now, none, none)
+    plan = Plan(PerPrompt(), now, PromptBounds(none, none))
     assert builder.sizes(plan) == ((1, 30), (1, 5), (2, 21), (9, 30))
-    assert builder.bucket(plan)[1] == builder.width == 29  # no more children than nodes
+    assert builder.bucket(plan)[1] == builder.size.width == 29  # no more children than nodes
 
 
 def test_nearest_neighbours_begin_with_the_token_itself_even_where_codes_coincide():
@@ -192,7 +204,7 @@ def test_papers_sizes_of_grown_trees_are_there_by_name_whatever_the_target_has()
     defaults = {"depth": 2, "draft_top_k": 4, "total_nodes": 5, "depth_range": (0, 3), "l_k": 1}
 
     def prepared(name, **options):
-        return method(name, **options).resolve(defaults).tree.prepare(None, None)
+        return method(name, **options).resolve(defaults).tree
 
     sizes = ("eagle-2", None), ("eagle-2", "eagle-2-llamagen"), ("lantern", "eagle-2-llamagen")
     own, *papers = (prepared(name, shape=shape).bounds[:3] for name, shape in sizes)
@@ -208,7 +220,7 @@ def test_papers_sizes_of_grown_trees_are_there_by_name_whatever_the_target_has()
     )
     assert anole.within == AdaptiveBounds(1.0, 1, 3, (0, 10), (3, 14))
     assert llamagen.within == AdaptiveBounds(1.0, 1, 10, (0, 10), (3, 40))
-    assert (mine.within.d, mine.within.l_k, mine.nodes) == ((1, 3), 1, 5)
+    assert (mine.within.d, mine.within.l_k, mine.bounds.total) == ((1, 3), 1, 5)
     assert method("eagle-2", shape="eagle-2-llamagen").label == "eagle-2 shape=eagle-2-llamagen"
     with pytest.raises(UserError, match=r"of such trees there are eagle-2-llamagen"):
         method("eagle-2", shape="mc_sim_7b_63")

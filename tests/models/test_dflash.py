@@ -243,8 +243,8 @@ def test_what_it_drafts_from_is_a_plain_network_over_the_committed_context(kind,
         seen.append((list(state.origin), list(state.now.length.host or ()), made.p))
         return made
 
-    proposer = decoder.proposer.ready(draft=draft)
-    decoder.strategy = replace(decoder.strategy, proposer=proposer)
+    # a frozen dataclass: what it drafts with stays, what it drafts is seen
+    object.__setattr__(decoder.proposer, "draft", draft)
     with torch.inference_mode():
         tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=7)])
         assert len({tuple(lengths) for _, lengths, _ in seen}) == 7

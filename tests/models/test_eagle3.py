@@ -110,8 +110,8 @@ def test_what_it_reads_in_a_decode_are_the_states_of_a_plain_forward(kind, shape
         )
         return honest(state, own, u)
 
-    proposer = decoder.proposer.ready(draft=draft)
-    decoder.strategy = replace(decoder.strategy, proposer=proposer)
+    # a frozen dataclass: what it drafts with stays, what it drafts is seen
+    object.__setattr__(decoder.proposer, "draft", draft)
     made = engine.generate(decoder, captions, max_steps=8)
     plain = by_hooks(target, captions, torch.stack([g.tokens for g in made]))
     width = target.row_width

@@ -213,10 +213,8 @@ def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(
     assert decoder.warp == warp
     seed = row_seed(0, caption, decoder.method.key)
     made = generate(decoder, [caption])[0].tokens.tolist()
-    proposer = decoder.proposer
-    u = row_uniforms([seed], target.length, proposer.nodes + proposer.uniforms, target.device)[
-        0, :, 0
-    ]
+    size = decoder.proposer.size
+    u = row_uniforms([seed], target.length, size.nodes + size.uniforms, target.device)[0, :, 0]
 
     def inverse_cdf(scores: Tensor, position: int) -> int:
         return int(draw(warp(scores)[None], u[position - 1][None]))

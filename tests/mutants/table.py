@@ -135,8 +135,8 @@ MUTANTS = (
         (
             (
                 f"{TREES}/fixed.py",
-                "p_all.append(warp(logits))\n                drawn = draw_distinct(p_all[-1],",
-                "p_all.append(logits.softmax(-1))\n                drawn = draw_distinct(warp(logits),",
+                "distributions.append(p)",
+                "distributions.append(logits.softmax(-1))",
             ),
         ),
         "sd",
@@ -284,7 +284,13 @@ MUTANTS = (
     Mutant(
         "old-law-kept",
         "SCD: a kept token keeps its old law p_old",
-        ((f"{PROPOSALS}/jacobi.py", "        if public:\n", "        if not public:\n"),),
+        (
+            (
+                f"{PROPOSALS}/jacobi.py",
+                "OldLawRedraw(w) if public else MaximalRedraw(w)",
+                "MaximalRedraw(w) if public else OldLawRedraw(w)",
+            ),
+        ),
         "scd",
         (
             "tests/methods/test_scd.py::test_maximal_coupling_is_lossless_and_the_plain_definition[dense]",
@@ -295,9 +301,9 @@ MUTANTS = (
         "SCD's Gumbel noise is shared by all positions",
         (
             (
-                f"{PROPOSALS}/jacobi.py",
-                "position_noise(state.uniforms[:, -1, 1:3], position, self",
-                "position_noise(state.uniforms[:, -1, 1:3], 0 * position, self",
+                f"{PROPOSALS}/redraws.py",
+                "position_noise(state.uniforms[:, -1, 1:3], position, ",
+                "position_noise(state.uniforms[:, -1, 1:3], 0 * position, ",
             ),
         ),
         "scd",
@@ -354,7 +360,8 @@ MUTANTS = (
             (
                 f"{PROPOSALS}/sjd_pac.py",
                 "\n        return Window(tokens, p, w - accepted)",
-                "\n        p = torch.cat([p[:, :t], p[:, max(t, 1) - 1 : -1]], 1)\n"
+                "\n        t = self.columns.tree_columns\n"
+                "        p = torch.cat([p[:, :t], p[:, max(t, 1) - 1 : -1]], 1)\n"
                 "        return Window(tokens, p, w - accepted)",
             ),
         ),
@@ -561,7 +568,7 @@ MUTANTS = (
         "SJD++ keeps the drafts that have become unlikely",
         (
             (
-                f"{PROPOSALS}/jacobi.py",
+                f"{PROPOSALS}/redraws.py",
                 "> self.theta * at(p_old, old)",
                 "<= self.theta * at(p_old, old)",
             ),

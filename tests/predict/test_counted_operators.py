@@ -48,15 +48,15 @@ def test_operators_predict_the_step_of_a_target_of_any_depth(name):
     target = small_target(dtype=torch.bfloat16, layers=4)
     decoder = build(target, method(name))
     counted = count_phases(decoder)
-    drafter = decoder.proposer.drafter
+    proposer = decoder.proposer
     networks = Decoder(
         network(target.model, target.model, target.model.layers),
-        None if drafter is None else drafter.network(),
+        proposer.network(),
         count_operators(method(name), {}),
     )
     seconds = []
     for depth, nodes in counted.sizes:
-        levels = () if drafter is None else decoder.proposer.levels(depth, nodes)
+        levels = proposer.levels(depth, nodes)
         load = Load(1.0, 2.0, float(nodes), 100.0)
         spent = roofline.step(networks, load, Drafting(1.0, levels), ON_H100)
         seconds.append(float(spent.launches))

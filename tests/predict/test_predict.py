@@ -38,7 +38,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.worker import make_samples
 from lanternbench.measure.samples import Sample
-from lanternbench.methods.build import build, prepared_proposal
+from lanternbench.methods.build import build, build_proposer
 from lanternbench.methods.method import method
 from lanternbench.models.network import Network
 from lanternbench.models.packing import packed
@@ -338,7 +338,7 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
     """1 ms, 0.2 ms a node, 2 µs a cached token; 0.3 ms a forward of the drafter, 0.1 ms a node it
     reads; 0.4 else.
     """
-    proposal = prepared_proposal(tiny, method("eagle-1"))
+    proposal = build_proposer(tiny, method("eagle-1"))
     sizes = [(5, 6)] if order == "fixed" else [(d, n) for d in (1, 3, 5) for n in (6, 16, 31)]
 
     def steps(*_: object) -> Iterator[Timed]:

@@ -44,7 +44,7 @@ from lanternbench.tune.accepted_lengths import (
     record_chains,
     record_growth,
     recorded_steps,
-    with_tree_policy,
+    with_tree,
 )
 from lanternbench.tune.result import DEFAULT, Result, Tune, Tuning, best, tuning_figure
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, OptionSearch, ShapeSearch
@@ -71,7 +71,7 @@ def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
     """400 drafts, each judged 8 times: standard errors are below 0.025 for lengths, 0.01 for
     ranks; four may pass.
     """
-    builder = RecordingTree().drafting(chain(2), True, torch.device("cpu"))
+    builder = RecordingTree.of(chain(2), True, torch.device("cpu"))
     generator, steps = torch.Generator().manual_seed(1), 400
     flat = torch.full((6,), 1 / 6)
 
@@ -84,7 +84,7 @@ def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
             )
             yield StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None)
 
-    decoder = with_tree_policy(build(target, method("eagle-1")), builder)
+    decoder = with_tree(build(target, method("eagle-1")), builder)
     record = record_chains(decoder, builder, 2, drafted())
     first, below = (float(torch.minimum(p, Q).sum()) for p in (P, flat))
     assert chain_lengths(record["reached"], steps, 1) == pytest.approx([first], abs=0.1)
@@ -111,14 +111,14 @@ def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
         state = opening.start(decoder, [CAPTION], [3], trace=False)
 
     def first_draft(builder: ScoredTree) -> Draft:
-        proposer = with_tree_policy(decoder, builder).proposer
+        proposer = with_tree(decoder, builder).proposer
         with torch.inference_mode():
             return proposer.draft(state, proposer.begin(state), torch.zeros(1, 0))
 
-    whole = ScoredTree().growing(bounds(4, 3, 20))
+    whole = ScoredTree.of(bounds(4, 3, 20))
     large = first_draft(whole)
     for depth, nodes in product((1, 2, 4), (2, 4, 9)):
-        small = paths(first_draft(ScoredTree().growing(bounds(depth, 3, nodes))))
+        small = paths(first_draft(ScoredTree.of(bounds(depth, 3, nodes))))
         order = whole.scores[0].argsort(descending=True)
         levels = large.tree.depth[0, 1:][order]
         kept = [int(i) + 1 for i, d in zip(order, levels, strict=True) if 0 < d <= depth][
@@ -135,8 +135,8 @@ def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
 
 @torch.inference_mode()
 def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shallow):
-    builder = ScoredTree().growing(bounds(3, 2, 8))
-    decoder = with_tree_policy(build(shallow, method("eagle-2")), builder)
+    builder = ScoredTree.of(bounds(3, 2, 8))
+    decoder = with_tree(build(shallow, method("eagle-2")), builder)
     accepted: list[int] = []
 
     def noted() -> Iterator[StepResult]:

@@ -45,7 +45,7 @@ def measure_case(machine: Machine, result: Result, target: Target, name: str, si
     peak = machine.peak_bytes(lambda: decode(decoder, captions, steps=4))
     weights = shapes.held_bytes(target)
     caches = shared_cache_bytes(decoder.target)
-    distributions = HELD * 4 * size * decoder.proposer.nodes * target.vocab
+    distributions = HELD * 4 * size * decoder.strategy.size.nodes * target.vocab
     promised = weights + bars.MEMORY_SLACK * (caches + distributions)
     result.row(
         "recorded, in MB",

@@ -203,8 +203,7 @@ class FixedPoint(ExactTest):
     def verify(
         self, draft: Draft, q: Tensor, u: Uniforms, residual: ResidualWeights, greedy: bool
     ) -> VerifyResult:
-        assert u.position is not None
-        again = q.argmax(-1) if greedy else draw(q, u.position)
+        again = q.argmax(-1) if greedy else draw(q, u.of_positions)
         accepted = (again[:, :-1] == draft.tokens[:, 1:]).cumprod(1).sum(1)
         path = torch.minimum(torch.arange(draft.tree.nodes, device=q.device), accepted[:, None])
         token = again.gather(1, accepted[:, None])[:, 0]

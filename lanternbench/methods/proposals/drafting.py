@@ -1,144 +1,172 @@
-"""Proposals that draft with a drafter of the target, by any tree policy: EAGLE's, and an
-independent model.
+"""Proposals that draft with a drafter of the target, by any tree: EAGLE's, and an independent
+model.
+
+B prompts, R rows (2B with guidance), m nodes, A new tokens, V vocabulary.
 """
 
+from __future__ import annotations
+
+from abc import abstractmethod
 from collections.abc import Hashable
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lanternbench.component import Prepared
 from lanternbench.engine.address import prefix_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.draft import Draft
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.proposal import Drafter, Expand, Proposal, TreePolicy
+from lanternbench.engine.proposal import (
+    AnyDrafter,
+    AnyProposer,
+    AnyTreeGrower,
+    Drafter,
+    DraftSize,
+    Expand,
+    Proposal,
+    Proposer,
+    TreePolicy,
+)
 from lanternbench.engine.row_ends import ROOT, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.jacobi import NoDraft
+from lanternbench.methods.proposals.jacobi import LoneRoots
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
-class DraftedState(NamedTuple):
-    drafter: Any
-    tree: Any
-
-
 class DrafterProposal(Proposal):
-    """A drafter of the target and a tree policy."""
+    """A drafter of the target and a tree."""
 
-    drafter = Prepared[Drafter]()
-    tree = Prepared[TreePolicy]()
+    drafter_kind: ClassVar[str | None]
 
-    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
-        """The drafter of trees of ``max_depth`` levels; ``net``: its network."""
+    def make(self, target: Target, max_depth: int) -> AnyDrafter:
+        """Return the drafter of trees of ``max_depth`` levels."""
         raise NotImplementedError
 
-    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> Proposal:
+    def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> AnyProposer:
         """Raises UserError if the target has no drafter of this kind, or one that does not fit."""
-        if tree.max_depth == 0:
-            return NoDraft().prepare(target, tree, rule)
-        kind, have = self.drafter_kind, ", ".join(sorted(target.drafters)) or "none"
+        return self.drafting(target, tree.build(target, self.samples))
+
+    def drafting(self, target: Target, tree: AnyTreeGrower) -> AnyProposer:
+        """Return what drafts the trees of ``tree``.  Raises UserError as ``build``."""
+        if tree.size.max_depth == 0:
+            return LoneRoots.of(target)
+        return DraftedTrees.of(self.make(target, tree.size.max_depth), tree)
+
+    def network_of(self, target: Target) -> Any:
+        """Return the network of the target's drafter.  Raises UserError as ``build``."""
+        kind = self.drafter_kind
         net = target.drafters.get(str(kind))
         if net is None:
-            lacks = f"target '{target.name}' has no drafter of kind '{kind}' (it has: {have})"
-            raise UserError(f"{lacks}; choose another method or give one with --drafter")
-        if other := net.misfit(target):
-            misfit = f"the drafter of kind '{kind}' does not fit target '{target.name}': {other}"
-            raise UserError(f"{misfit}; give a drafter made for it")
-        return self.drafting(self.make(net, target, tree.max_depth), tree)
-
-    def drafting(self, drafter: Drafter, tree: TreePolicy) -> Self:
-        """The proposal, ready to draft with these."""
-        # dynamic trees expand more than they keep
-        expanded = tree.nodes + tree.width * max(tree.max_depth, 1)
-        slots = max(expanded, drafter.step_slots)
-        return self.ready(
-            drafter=drafter, tree=tree, aux_layers=drafter.aux_layers, max_step_slots=slots,
-            nodes=tree.nodes, max_depth=tree.max_depth, width=tree.width, uniforms=tree.uniforms, adapts=tree.adapts,
-        )  # fmt: skip
+            available = ", ".join(sorted(target.drafters)) or "none"
+            raise UserError(
+                f"target '{target.name}' has no drafter of kind '{kind}' (it has: {available}); "
+                "choose another method or give one with --drafter"
+            )
+        misfit = net.misfit(target)
+        if misfit:
+            raise UserError(
+                f"the drafter of kind '{kind}' does not fit target '{target.name}': {misfit}; "
+                "give a drafter made for it"
+            )
+        return net
 
     def plain(self, tree: TreePolicy) -> TreeSpec | None:
         return tree.plain()
 
+
+class DraftedState(NamedTuple):
+    """What a drafter and a tree carry from step to step."""
+
+    drafter: Any
+    tree: Any
+
+
+@dataclass(frozen=True, eq=False)
+class DraftedTrees(Proposer[DraftedState]):
+    """Trees that grow by a drafter's distributions."""
+
+    size: DraftSize
+    drafter: AnyDrafter
+    tree: AnyTreeGrower
+
+    @classmethod
+    def of(cls, drafter: AnyDrafter, tree: AnyTreeGrower) -> DraftedTrees:
+        return cls(tree.size, drafter, tree)
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        return self.drafter.aux_layers
+
+    @cached_property
+    def step_slots(self) -> int:
+        size = self.size  # dynamic trees expand more nodes than they keep
+        expanded = size.nodes + size.width * max(size.max_depth, 1)
+        return max(expanded, self.drafter.step_slots)
+
     def begin(self, state: DecodeState) -> DraftedState:
-        return DraftedState(self.drafter.begin(state, self.max_step_slots), self.tree.begin(state))
+        return DraftedState(self.drafter.begin(state, self.step_slots), self.tree.begin(state))
 
-    def draft(self, state: DecodeState, proposer_state: DraftedState, u: Tensor) -> Draft:
-        logits, expand = self.drafter.root(state, proposer_state.drafter)
-        return self.tree.grow(state, proposer_state.tree, logits, expand, u)
-
-    def update(
-        self, state: DecodeState, proposer_state: DraftedState, result: StepResult
-    ) -> DraftedState:
-        return proposer_state._replace(tree=self.tree.update(state, proposer_state.tree, result))
+    def draft(self, state: DecodeState, own: DraftedState, u: Tensor) -> Draft:
+        logits, expand = self.drafter.root(state, own.drafter)
+        return self.tree.grow(state, own.tree, logits, expand, u)
 
     @property
     def updates(self) -> bool:
         return self.tree.updates
 
+    def update(self, state: DecodeState, own: DraftedState, result: StepResult) -> DraftedState:
+        return own._replace(tree=self.tree.update(state, own.tree, result))
+
     @property
     def plans(self) -> bool:
         return self.tree.plans
 
-    def plan(self, state: DecodeState, proposer_state: DraftedState) -> DraftedState:
-        return proposer_state._replace(tree=self.tree.plan(state, proposer_state.tree))
+    def plan(self, state: DecodeState, own: DraftedState) -> DraftedState:
+        return own._replace(tree=self.tree.plan(state, own.tree))
 
-    def sizes(self, proposer_state: DraftedState) -> PerPrompt | None:
-        return self.tree.sizes(proposer_state.tree)
+    def sizes(self, own: DraftedState) -> PerPrompt | None:
+        return self.tree.sizes(own.tree)
 
-    def bucket(self, proposer_state: DraftedState) -> Hashable:
-        return self.tree.bucket(proposer_state.tree)
+    def bucket(self, own: DraftedState) -> Hashable:
+        return self.tree.bucket(own.tree)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return self.tree.levels(depth, nodes) if self.drafter.per_level else ()
-
-
-class EagleDrafter(Drafter):
-    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next
-    tokens' embeddings.
-
-    Its entry for position t reads the target's states there and token t + 1: its cache lags one
-    slot behind.
-    """
-
-    def __init__(self, net: Any, lm: Any):
-        """``lm``: the target's decoder, whose head is used."""
-        self.net, self.lm, self.aux_layers = net, lm, net.aux_layers(lm)
+        if not self.drafter.per_level:
+            return ()
+        return self.tree.levels(depth, nodes)
 
     def network(self) -> Network:
-        return network(self.net, self.lm, self.net.layers)
+        return self.drafter.network()
 
-    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
-        prefix, net, hidden = state.prefix, self.net, state.prefix_states
-        assert hidden is not None
-        cache = open_cache(state.target, net, prefix, max_nodes, self.lm)
-        # entry t: the state of position t, with what stands for token t + 1 and its position
-        if hidden.shape[1] > 1:
-            x = net.fuse(net.embed_prompt(prefix.ahead_ids, self.lm), net.read(hidden[:, :-1]))
-            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
-        return cache
 
+class LayeredDrafter(Drafter[DecoderCache]):
+    """A decoder that reads the tokens of the last commit, then drafted nodes, level by level."""
+
+    lm: ImageDecoder  # whose head is used
+
+    @abstractmethod
     def embed(self, tokens: Tensor) -> Tensor:
         """Image tokens [B, m] -> [B, m, dim]."""
-        return self.net.embed(tokens, self.lm)
 
-    def target_states(self, states: Tensor | None) -> Any:
-        """The target's states, as ``read`` takes them."""
-        return self.net.read(states)
-
-    def read(self, embedding: Tensor, states: Any) -> Tensor:
+    @abstractmethod
+    def inputs(self, embedding: Tensor, states: Tensor) -> Tensor:
         """Embeddings of tokens and what stands for the states before them, [R, m, dim] -> the
         decoder's inputs.
         """
-        return self.net.fuse(embedding, states)
+
+    def target_states(self, states: Tensor) -> Tensor:
+        """The target's states, in the form that ``inputs`` takes."""
+        return states
 
     def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
         """The tokens of the last commit are appended; drafted nodes fill the next slots, level by
@@ -147,7 +175,8 @@ class EagleDrafter(Drafter):
         state.clock.tick("other")
         last = state.now.last
         cursor = cache.cursor(state.now.length, state.span)
-        x = self.read(cache.all_rows(self.embed(last.tokens)), self.target_states(last.hidden))
+        embedding = cache.all_rows(self.embed(last.tokens))
+        x = self.inputs(embedding, self.target_states(last.hidden))
         ends: RowEnds | None = None
         filled = 0
         groups = ROOT
@@ -155,10 +184,11 @@ class EagleDrafter(Drafter):
             at = cursor.append(last.advance, x.shape[1])
             states = cache.forward_last(x, at, last.advance)
         else:
-            ends = RowEnds(cache, partial(self.row_end, cache), cursor)
+            row_end = partial(self.row_end, cache.row_end)
+            ends = RowEnds(cache, row_end, cursor)
             before = None
             if last.before is not None:
-                before = partial(self.row_end, cache, self.target_states(last.before))
+                before = partial(row_end, self.target_states(last.before))
             states, groups = ends.append(x, before, last.advance)
 
         def expand(
@@ -168,7 +198,7 @@ class EagleDrafter(Drafter):
             state.clock.tick("other")
             m = tokens.shape[1]
             above = parent_states(cache, states, parent, m, depth)
-            x = self.read(cache.all_rows(self.embed(tokens)), above)
+            x = self.inputs(cache.all_rows(self.embed(tokens)), above)
             if ends is None:
                 states = cache.forward(x, cursor.level(filled, m, depth, visible))
                 filled += m
@@ -178,10 +208,11 @@ class EagleDrafter(Drafter):
 
         return self._logits(state, states[:, 0]), expand
 
-    def row_end(self, cache: DecoderCache, states: Tensor | None, like: Tensor) -> Tensor:
-        """The inputs of row ends, of the shape of ``like``, after tokens with these states."""
-        assert cache.row_end is not None
-        return self.read(cache.row_end.expand_as(like), states)
+    def row_end(self, embedding: Tensor, states: Tensor, like: Tensor) -> Tensor:
+        """The inputs of row ends, of the shape of ``like``, after tokens with these states;
+        ``embedding`` [dim] of a row end.
+        """
+        return self.inputs(embedding.expand_as(like), states)
 
     def _logits(self, state: DecodeState, states: Tensor) -> Tensor:
         """states [R, …, dim] -> guided logits [B, …, V]."""
@@ -190,29 +221,67 @@ class EagleDrafter(Drafter):
         return logits
 
 
-class ModelDrafter(EagleDrafter):
+class EagleDrafter(LayeredDrafter):
+    """EAGLE-1 to 3 (Li et al. 2024, 2025): a few layers over the target's states and the next
+    tokens' embeddings.
+
+    Its entry for position t reads the target's states there and token t + 1: its cache lags one
+    slot behind.
+    """
+
+    def __init__(self, net: Eagle, lm: ImageDecoder):
+        """``lm``: the target's decoder."""
+        self.net = net
+        self.lm = lm
+        self.aux_layers = net.aux_layers(lm)
+
+    def network(self) -> Network:
+        return network(self.net, self.lm, self.net.layers)
+
+    def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
+        prefix = state.prefix
+        cache = open_cache(state.target, self.net, prefix, max_nodes, self.lm)
+        # entry t: the state of position t, with what stands for token t + 1 and its position
+        states = state.prefix_states[:, :-1]
+        if states.shape[1] > 0:
+            ahead = self.net.embed_prompt(prefix.ahead_ids, self.lm)
+            x = self.net.fuse(ahead, self.net.read(states))
+            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
+        return cache
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.net.embed(tokens, self.lm)
+
+    def target_states(self, states: Tensor) -> Tensor:
+        return self.net.read(states)
+
+    def inputs(self, embedding: Tensor, states: Tensor) -> Tensor:
+        return self.net.fuse(embedding, states)
+
+
+class ModelDrafter(LayeredDrafter):
     """An independent, smaller model of the target's kind (Leviathan et al. 2023); it reads the
     same prompt.
     """
 
-    def __init__(self, net: Any):
-        self.net, self.lm = net, net
+    def __init__(self, net: ImageDecoder):
+        self.lm = net
+
+    def network(self) -> Network:
+        return network(self.lm, self.lm, self.lm.layers)
 
     def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
-        prefix, net = state.prefix, self.net
-        cache = open_cache(state.target, net, prefix, max_nodes)
-        cache.prefill(
-            net.cls_embedding(prefix.features), prefix_address(prefix.valid), prefix.valid
-        )
+        prefix = state.prefix
+        cache = open_cache(state.target, self.lm, prefix, max_nodes)
+        x = self.lm.cls_embedding(prefix.features)
+        cache.prefill(x, prefix_address(prefix.valid), prefix.valid)
         return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self.net.tok_embeddings(tokens)
+        embedding: Tensor = self.lm.tok_embeddings(tokens)
+        return embedding
 
-    def target_states(self, states: Tensor | None) -> None:
-        """None: it reads none."""
-
-    def read(self, embedding: Tensor, states: Any) -> Tensor:
+    def inputs(self, embedding: Tensor, states: Tensor) -> Tensor:
         return embedding
 
 
@@ -222,8 +291,8 @@ class EagleProposal(DrafterProposal):
 
     drafter_kind: ClassVar[str | None] = "eagle"
 
-    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
-        return EagleDrafter(net, target.model)
+    def make(self, target: Target, max_depth: int) -> AnyDrafter:
+        return EagleDrafter(self.network_of(target), target.model)
 
 
 @register("proposal", "eagle-3")
@@ -239,8 +308,8 @@ class ModelProposal(DrafterProposal):
 
     drafter_kind: ClassVar[str | None] = "model"
 
-    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
-        return ModelDrafter(net)
+    def make(self, target: Target, max_depth: int) -> AnyDrafter:
+        return ModelDrafter(self.network_of(target))
 
 
 def parent_states(
@@ -251,6 +320,8 @@ def parent_states(
     """
     if depth == 1 or parent is None:
         return states.expand(-1, m, -1)
-    if parent.ndim == 1:
-        return states if m == 1 == states.shape[1] else states[:, parent]
-    return cache.states_at(states, parent)
+    if parent.ndim > 1:
+        return cache.states_at(states, parent)
+    if m == 1 == states.shape[1]:
+        return states
+    return states[:, parent]

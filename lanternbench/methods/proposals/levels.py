@@ -7,7 +7,10 @@ after the anchor, the last committed token. All nodes of a level share one distr
 depends on the committed tokens alone.
 """
 
-from typing import Any, ClassVar
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Generic
 
 import torch
 import torch.nn.functional as F
@@ -18,25 +21,24 @@ from lanternbench.engine.address import Address, run_address
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.draft import additive
 from lanternbench.engine.opening import open_cache
-from lanternbench.engine.proposal import Drafter, Expand
+from lanternbench.engine.proposal import AnyDrafter, Drafter, Expand, S
 from lanternbench.engine.state import DecodeState
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.dflash import DFlash, Medusa
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 
-class LevelsDrafter(Drafter):
+class LevelsDrafter(Drafter[S], Generic[S]):
     """Gives the logits of all levels at once."""
 
-    per_level = False
+    per_level: ClassVar[bool] = False
+    lm: ImageDecoder  # the target's decoder, whose head is used
 
-    def __init__(self, net: Any, lm: Any):
-        """``lm``: the target's decoder, whose head is used."""
-        self.net, self.lm = net, lm
-
-    def root(self, state: DecodeState, drafter_state: Any) -> tuple[Tensor, Expand]:
+    def root(self, state: DecodeState, drafter_state: S) -> tuple[Tensor, Expand]:
         state.clock.tick("other")
         # [B, levels, V]
         logits = self.lm.logits(self.states(state, drafter_state), state.guidance)
@@ -49,20 +51,29 @@ class LevelsDrafter(Drafter):
 
         return logits[:, 0], expand
 
-    def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
-        """The inputs of the head for every level, [R, levels, dim]."""
-        raise NotImplementedError
+    @abstractmethod
+    def states(self, state: DecodeState, drafter_state: S) -> Tensor:
+        """Return the inputs of the head for every level, [R, levels, dim]."""
 
 
-class MedusaDrafter(LevelsDrafter):
-    def states(self, state: DecodeState, drafter_state: Any) -> Tensor:
+class MedusaDrafter(LevelsDrafter[None]):
+    """One head a level, on the target's last state."""
+
+    def __init__(self, net: Medusa, lm: ImageDecoder):
+        self.net = net
+        self.lm = lm
+
+    def begin(self, state: DecodeState, max_nodes: int) -> None:
+        return None
+
+    def states(self, state: DecodeState, drafter_state: None) -> Tensor:
         last = state.now.last
         hidden = last.hidden[:, -1]
         if state.batch > 1 or last.advance.host is None:  # entries past ``advance`` are void
-            hidden = state.cache.states_at(
-                last.hidden, (last.advance.device - 1).clamp(min=0)[:, None]
-            )[:, 0]
-        return self.net(hidden)
+            index = (last.advance.device - 1).clamp(min=0)[:, None]
+            hidden = state.cache.states_at(last.hidden, index)[:, 0]
+        states: Tensor = self.net(hidden)
+        return states
 
     def network(self) -> Network:
         return network(self.net, self.lm, (), self.net.heads)
@@ -80,7 +91,8 @@ class MedusaProposal(DrafterProposal):
     )
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
 
-    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
+    def make(self, target: Target, max_depth: int) -> AnyDrafter:
+        net: Medusa = self.network_of(target)
         if max_depth > net.heads:
             raise UserError(
                 f"the tree is {max_depth} levels deep but the drafter has {net.heads} Medusa heads"
@@ -88,7 +100,7 @@ class MedusaProposal(DrafterProposal):
         return MedusaDrafter(net, target.model)
 
 
-class DFlashDrafter(LevelsDrafter):
+class DFlashDrafter(LevelsDrafter[DecoderCache]):
     """Its cache holds one entry per committed token but the last: the target's states that
     predicted it.
 
@@ -96,9 +108,11 @@ class DFlashDrafter(LevelsDrafter):
     step overwrites.
     """
 
-    def __init__(self, net: Any, lm: Any):
-        super().__init__(net, lm)
-        self.aux_layers, self.step_slots = net.depths, 2 * net.block
+    def __init__(self, net: DFlash, lm: ImageDecoder):
+        self.net = net
+        self.lm = lm
+        self.aux_layers = net.depths
+        self.step_slots = 2 * net.block
         # additive, block to block
         self.visible = torch.zeros(net.block, net.block, device=lm.device)
         if net.causal:
@@ -108,16 +122,15 @@ class DFlashDrafter(LevelsDrafter):
         return network(self.net, self.lm, self.net.layers, self.net.block - 1)
 
     def begin(self, state: DecodeState, max_nodes: int) -> DecoderCache:
-        prefix, hidden, net = state.prefix, state.prefix_states, self.net
-        assert hidden is not None
-        cache = open_cache(
-            state.target, net, prefix, max(max_nodes, self.step_slots), self.lm, row_ends=False
-        )
+        prefix = state.prefix
+        slots = max(max_nodes, self.step_slots)
+        cache = open_cache(state.target, self.net, prefix, slots, self.lm, row_ends=False)
         # the last prefix position predicts token 0: the first step reads its states
-        if hidden.shape[1] > 1:
-            context = net.read(hidden[:, :-1])
+        states = state.prefix_states[:, :-1]
+        if states.shape[1] > 0:
+            context = self.net.read(states)
             # and a blank block, which the first step overwrites
-            x = F.pad(context, (0, 0, 0, net.block))
+            x = F.pad(context, (0, 0, 0, self.net.block))
             cache.forward(x, run_address(0, x.shape[1]))
             cache.hide_pads(prefix.seen)
         return cache
@@ -130,27 +143,38 @@ class DFlashDrafter(LevelsDrafter):
         return cache.forward(x, self.address(state, cache, context.shape[1]))[:, 1:]
 
     def address(self, state: DecodeState, cache: DecoderCache, entries: int) -> Address:
-        """The ``entries`` of the last commit, of which those past ``advance`` are void, and the
-        block after them.
+        """Return where the ``entries`` of the last commit are, of which those past ``advance`` are
+        void, and the block after them.
         """
-        length, advance, block = state.now.length, state.now.last.advance, self.net.block
-        cursor = cache.cursor(length, state.span)
-        layout, theirs, n = cache.layout, state.cache.layout, entries + self.net.block
-        fresh = advance.shared
-        if cursor.shared is not None and fresh is not None and not theirs.width:
-            base = layout.slots[cursor.shared - fresh] + 1
-            visible = F.pad(self.visible[None], (entries, 0)) if self.net.causal else None
-            return run_address(base, n, visible)
-        start = length.device - advance.device
+        block = self.net.block
+        layout = cache.layout
+        cursor = cache.cursor(state.now.length, state.span)
+        fresh = state.now.last.advance.shared
+        if cursor.shared is None or fresh is None or state.cache.layout.width:
+            return self._address_by_prompt(state, cache, entries)
+        base = layout.slots[cursor.shared - fresh] + 1
+        visible = F.pad(self.visible[None], (entries, 0)) if self.net.causal else None
+        return run_address(base, entries + block, visible)
+
+    def _address_by_prompt(self, state: DecodeState, cache: DecoderCache, entries: int) -> Address:
+        """``address`` for prompts of different lengths."""
+        block = self.net.block
+        length = state.now.length.device
+        advance = state.now.last.advance.device
+        start = length - advance
         column = torch.arange(max(entries, block), device=start.device)
-        void = additive(column[:entries] < advance.device[:, None])[:, None].expand(-1, block, -1)
+        void = additive(column[:entries] < advance[:, None])[:, None].expand(-1, block, -1)
         visible = torch.cat([void, self.visible.expand(len(void), -1, -1)], -1)
         # where each token was predicted
-        before = theirs.slot_of[start[:, None] + column[:entries] + 1] - 1
-        positions = torch.cat([before, theirs.slot_of[length.device[:, None] + column[:block]]], 1)
-        after = layout.slot_of[start] + 1
+        slot_of = state.cache.layout.slot_of
+        before = slot_of[start[:, None] + column[:entries] + 1] - 1
+        of_block = slot_of[length[:, None] + column[:block]]
+        positions = torch.cat([before, of_block], 1)
+        after = cache.layout.slot_of[start] + 1
+        cursor = cache.cursor(state.now.length, state.span)
         at = cursor.entries(after, entries, block, positions, visible)
-        return at._replace(slots=after[:, None] + torch.arange(n, device=after.device))
+        slots = after[:, None] + torch.arange(entries + block, device=after.device)
+        return at._replace(slots=slots)
 
 
 @register("proposal", "dflash")
@@ -171,10 +195,12 @@ class DFlashProposal(DrafterProposal):
             return "the public code of DFlash chooses its tokens, so block verification has no p"
         return super().refuses(choices)
 
-    def make(self, net: Any, target: Target, max_depth: int) -> Drafter:
+    def make(self, target: Target, max_depth: int) -> AnyDrafter:
+        net: DFlash = self.network_of(target)
         if max_depth >= net.block:
             raise UserError(
-                f"the tree may be {max_depth} levels deep but the drafter's blocks hold {net.block - 1} drafts: give a "
-                f"smaller --depth, or an adaptive tree a --depth-range of 0 {net.block} at most"
+                f"the tree may be {max_depth} levels deep but the drafter's blocks hold "
+                f"{net.block - 1} drafts: give a smaller --depth, or an adaptive tree a "
+                f"--depth-range of 0 {net.block} at most"
             )
         return DFlashDrafter(net, target.model)

@@ -18,23 +18,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from lanternbench.component import Choices, Prepared, option
+from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import longest_path
 from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.plain import WindowSpec
-from lanternbench.engine.proposal import Proposal, TreePolicy
+from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, draw_distinct, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import from_paths
 from lanternbench.engine.verify import AcceptanceRule, ExactTest, RatioTest, SampledDraft
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.jacobi import Window, maximal
+from lanternbench.methods.proposals.jacobi import Window, uniform_tokens
+from lanternbench.methods.proposals.redraws import maximal
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
@@ -43,10 +44,13 @@ NEVER_EMPTY = 1e-20  # added to token 0 of what the public code redraws a column
 
 def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ...]:
     """Child paths (sibling ranks from the root) of the tree with columns 0 … columns − 1."""
-    tree = tuple(
-        ranks for d in range(1, min(depth, columns)) for ranks in product(range(k), repeat=d)
-    )
-    return tree + tuple((0,) * d for d in range(min(depth, columns), columns))
+    tree_end = min(depth, columns)
+    paths: list[tuple[int, ...]] = []
+    for d in range(1, tree_end):
+        paths.extend(product(range(k), repeat=d))
+    for d in range(tree_end, columns):
+        paths.append((0,) * d)
+    return tuple(paths)
 
 
 def context_nodes(
@@ -85,54 +89,31 @@ class SjdPac(Proposal):
     )
     window: int = option(16, "drafted positions per step", symbol="L", small=2, ge=1, le=256)
 
-    tree_columns = Prepared[int]()  # T
-    static = Prepared[StaticTree]()
-    column = Prepared[Tensor]()  # [N − 1] of each node but the root, column 1 counted as 0
-    rank = Prepared[Tensor]()  # [N − 1] among its siblings
-    # [M] the column whose law the children of an inner node are drawn from
-    law_column = Prepared[Tensor]()
-    chain = Prepared[Tensor]()  # [W + 1] the nodes of first siblings
-    columns = Prepared[Tensor]()  # [W] 0 … W − 1
-    fresh_uniforms = Prepared[int]()
-
     def small(self) -> Self:
         """The public window is no shorter than its tree."""
         small = super().small()
-        return (
-            small if self.variant == "paper" else small.model_copy(update={"depth": small.window})
-        )
+        if self.variant == "paper":
+            return small
+        return small.model_copy(update={"depth": small.window})
 
     def refuses(self, choices: Choices) -> str | None:
         if self.variant == "reference" and choices.acceptance != "exact":
-            return "the public code of SJD-PAC accepts as the rule 'exact' does; leave --acceptance or --variant out"
+            return (
+                "the public code of SJD-PAC accepts as the rule 'exact' does; leave --acceptance "
+                "or --variant out"
+            )
         return super().refuses(choices)
 
-    def prepare(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SjdPac:
+    def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SiblingWindow:
+        columns = Columns.of(self.siblings, self.depth, self.window, target)
         if self.variant == "paper":
-            return self.drafting(target)
+            return SiblingWindow.of(columns)
         if self.window < self.depth:
             raise UserError(
-                f"the public code's window is longer than its tree: give --window {self.depth} or more"
+                "the public code's window is longer than its tree: "
+                f"give --window {self.depth} or more"
             )
-        return PublicSjdPac(**dict(self)).drafting(target)
-
-    def drafting(self, target: Target) -> Self:
-        """The proposal, ready to draft."""
-        k, w, device = self.siblings, self.window, target.device
-        t, static = (
-            min(self.depth - 1, w),
-            from_paths(sibling_paths(k, self.depth, w + 1)).to(device),
-        )
-        column, n = static.tree.depth[0], static.tree.nodes
-        chain = [0, *(1 + static.paths.index((0,) * c) for c in range(1, w + 1))]
-        fresh, redraws = t * k + w - t, 2 * w + t * (k - 1)  # keep W, draw W, siblings
-        return self.ready(
-            tree_columns=t, static=static, law_column=column[static.inner_ids], column=column[1:] - 1,
-            rank=torch.tensor([path[-1] for path in static.paths], device=device),
-            chain=torch.tensor(chain, device=device), columns=torch.arange(w, device=device),
-            fresh_uniforms=fresh, update_uniforms=redraws, uniforms=fresh + redraws,
-            nodes=n, max_step_slots=n, max_depth=w, width=static.tree.width,
-        )  # fmt: skip
+        return PublicSiblingWindow.of(columns)
 
     def plain(self, tree: TreePolicy) -> WindowSpec | None:
         if self.variant == "reference":
@@ -141,87 +122,203 @@ class SjdPac(Proposal):
             self.window, redraw="maximal", siblings=self.siblings, tree_depth=self.depth
         )
 
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """The tree of a window, and where its columns and nodes are."""
+
+    siblings: int  # K
+    depth: int  # D
+    window: int  # W
+    tree_columns: int  # T
+    vocab: int
+    static: StaticTree
+    numbers: Tensor  # [W] 0 … W − 1
+    column: Tensor  # [N − 1] of each node but the root, column 1 counted as 0
+    rank: Tensor  # [N − 1] among its siblings
+    law_column: Tensor  # [M] the column whose law the children of an inner node are drawn from
+    chain: Tensor  # [W + 1] the nodes of first siblings
+    chain_inner: Tensor  # [W] numbers of all of these but the last among the inner nodes
+
+    @classmethod
+    def of(cls, siblings: int, depth: int, window: int, target: Target) -> Columns:
+        device = target.device
+        static = from_paths(sibling_paths(siblings, depth, window + 1)).to(device)
+        column = static.tree.depth[0]
+        first_siblings = [1 + static.paths.index((0,) * c) for c in range(1, window + 1)]
+        chain = torch.tensor([0, *first_siblings], device=device)
+        return cls(
+            siblings=siblings,
+            depth=depth,
+            window=window,
+            tree_columns=min(depth - 1, window),
+            vocab=target.vocab,
+            static=static,
+            numbers=torch.arange(window, device=device),
+            column=column[1:] - 1,
+            rank=torch.tensor([path[-1] for path in static.paths], device=device),
+            law_column=column[static.inner_ids],
+            chain=chain,
+            chain_inner=static.inner_index[chain[:-1]],
+        )
+
+    def size(self, fresh: int, redraws: int) -> DraftSize:
+        """``fresh`` and ``redraws``: how many uniforms they take."""
+        tree = self.static.tree
+        return DraftSize(tree.nodes, self.window, tree.width, fresh + redraws, redraws)
+
+    def contexts(self, path: Tensor, accepted: Tensor) -> Tensor:
+        """See ``context_nodes``."""
+        children = self.static.tree.children[0]
+        return context_nodes(children, self.chain, self.depth, path, accepted)
+
+
+@dataclass(frozen=True, eq=False)
+class SiblingWindow(Proposer[Window]):
+    """A window that begins as a tree of siblings."""
+
+    size: DraftSize
+    columns: Columns
+    fresh_uniforms: int
+
+    @classmethod
+    def of(cls, columns: Columns) -> Self:
+        k = columns.siblings
+        t = columns.tree_columns
+        w = columns.window
+        fresh = t * k + w - t
+        redraws = 2 * w + t * (k - 1)  # keep W, draw W, siblings
+        return cls(columns.size(fresh, redraws), columns, fresh)
+
     def begin(self, state: DecodeState) -> Window:
-        b, v = state.batch, state.target.vocab
-        p = torch.full((b, self.window, v), 1.0 / v, device=state.device, dtype=state.first.dtype)
-        zeros = torch.zeros(b, self.window, self.siblings, dtype=torch.long, device=state.device)
-        return Window(zeros, p, zeros[:, 0, 0])
+        columns = self.columns
+        shape = (state.batch, columns.window)
+        p = state.first.new_full((*shape, columns.vocab), 1.0 / columns.vocab)
+        drafts = torch.zeros(*shape, columns.siblings, dtype=torch.long, device=state.device)
+        return Window(drafts, p, drafts[:, 0, 0])
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
-        carried = (self.columns < window.draft_count[:, None])[..., None]
-        tokens = torch.where(
-            carried, window.drafts, self.fresh(state, window, u[:, : self.fresh_uniforms])
-        )
-        p = torch.where(carried, window.p, 1.0 / state.target.vocab)
-        nodes = torch.cat([state.now.root[:, None], tokens[:, self.column, self.rank]], 1)
-        return Draft(nodes, p[:, self.law_column], self.static)
+        columns = self.columns
+        carried = (columns.numbers < window.draft_count[:, None])[..., None]
+        fresh = self.fresh(u[:, : self.fresh_uniforms], window.p.dtype)
+        tokens = torch.where(carried, window.drafts, fresh)
+        p = torch.where(carried, window.p, 1.0 / columns.vocab)
+        nodes = torch.cat([state.now.root[:, None], tokens[:, columns.column, columns.rank]], 1)
+        return Draft(nodes, p[:, columns.law_column], columns.static)
 
-    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Tensor:
+    def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
         """Tokens [B, W, K] of the uniform law, as if every column were new."""
-        b, t, k, v = len(u), self.tree_columns, self.siblings, state.target.vocab
-        uniform = torch.ones(b, t, v, device=u.device, dtype=window.p.dtype)
-        tokens = torch.zeros(b, self.window, k, dtype=torch.long, device=u.device)
+        b = len(u)
+        k = self.columns.siblings
+        t = self.columns.tree_columns
+        vocab = self.columns.vocab
+        uniform = torch.ones(b, t, vocab, device=u.device, dtype=dtype)
+        tokens = torch.zeros(b, self.columns.window, k, dtype=torch.long, device=u.device)
         tokens[:, :t] = draw_distinct(uniform, u[:, : t * k].view(b, t, k))
-        tokens[:, t:, 0] = (u[:, t * k :] * v).long().clamp(max=v - 1)
+        tokens[:, t:, 0] = uniform_tokens(u[:, t * k :], vocab)
         return tokens
 
     def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
-        w, t, k, verified = self.window, self.tree_columns, self.siblings, result.verified
-        accepted = verified.accepted
-        context = context_nodes(
-            self.static.tree.children[0], self.chain, self.depth, verified.path, accepted
-        )
+        w = self.columns.window
+        accepted = result.verified.accepted
+        context = self.columns.contexts(result.verified.path, accepted)
         # the old column before the one that moves here
-        source = (accepted[:, None] + 1 + self.columns).clamp(max=w)
+        source = (accepted[:, None] + 1 + self.columns.numbers).clamp(max=w)
         p = rows_at(result.q, context.gather(1, source))
-        tokens = torch.zeros(len(p), w, k, dtype=torch.long, device=p.device)
         if state.warp.greedy:
-            best = p.topk(min(k, p.shape[-1])).indices
-            tokens[..., 0] = best[..., 0]
-            tokens[:, :t, : best.shape[-1]] = best[:, :t]
-            return Window(tokens, p, w - accepted)
-        assert result.draft.p is not None
+            tokens = self.likeliest(p)
+        else:
+            tokens = self.redrawn(result, p, source)
+        return Window(tokens, p, w - accepted)
+
+    def likeliest(self, p: Tensor) -> Tensor:
+        """Return the K likeliest tokens of each column: p [B, W, V] -> [B, W, K]."""
+        k = self.columns.siblings
+        t = self.columns.tree_columns
+        tokens = torch.zeros(*p.shape[:2], k, dtype=torch.long, device=p.device)
+        best = p.topk(min(k, p.shape[-1])).indices
+        tokens[..., 0] = best[..., 0]
+        tokens[:, :t, : best.shape[-1]] = best[:, :t]
+        return tokens
+
+    def redrawn(self, result: StepResult, p: Tensor, source: Tensor) -> Tensor:
+        """Return the next drafts [B, W, K] from p [B, W, V]; ``source`` [B, W] old columns, W
+        beyond the last.
+        """
+        columns = self.columns
+        w = columns.window
+        k = columns.siblings
+        t = columns.tree_columns
+        draft = SampledDraft.of(result.draft)
         u = result.u.draft[:, self.fresh_uniforms :]
-        inside, source = source < w, source.clamp(max=w - 1)
-        old = result.draft.tokens[:, self.chain[1:]].gather(1, source)
-        law = rows_at(result.draft.p[:, self.static.inner_index[self.chain[:-1]]], source)
-        # which keeps nothing, and draws from all of p
-        law = torch.where(inside[..., None], law, 0.0)
+        exists = source < w
+        source = source.clamp(max=w - 1)
+        old = draft.tokens[:, columns.chain[1:]].gather(1, source)
+        law = rows_at(draft.p[:, columns.chain_inner], source)
+        # a law of 0 keeps nothing, and draws from all of p
+        law = torch.where(exists[..., None], law, 0.0)
+        tokens = torch.zeros(len(p), w, k, dtype=torch.long, device=p.device)
         tokens[..., 0] = maximal(old, law, p, u[:, :w], u[:, w : 2 * w]).tokens
         if t and k > 1:
             others = p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)
             tokens[:, :t, 1:] = draw_distinct(others, u[:, 2 * w :].view(-1, t, k - 1))
-        return Window(tokens, p, w - accepted)
+        return tokens
 
     def canonical(self, window: Window) -> Window:
         return window.canonical()
 
 
-def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> tuple[Tensor, Tensor]:
+class Stages(NamedTuple):
+    """What each sibling is tested with, after those before it were rejected: [..., K + 1, V] each,
+    the last for a token after all are.
+    """
+
+    targets: Tensor
+    drafts: Tensor
+
+    def at(self, index: Tensor) -> Stages:
+        """Those of the sibling ``index`` [...]: [..., V] each."""
+        rows = index[..., None, None].expand(*index.shape, 1, self.targets.shape[-1])
+        return Stages(*[stage.gather(-2, rows)[..., 0, :] for stage in self])
+
+
+def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> Stages:
     """target, law [..., V] at one node, its children's tokens [..., K] -> the two that each
     sibling is tested with.
 
-    [..., K + 1, V] each, the last for a token after all are rejected.  After each rejection the
-    target becomes [target − draft]₊, normalised, and the draft law loses the token.  Where nothing
-    is left the target stays.
+    After each rejection the target becomes [target − draft]₊, normalised, and the draft law loses
+    the token.  The target stays if nothing is left.
     """
-    targets, drafts = [target], [law]
+    targets = [target]
+    drafts = [law]
     for x in siblings.unbind(-1):
         targets.append(normalised((targets[-1] - drafts[-1]).clamp(min=0), targets[-1]))
         left = drafts[-1].scatter(-1, x[..., None], 0.0)
         drafts.append(left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny))
-    return torch.stack(targets, -2), torch.stack(drafts, -2)
+    return Stages(torch.stack(targets, -2), torch.stack(drafts, -2))
 
 
-def sibling_tests(stages: tuple[Tensor, Tensor], siblings: Tensor, u: Tensor) -> Tensor:
-    """Which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [..., K] ->
-    bool [..., K].
+def sibling_tests(stages: Stages, siblings: Tensor, u: Tensor) -> Tensor:
+    """Return which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [...,
+    K] -> bool [..., K].
     """
-    target, draft = (s[..., :-1, :].gather(-1, siblings[..., None])[..., 0] for s in stages)
+    of_siblings = siblings[..., None]
+    target = stages.targets[..., :-1, :].gather(-1, of_siblings)[..., 0]
+    draft = stages.drafts[..., :-1, :].gather(-1, of_siblings)[..., 0]
     return (u * draft < target) & (draft > 0)
 
 
-class PublicSjdPac(SjdPac):
+class Redrawn(NamedTuple):
+    """What becomes of the columns 1 … W after the accepted path."""
+
+    stays: Tensor  # [B, W] bool: the draft there
+    weights: Tensor  # [B, W, V] unnormalised: what it is redrawn from
+    law: Tensor  # [B, W, V] recorded for it
+    drafts: Tensor  # [B, W]
+
+
+@dataclass(frozen=True, eq=False)
+class PublicSiblingWindow(SiblingWindow):
     """As the public code decodes; every column is full after the first step, with K drafts.
 
     Not exact (total variation 0.07 to 0.11 on tiny vocabularies): siblings are tested
@@ -230,87 +327,91 @@ class PublicSjdPac(SjdPac):
     with replacement; a fully accepted window ends with a uniform token.
     """
 
-    def drafting(self, target: Target) -> Self:
-        w, k = self.window, self.siblings
-        uniforms = {
-            "fresh_uniforms": w * k,
-            "update_uniforms": (w + 1) * k,
-            "uniforms": (2 * w + 1) * k,
-        }
-        return super().drafting(target).ready(**uniforms)
+    fresh_law: Tensor  # [V] of columns that nothing is known of
+
+    @classmethod
+    def of(cls, columns: Columns) -> Self:
+        w = columns.window
+        k = columns.siblings
+        uniform = torch.full((columns.vocab,), 1.0 / columns.vocab, device=columns.chain.device)
+        return cls(columns.size(w * k, (w + 1) * k), columns, w * k, uniform)
 
     def verification(self, rule: RatioTest) -> RatioTest:
         return LongestPathTest(self)
 
-    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Tensor:
+    def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
         """Drawn with replacement."""
-        v = state.target.vocab
-        return (u * v).long().clamp(max=v - 1).view(len(u), self.window, self.siblings)
-
-    def fresh_law(self, like: Tensor) -> Tensor:
-        """[V] of columns that nothing is known of."""
-        return torch.full_like(like, 1.0 / len(like))
+        columns = self.columns
+        return uniform_tokens(u, columns.vocab).view(len(u), columns.window, columns.siblings)
 
     def judge(self, draft: SampledDraft, q: Tensor, u: Tensor) -> Tensor:
-        """Would a node be accepted after its parent?  q [B, N, V], u [B, N] -> bool [B, N]."""
-        static, t, ok = self.static, self.tree_columns, torch.zeros_like(u, dtype=torch.bool)
+        """Return which nodes would be accepted after their parents.  q [B, N, V], u [B, N] -> bool
+        [B, N].
+        """
+        columns = self.columns
+        tree = columns.static
+        t = columns.tree_columns
+        passed = torch.zeros_like(u, dtype=torch.bool)
         # inner nodes of the tree, before those of the chain
-        families = sum(self.siblings**d for d in range(t))
-        parents = static.inner_ids[:families]
-        children = static.tree.children[0, parents]  # [families, K]
+        families = sum(columns.siblings**d for d in range(t))
+        parents = tree.inner_ids[:families]
+        children = tree.tree.children[0, parents]  # [families, K]
         tokens = draft.tokens[:, children]
         stages = recursive_residuals(q[:, parents], draft.p[:, :families], tokens)
-        ok[:, children] = sibling_tests(stages, tokens, u[:, children])
-        chain, p = self.chain[t + 1 :], draft.p[:, families:]
+        passed[:, children] = sibling_tests(stages, tokens, u[:, children])
+        chain = columns.chain[t + 1 :]
         x = draft.tokens[:, chain]
-        ok[:, chain] = u[:, chain] * at(p, x) < at(q[:, self.chain[t:-1]], x)
-        return ok
+        q_x = at(q[:, columns.chain[t:-1]], x)
+        passed[:, chain] = u[:, chain] * at(draft.p[:, families:], x) < q_x
+        return passed
 
     def redraw(
-        self, draft: SampledDraft, q: Tensor, ok: Tensor, path: Tensor, accepted: Tensor
-    ) -> tuple[Tensor, ...]:
-        """What becomes of the columns 1 … W after the accepted path, by ``ok`` [B, N] of
-        ``judge``.
-
-        -> bool [B, W]: does the draft there stay?; [B, W, V] unnormalised: what it is redrawn
-        from; [B, W, V]: the law recorded for it; [B, W]: the draft.
-        """
-        static, t, tokens = self.static, self.tree_columns, draft.tokens
-        nodes = context_nodes(static.tree.children[0], self.chain, self.depth, path, accepted)
-        parent, node = nodes[:, :-1], nodes[:, 1:]
-        target, law = rows_at(q, parent), draft.p[:, static.inner_index[self.chain[:-1]]]
-        passed, ended = ok.gather(1, node), parent != self.chain[:-1]
-        ended[:, :t] = False  # elsewhere, where a path that left the chain ends: a bonus token
-        wanted, drawn = target.clone(), torch.where(ended[..., None], 0.0, law)
+        self, draft: SampledDraft, q: Tensor, passed: Tensor, path: Tensor, accepted: Tensor
+    ) -> Redrawn:
+        """``passed`` [B, N]: see ``judge``."""
+        columns = self.columns
+        t = columns.tree_columns
+        nodes = columns.contexts(path, accepted)
+        parent = nodes[:, :-1]
+        node = nodes[:, 1:]
+        stays = passed.gather(1, node)
+        target = rows_at(q, parent)
+        law = draft.p[:, columns.chain_inner]
+        ended = parent != columns.chain[:-1]
+        # elsewhere, where a path that left the chain ends: a bonus token
+        ended[:, :t] = False
+        stages = Stages(target.clone(), torch.where(ended[..., None], 0.0, law))
         if t:
-            children = static.tree.children[0, parent[:, :t]]
-            family = tokens.gather(1, children.flatten(1)).view_as(children)
-            stages = recursive_residuals(target[:, :t], law[:, :t], family)
+            children = columns.static.tree.children[0, parent[:, :t]]
+            family = draft.tokens.gather(1, children.flatten(1)).view_as(children)
+            tests = recursive_residuals(target[:, :t], law[:, :t], family)
+            rank = columns.rank[node[:, :t] - 1]
             # if rejected: after all K
-            used = torch.where(passed[:, :t], self.rank[node[:, :t] - 1], self.siblings - 1)
-            index = used[..., None, None].expand(-1, -1, 1, q.shape[-1])
-            wanted[:, :t], drawn[:, :t] = (stage.gather(-2, index)[..., 0, :] for stage in stages)
-        weights = (wanted - drawn).clamp(min=0)
+            tests = tests.at(torch.where(stays[:, :t], rank, columns.siblings - 1))
+            stages.targets[:, :t] = tests.targets
+            stages.drafts[:, :t] = tests.drafts
+        weights = (stages.targets - stages.drafts).clamp(min=0)
         weights[..., 0] += NEVER_EMPTY
-        return passed & ~ended, weights, target, tokens.gather(1, node)
+        return Redrawn(stays & ~ended, weights, target, draft.tokens.gather(1, node))
 
     def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
         if state.warp.greedy:
             return super().update(state, window, result)
-        w, accepted = self.window, result.verified.accepted
+        w = self.columns.window
+        verified = result.verified
         draft = SampledDraft.of(result.draft)
-        ok = self.judge(draft, result.q, result.u.verify)
-        stays, weights, law, drafts = self.redraw(
-            draft, result.q, ok, result.verified.path, accepted
-        )
-        source = accepted[:, None] + 1 + self.columns
-        known, source = (source < w)[..., None], source.clamp(max=w - 1)
-        fresh = self.fresh_law(result.q[0, 0])
-        u = result.u.draft[:, self.fresh_uniforms :].view(-1, w + 1, self.siblings)[:, 1:]
-        drawn = draw_distinct(torch.where(known, rows_at(weights, source), fresh), u)  # [B, W, K]
-        keep, old = stays.gather(1, source)[..., None] & known, drafts.gather(1, source)[..., None]
-        drawn = torch.where(keep, torch.cat([old, drawn[..., :-1]], -1), drawn)
-        law = torch.where(known, rows_at(law, source), fresh)
+        passed = self.judge(draft, result.q, result.u.verify)
+        redrawn = self.redraw(draft, result.q, passed, verified.path, verified.accepted)
+        source = verified.accepted[:, None] + 1 + self.columns.numbers
+        known = (source < w)[..., None]
+        source = source.clamp(max=w - 1)
+        weights = torch.where(known, rows_at(redrawn.weights, source), self.fresh_law)
+        u = result.u.draft[:, self.fresh_uniforms :].view(-1, w + 1, self.columns.siblings)
+        drawn = draw_distinct(weights, u[:, 1:])  # [B, W, K]
+        stays = redrawn.stays.gather(1, source)[..., None] & known
+        old = redrawn.drafts.gather(1, source)[..., None]
+        drawn = torch.where(stays, torch.cat([old, drawn[..., :-1]], -1), drawn)
+        law = torch.where(known, rows_at(redrawn.law, source), self.fresh_law)
         return Window(drawn, law, torch.full_like(window.draft_count, w))
 
 
@@ -318,15 +419,15 @@ class PublicSjdPac(SjdPac):
 class LongestPathTest(ExactTest):
     """Of all accepted paths the longest counts, and a full window ends with a uniform token."""
 
-    proposal: PublicSjdPac
+    window: PublicSiblingWindow
 
     def verify_sampled(
         self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
     ) -> VerifyResult:
-        columns = self.proposal
-        passed = columns.judge(draft, q, u)
+        window = self.window
+        passed = window.judge(draft, q, u)
         path, accepted, _ = longest_path(draft.static.tree, passed)
-        weights = columns.redraw(draft, q, passed, path, accepted)[1]
-        fresh = columns.fresh_law(q[0, 0]).expand(len(u), 1, -1)
+        weights = window.redraw(draft, q, passed, path, accepted).weights
+        fresh = window.fresh_law.expand(len(u), 1, -1)
         token = draw(rows_at(torch.cat([weights, fresh], 1), accepted), u[:, 0])
         return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))

@@ -9,44 +9,57 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from lanternbench.component import Prepared, option
+from lanternbench.component import option
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.draft import MAX_DEPTH, Draft
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
-from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
+from lanternbench.engine.proposal import DraftSize, Expand, Search, TreeGrower
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import MAX_DEPTH, Draft
-from lanternbench.methods.trees.dynamic import Bounds, Grown, check_candidates, grow_by_confidence
+from lanternbench.methods.trees.dynamic import (
+    Bounds,
+    Grown,
+    PromptBounds,
+    grow_by_confidence,
+    resolved,
+)
 from lanternbench.models.grids import Grid, place
 from lanternbench.models.target import Target
 from lanternbench.registry import register
 
 Depth: TypeAlias = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 Width: TypeAlias = Annotated[int, Field(ge=0, le=1024)]
+Neighbour = Literal["horizontal", "vertical", "random", "token-flock"]
 TreeSize = tuple[int, int]  # d̂, k̂
+Mean = tuple[float, float]  # d̃, k̃
 WIDTH_BUCKETS = (4, 8, 16, 40)  # widths of the trees that CUDA graphs are recorded for
 
 
 def inside(x: float, interval: tuple[int, int]) -> int:
-    """The nearest integer strictly inside."""
+    """Return the nearest integer strictly inside."""
     return min(max(round(x), interval[0] + 1), interval[1] - 1)
 
 
-def adapt(start: tuple[float, float], alpha: float | None, within: AdaptiveBounds) -> TreeSize:
-    """d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), else shallower and wider
-    (bisectional adaptation).
+def adapt(start: Mean, alpha: float | None, within: AdaptiveBounds) -> TreeSize:
+    """Return d̂, k̂ from (d̃, k̃): deeper and narrower after success (α ≥ β), else shallower and
+    wider (bisectional adaptation).
 
-    The first tree has no α, and is as initialised.  The width is held inside its interval only
-    where d̃ ± l_d > 1.
+    The first tree has no α, and is as initialised.  The width is held inside its interval only if
+    d̃ ± l_d > 1.
     """
-    sign = 0 if alpha is None else 1 if alpha >= within.beta else -1
-    d, k = start[0] + sign * within.l_d, start[1] - sign * within.l_k
-    return inside(d, within.d), inside(k, within.k) if d > 1 else max(1, round(k))
+    sign = 0
+    if alpha is not None:
+        sign = 1 if alpha >= within.beta else -1
+    depth = start[0] + sign * within.l_d
+    width = start[1] - sign * within.l_k
+    bounded_width = inside(width, within.k) if depth > 1 else max(1, round(width))
+    return inside(depth, within.d), bounded_width
 
 
 class History(NamedTuple):
@@ -57,19 +70,16 @@ class History(NamedTuple):
     seed: int
 
 
-def start(
-    history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds
-) -> tuple[float, float]:
-    """(d̃, k̃) for the tree that will produce the next token, from those of earlier tokens of its
-    grid.
+def start(history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds) -> Mean:
+    """Return (d̃, k̃) for the tree that will produce the next token, from those of earlier tokens
+    of its grid.
     """
-    trees, at = history.trees, len(history.trees)
-    first, width = place(grids, at)
+    trees = history.trees
+    token = len(trees)
+    first, width = place(grids, token)
     same_grid = trees[first:]
-    if init == "random":  # uniform over both ranges, whatever the trees so far
-        pairs = zip((within.d, within.k), random_uniforms(history.seed, at), strict=True)
-        d, k = (low + 1 + int(u * (high - low - 1)) for (low, high), u in pairs)
-        return d, k
+    if init == "random":
+        return random_size(history.seed, token, within)
     if init == "vertical" and len(same_grid) >= width:
         return same_grid[-width]
     if init == "token-flock" and same_grid:
@@ -77,26 +87,41 @@ def start(
     return trees[-1]
 
 
+def random_size(seed: int, token: int, within: AdaptiveBounds) -> TreeSize:
+    """Return a size that is uniform over both ranges, whatever the trees so far."""
+    u_depth, u_width = random_uniforms(seed, token)
+    return uniform_inside(u_depth, within.d), uniform_inside(u_width, within.k)
+
+
+def uniform_inside(u: float, interval: tuple[int, int]) -> int:
+    low, high = interval
+    return low + 1 + int(u * (high - low - 1))
+
+
 def random_uniforms(seed: int, token: int) -> tuple[float, float]:
-    """The uniforms for depth and width of the tree that will produce this token."""
+    """Return the uniforms for depth and width of the tree that will produce this token."""
     generator = random.Random(f"{seed} {token}")
     return generator.random(), generator.random()
 
 
-def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> tuple[float, float]:
-    """Weighted mean of the known trees in the disk of radius δ (eq. 6): Δy rows above weigh (δ −
-    Δy + 1)/δ.
+def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> Mean:
+    """Return the weighted mean of the known trees in the disk of radius δ (eq. 6): Δy rows above
+    weigh (δ − Δy + 1)/δ.
     """
     y, x = divmod(len(trees), width)
-    near = []
+    neighbours: list[tuple[float, TreeSize]] = []
     for dy in range(min(radius, y) + 1):
-        weight, reach = (radius - dy + 1) / radius, math.isqrt(radius**2 - dy**2)  # Δx² + Δy² ≤ δ²
+        weight = (radius - dy + 1) / radius
+        reach = math.isqrt(radius**2 - dy**2)  # Δx² + Δy² ≤ δ²
         row = (y - dy) * width
         last = min(x + reach, width - 1) if dy else x - 1
-        near += [(weight, tree) for tree in trees[row + max(0, x - reach) : row + last + 1]]
-    near = near or [(1.0, trees[-1])]
-    total = sum(w for w, _ in near)
-    return (sum(w * t[0] for w, t in near) / total, sum(w * t[1] for w, t in near) / total)
+        for tree in trees[row + max(0, x - reach) : row + last + 1]:
+            neighbours.append((weight, tree))
+    if not neighbours:
+        return trees[-1]
+    total = sum(weight for weight, _ in neighbours)
+    depth = sum(weight * tree[0] for weight, tree in neighbours) / total
+    return depth, sum(weight * tree[1] for weight, tree in neighbours) / total
 
 
 class Plan(NamedTuple):
@@ -104,8 +129,7 @@ class Plan(NamedTuple):
 
     history: PerPrompt  # of History
     tree_sizes: PerPrompt  # of TreeSize
-    depths: Tensor  # [B]
-    widths: Tensor  # [B]
+    on_device: PromptBounds
 
 
 @register("tree", "adaptive")
@@ -114,9 +138,7 @@ class Adaptive(Grown):
 
     search: ClassVar[Search | None] = "bounds"
 
-    init: Literal["horizontal", "vertical", "random", "token-flock"] = option(
-        "horizontal", "whose tree is adapted"
-    )
+    init: Neighbour = option("horizontal", "whose tree is adapted")
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
     l_k: int | None = option(
@@ -139,8 +161,6 @@ class Adaptive(Grown):
         None, "a constant width: only the depth adapts", small=2, ge=1, le=1024, unset=0
     )
 
-    within = Prepared[AdaptiveBounds]()
-
     @model_validator(mode="after")
     def _ordered(self) -> Adaptive:
         for low, high in (self.depth_range or (0, 2), self.width_range or (0, 2)):
@@ -150,105 +170,127 @@ class Adaptive(Grown):
                 )
         return self
 
-    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
-        options: Any = self  # resolved
-        intervals: Any = map(tuple, (options.depth_range, options.width_range))
-        return self.adapting(
-            AdaptiveBounds(self.beta, self.l_d, options.l_k, *intervals), self.first_bounds()
-        )
+    @property
+    def within(self) -> AdaptiveBounds:
+        """β, the steps and the intervals; of resolved options."""
+        intervals: list[tuple[int, int]] = []
+        for interval in (self.depth_range, self.width_range):
+            low, high = interval or (0, 2)
+            intervals.append((low, high))
+        return AdaptiveBounds(self.beta, self.l_d, resolved(self.l_k), *intervals)
 
-    def adapting(self, within: AdaptiveBounds, first: Bounds) -> Self:
-        """The policy, ready to grow trees of at most ``first.total`` nodes, as in EAGLE-2, the
-        first of that size.
-        """
-        max_depth, widest = (
-            max(within.d[1] - 1, self.fixed_depth or 1),
-            max(within.k[1] - 1, self.fixed_width or 1),
-        )
-        check_candidates(
-            Bounds(max_depth, widest, first.total), "range, or fixed size, of depth or width"
-        )
-        # a tree of one level may be wider than its interval, but has no use for more children than
-        # nodes
-        width = max(widest, first.total - 1)
-        return self.ready(
-            within=within,
-            bounds=first,
-            nodes=first.total,
-            max_depth=max_depth,
-            width=width,
-            adapts=True,
-        )
+    def build(self, target: Target, samples: bool) -> AdaptiveTree:
+        return AdaptiveTree.of(self, self.within, self.bounds)
 
     def plain(self) -> TreeSpec | None:
         if self.init == "random" or self.fixed_depth or self.fixed_width:
             return None
-        first = (self.bounds.depth, self.bounds.top_k)
+        first = self.bounds
         return TreeSpec(
             "adaptive",
             bounds=self.within,
             init=self.init,
-            total=self.nodes,
-            first=first,
+            total=first.total,
+            first=(first.depth, first.top_k),
             bonus=self.bonus,
         )
 
+
+@dataclass(frozen=True, eq=False)
+class AdaptiveTree(TreeGrower[Plan]):
+    """Grows trees of at most ``size.nodes`` nodes, as EAGLE-2 does, the first of a given size."""
+
+    size: DraftSize
+    options: Adaptive
+    within: AdaptiveBounds
+    first: TreeSize
+
+    @classmethod
+    def of(cls, options: Adaptive, within: AdaptiveBounds, first: Bounds) -> AdaptiveTree:
+        """Raises UserError for trees that are too large."""
+        deepest = max(within.d[1] - 1, options.fixed_depth or 1)
+        widest = max(within.k[1] - 1, options.fixed_width or 1)
+        Bounds(deepest, widest, first.total).check("range, or fixed size, of depth or width")
+        # a tree of one level may be wider than its interval, but has no use for more children than
+        # nodes
+        width = max(widest, first.total - 1)
+        size = DraftSize(first.total, deepest, width, adapts=True)
+        return cls(size, options, within, (first.depth, first.top_k))
+
     def begin(self, state: DecodeState) -> Plan:
-        first = self.bounds[:2]
-        return self._plan(state, [History((first,), None, seed) for seed in state.seeds])
+        return self._plan(state, [History((self.first,), None, seed) for seed in state.seeds])
 
     def _plan(self, state: DecodeState, histories: list[History]) -> Plan:
-        sizes = []
+        sizes: list[TreeSize] = []
         for history in histories:
-            d, k = adapt(
-                start(history, state.target.grids, self.init, self.within),
-                history.alpha,
-                self.within,
-            )
-            sizes.append((self.fixed_depth or d, self.fixed_width or k))
+            initial = start(history, state.target.grids, self.options.init, self.within)
+            depth, width = adapt(initial, history.alpha, self.within)
+            sizes.append((self.options.fixed_depth or depth, self.options.fixed_width or width))
         drafted = torch.tensor([self.drafted(size) for size in sizes])
         on_device = drafted.to(state.device, non_blocking=True)  # [B, 2]; the host goes on at once
-        return Plan(PerPrompt(histories), PerPrompt(sizes), *on_device.unbind(1))
+        return Plan(PerPrompt(histories), PerPrompt(sizes), PromptBounds(*on_device.unbind(1)))
 
     def drafted(self, size: TreeSize) -> TreeSize:
-        """The size that is drafted: no wider than the tree has nodes, however wide the method asks
-        for it.
+        """Return the size that is drafted: no wider than the tree has nodes, however wide the
+        method asks for it.
         """
-        return size[0], min(size[1], self.width)
+        return size[0], min(size[1], self.size.width)
 
-    def bucket(self, plan: Plan) -> tuple[int, int]:
-        """Depth and width that hold every prompt's tree, from a few."""
-        deepest, widest = map(max, zip(*map(self.drafted, plan.tree_sizes), strict=True))
-        wider = next((w for w in WIDTH_BUCKETS if widest <= w <= self.width), self.width)
-        return deepest if deepest == 1 else min(deepest + deepest % 2, self.max_depth), wider
+    def largest(self, plan: Plan) -> TreeSize:
+        """Return the depth and width that hold every prompt's tree."""
+        sizes = [self.drafted(size) for size in plan.tree_sizes]
+        return max(depth for depth, _ in sizes), max(width for _, width in sizes)
+
+    def bucket(self, plan: Plan) -> TreeSize:
+        """Return a depth and width, of a few, that hold every prompt's tree."""
+        depth, width = self.largest(plan)
+        if depth > 1:
+            depth = min(depth + depth % 2, self.size.max_depth)
+        for wider in WIDTH_BUCKETS:
+            if width <= wider <= self.size.width:
+                return depth, wider
+        return depth, self.size.width
 
     def grow(
         self, state: DecodeState, plan: Plan, logits: Tensor, expand: Expand, u: Tensor
     ) -> Draft:
-        # then shapes are those of the bucket, sizes on the device
-        recorded = state.now.length.host is None
-        sizes = [self.bucket(plan)] if recorded else map(self.drafted, plan.tree_sizes)
-        depth, width = map(max, zip(*sizes, strict=True))
-        alike = len(set(plan.tree_sizes)) == 1 and not recorded
-        each = (None, None) if alike else (plan.depths, plan.widths)
-        return grow_by_confidence(state, logits, expand, Bounds(depth, width, self.nodes, *each))
+        total = self.size.nodes
+        if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device
+            bounds = Bounds(*self.bucket(plan), total)
+            return grow_by_confidence(state, logits, expand, bounds, plan.on_device)
+        bounds = Bounds(*self.largest(plan), total)
+        alike = len(set(plan.tree_sizes)) == 1
+        each = None if alike else plan.on_device
+        return grow_by_confidence(state, logits, expand, bounds, each)
 
     def sizes(self, plan: Plan) -> PerPrompt:
-        """Depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
-        return PerPrompt((d, min(self.nodes, 1 + k + k * k * (d - 1))) for d, k in plan.tree_sizes)
+        """Return depth and nodes of each prompt's tree: all it may hold, or as many as it
+        expands.
+        """
+        sizes: list[tuple[int, int]] = []
+        for depth, width in plan.tree_sizes:
+            expanded = 1 + width + width * width * (depth - 1)
+            sizes.append((depth, min(self.size.nodes, expanded)))
+        return PerPrompt(sizes)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """The least width k̂ with so many candidates (see ``sizes``): that of a full tree is not
-        known.
+        """Return the least width k̂ with so many candidates (see ``sizes``): that of a full tree is
+        not known.
         """
-        width = next((k for k in range(1, nodes) if 1 + k + k * k * (depth - 1) >= nodes), 1)
+        width = 1
+        for k in range(1, nodes):
+            if 1 + k + k * k * (depth - 1) >= nodes:
+                width = k
+                break
         return (max(width, self.within.k[0]),) * (depth - 1)
 
     def plan(self, state: DecodeState, plan: Plan) -> Plan:
-        histories = []
-        for history, size, tokens in zip(
-            plan.history, plan.tree_sizes, state.now.last.advance.host or (), strict=True
-        ):
-            alpha = (tokens if self.bonus else tokens - 1) / size[0]  # τ/d̂ of this tree
-            histories.append(history._replace(trees=history.trees + (size,) * tokens, alpha=alpha))
+        histories: list[History] = []
+        new_tokens = state.now.last.advance.host or ()
+        steps = zip(plan.history, plan.tree_sizes, new_tokens, strict=True)
+        for history, size, tokens in steps:
+            accepted = tokens if self.options.bonus else tokens - 1
+            alpha = accepted / size[0]  # τ/d̂ of this tree
+            trees = history.trees + (size,) * tokens
+            histories.append(History(trees, alpha, history.seed))
         return self._plan(state, histories)

@@ -1,8 +1,13 @@
 """Dynamic trees (EAGLE-2, Li et al. 2024, section 4): grow by path confidence, keep the best nodes
 of all levels.
+
+B prompts, k children per expanded node, C candidates, N nodes, V vocabulary.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -13,11 +18,19 @@ import yaml
 from pydantic import field_validator
 from torch import Tensor
 
-from lanternbench.component import Prepared, option
+from lanternbench.component import option
+from lanternbench.engine.draft import MAX_DEPTH, Draft, additive
 from lanternbench.engine.plain import TreeSpec
-from lanternbench.engine.proposal import Expand, Proposal, Search, TreePolicy
+from lanternbench.engine.proposal import (
+    AnyTreeGrower,
+    DraftSize,
+    Expand,
+    Search,
+    TreeGrower,
+    TreePolicy,
+)
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import MAX_DEPTH, Draft, additive, chain, from_parents
+from lanternbench.engine.tree import chain, from_parents
 from lanternbench.errors import UserError
 from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
@@ -26,28 +39,38 @@ from lanternbench.registry import register
 MAX_CANDIDATES = 5_000_000  # over all levels: 1,000 children per node on 5 levels have fewer
 
 
+class PromptBounds(NamedTuple):
+    """Each prompt's own depth and width [B], at most those of the whole batch."""
+
+    depths: Tensor
+    widths: Tensor
+
+    def unused(self, level: int, top_k: int) -> Tensor:
+        """Return which children of each expanded node a prompt does not use, the first ``level``
+        being 1: bool [B, k].
+        """
+        ranks = torch.arange(top_k, device=self.widths.device)
+        return (ranks >= self.widths[:, None]) | (self.depths < level)[:, None]
+
+
 class Bounds(NamedTuple):
     """The size of a grown tree."""
 
     depth: int  # levels below the root
     top_k: int  # children per expanded node
     total: int  # nodes with the root
-    # [B] each prompt's own bounds below the first two (adaptive trees)
-    depths: Tensor | None = None
-    widths: Tensor | None = None
 
-
-def check_candidates(bounds: Bounds, options: str) -> None:
-    """Raises UserError where a tree would be chosen from so many nodes that a step takes minutes
-    and gigabytes.
-    """
-    depth, width = bounds.depth, min(bounds.top_k, bounds.total - 1)
-    count = width + width * width * (depth - 1)
-    if count > MAX_CANDIDATES:
-        raise UserError(
-            f"{depth} levels with {width:,} children per expanded node are {count:,} candidates, of which a tree may "
-            f"have {MAX_CANDIDATES:,}: give a smaller {options}"
-        )
+    def check(self, options: str) -> None:
+        """Raises UserError if a tree would be chosen from so many nodes that a step takes minutes
+        and gigabytes.
+        """
+        width = min(self.top_k, self.total - 1)
+        count = width + width * width * (self.depth - 1)
+        if count > MAX_CANDIDATES:
+            raise UserError(
+                f"{self.depth} levels with {width:,} children per expanded node are {count:,} "
+                f"candidates, of which a tree may have {MAX_CANDIDATES:,}: give a smaller {options}"
+            )
 
 
 class Candidates(NamedTuple):
@@ -59,63 +82,88 @@ class Candidates(NamedTuple):
 
 
 def grow_by_confidence(
-    state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds
+    state: DecodeState,
+    logits: Tensor,
+    expand: Expand,
+    bounds: Bounds,
+    each: PromptBounds | None = None,
 ) -> Draft:
     """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes
     under the root.
     """
     bounds = bounds._replace(top_k=min(bounds.top_k, logits.shape[-1]))
-    return keep_best(candidates(state, logits, expand, bounds), state.now.root, bounds)
+    pool = candidates(state, logits, expand, bounds, each)
+    return keep_best(pool, state.now.root, bounds)
 
 
-def candidates(state: DecodeState, logits: Tensor, expand: Expand, bounds: Bounds) -> Candidates:
+class Frontier(NamedTuple):
+    """The k nodes of one level that are expanded next: [B, k] each."""
+
+    tokens: Tensor
+    scores: Tensor
+    index: Tensor  # in the pool of candidates, of which 0 is the root
+    visible: Tensor  # [B, k, nodes expanded so far] additive
+
+
+def candidates(
+    state: DecodeState,
+    logits: Tensor,
+    expand: Expand,
+    bounds: Bounds,
+    each: PromptBounds | None = None,
+) -> Candidates:
     """Expand the top-k nodes of each level by Σ log p."""
-    depth, widths, depths = bounds.depth, bounds.widths, bounds.depths
-    root, warp = state.now.root, state.warp
-    b, k = len(root), bounds.top_k
-    rank = torch.arange(k, device=root.device)
-    # [B, k] ranks that a prompt does not use
-    narrow = None if widths is None else rank >= widths[:, None]
-    value, token = likeliest(warp(logits), k)  # [B, k]
-    if narrow is not None:
-        value = value.masked_fill(narrow, -torch.inf)
-    if depths is not None:
-        value = value.masked_fill((depths < 1)[:, None], -torch.inf)
-    tokens, scores, parents, pool = [token], [value], [torch.zeros_like(token)], 1 + k
-    index, parent = (rank + 1).expand(b, k), None  # in the pool of candidates, where 0 is the root
-    # additive; ``visible`` over all nodes so far
-    itself = visible = _itself(k, root.device).expand(b, k, k)
-    for level in range(1, depth):
-        # [B, k, k]
-        value_next, token_next = likeliest(warp(expand(token, parent, visible, level)), k)
-        # a sure child comes after its parent
-        below = torch.nextafter(value, torch.full_like(value, -torch.inf))
-        score = torch.minimum(value[..., None] + value_next, below[..., None])
-        if narrow is not None:
-            score = score.masked_fill(narrow[:, None], -torch.inf)
-        if depths is not None:
-            score = score.masked_fill((depths <= level)[:, None, None], -torch.inf)
-        tokens.append(token_next.flatten(1))
-        scores.append(score.flatten(1))
-        parents.append(index[..., None].expand(-1, -1, k).flatten(1))
-        value, chosen = best_of(scores[-1], k)
-        if narrow is not None:
-            value = value.masked_fill(narrow, -torch.inf)
-        token, index, parent = tokens[-1].gather(1, chosen), pool + chosen, chosen // k
-        pool += k * k
+    k = bounds.top_k
+    scores, tokens = likeliest(state.warp(logits), k)
+    if each is not None:
+        scores = scores.masked_fill(each.unused(1, k), -torch.inf)
+    levels = [Candidates(tokens, scores, torch.zeros_like(tokens))]
+    ranks = torch.arange(k, device=tokens.device)
+    itself = _itself(k, tokens.device).expand(len(tokens), k, k)
+    frontier = Frontier(tokens, scores, (ranks + 1).expand_as(tokens), itself)
+    parent: Tensor | None = None
+    first = 1 + k  # index of the level's first candidate
+    for level in range(1, bounds.depth):
+        logits = expand(frontier.tokens, parent, frontier.visible, level)
+        children = children_of(frontier, state.warp(logits), k)
+        if each is not None:
+            unused = each.unused(level + 1, k).repeat(1, k)
+            children = children._replace(scores=children.scores.masked_fill(unused, -torch.inf))
+        levels.append(children)
+        scores, chosen = best_of(children.scores, k)
+        if each is not None:
+            scores = scores.masked_fill(ranks >= each.widths[:, None], -torch.inf)
+        parent = chosen // k
+        visible = frontier.visible
         seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
-        visible = torch.cat([seen, itself], -1)
-    return Candidates(torch.cat(tokens, 1), torch.cat(scores, 1), torch.cat(parents, 1))
+        frontier = Frontier(
+            tokens=children.tokens.gather(1, chosen),
+            scores=scores,
+            index=first + chosen,
+            visible=torch.cat([seen, itself], -1),
+        )
+        first += k * k
+    return Candidates(*[torch.cat(parts, 1) for parts in zip(*levels, strict=True)])
+
+
+def children_of(frontier: Frontier, p: Tensor, k: int) -> Candidates:
+    """Return the k likeliest children of each node; p [B, k, V]: [B, k · k] each."""
+    log_p, tokens = likeliest(p, k)
+    # a sure child comes after its parent
+    below = torch.nextafter(frontier.scores, torch.full_like(frontier.scores, -torch.inf))
+    scores = torch.minimum(frontier.scores[..., None] + log_p, below[..., None])
+    parents = frontier.index[..., None].expand(-1, -1, k)
+    return Candidates(tokens.flatten(1), scores.flatten(1), parents.flatten(1))
 
 
 def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """log p and ids of the k likeliest tokens of p [..., V]: [..., k] each."""
+    """Return log p and ids of the k likeliest tokens of p [..., V]: [..., k] each."""
     value, token = p.topk(k)
     return value.log(), token
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of scores [..., n] and where they are; of equal ones the first, so that
+    """Return the k highest of scores [..., n] and where they are; of equal ones the first, so that
     parents come first.
     """
     value, index = scores.sort(dim=-1, descending=True, stable=True)
@@ -138,35 +186,47 @@ def _levels(width: int, depth: int, device: torch.device) -> Tensor:
 
 
 def keep_best(pool: Candidates, root: Tensor, bounds: Bounds) -> Draft:
-    """The best ``total`` − 1 of the candidates as a tree."""
-    tokens, scores, parents = pool
-    b, depth, width = len(root), bounds.depth, bounds.top_k
-    keep = min(bounds.total - 1, tokens.shape[1])
-    value, best = best_of(scores, keep)
-    none = tokens.shape[1]
-    # [B, keep] parents before children, unused last
-    best = torch.where(value > -torch.inf, best, none).sort(-1).values
-    used = best < none
-    best = best.clamp(max=none - 1)
-    # 0: the root, or left out
-    node_of = torch.zeros(b, tokens.shape[1] + 1, dtype=torch.long, device=root.device)
-    node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=root.device).expand(b, -1))
-    level = _levels(width, depth, root.device)[best]
-    parent = node_of.gather(1, parents.gather(1, best))
-    used = used & ((parent > 0) | (level == 1))
-    parent = F.pad(parent, (1, 0))
-    for _ in range(depth - 2):  # a tie may leave a child whose grandparent was cut
-        used = used & F.pad(used, (1, 0), value=True).gather(1, parent)[:, 1:]
-    level = F.pad(torch.where(used, level, -1), (1, 0))
+    """Return the best ``total`` − 1 of the candidates as a tree."""
+    count = pool.tokens.shape[1]
+    keep = min(bounds.total - 1, count)
+    scores, best = best_of(pool.scores, keep)
+    # parents before children, unused last: [B, keep]
+    best = torch.where(scores > -torch.inf, best, count).sort(-1).values
+    is_used = best < count
+    best = best.clamp(max=count - 1)
+    depth, parent = kept_places(pool.parents, best, is_used, bounds)
     # no path has more nodes than there are
-    tree = from_parents(parent, level, min(depth, keep), width)
-    return Draft(torch.cat([root[:, None], tokens.gather(1, best)], 1), grown=tree)
+    tree = from_parents(parent, depth, min(bounds.depth, keep), bounds.top_k)
+    tokens = pool.tokens.gather(1, best)
+    return Draft(torch.cat([root[:, None], tokens], 1), grown=tree)
+
+
+def kept_places(
+    parents: Tensor, best: Tensor, is_used: Tensor, bounds: Bounds
+) -> tuple[Tensor, Tensor]:
+    """Return depth and parent of the root and of the candidates ``best`` [B, keep]: [B, 1 + keep]
+    each, the depth of unused ones −1.  parents [B, C].
+    """
+    b, keep = best.shape
+    device = best.device
+    # the kept node that each candidate is; 0: the root, or left out
+    node_of = torch.zeros(b, parents.shape[1] + 1, dtype=torch.long, device=device)
+    node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=device).expand(b, -1))
+    depth = _levels(bounds.top_k, bounds.depth, device)[best]
+    parent = node_of.gather(1, parents.gather(1, best))
+    is_used = is_used & ((parent > 0) | (depth == 1))
+    parent = F.pad(parent, (1, 0))
+    for _ in range(bounds.depth - 2):  # a tie may leave a child whose grandparent was cut
+        is_used = is_used & F.pad(is_used, (1, 0), value=True).gather(1, parent)[:, 1:]
+    return F.pad(torch.where(is_used, depth, -1), (1, 0)), parent
 
 
 @cache
 def named() -> dict[str, dict[str, Any]]:
     """The sizes of ``grown_trees.yaml``."""
-    return yaml.safe_load(Path(__file__).with_name("grown_trees.yaml").read_text(encoding="utf-8"))
+    text = Path(__file__).with_name("grown_trees.yaml").read_text(encoding="utf-8")
+    sizes: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return sizes
 
 
 class Grown(TreePolicy):
@@ -198,8 +258,6 @@ class Grown(TreePolicy):
         None, "nodes with the root (default: the target's)", small=None, ge=2, le=1024, unset=59
     )
 
-    bounds = Prepared[Bounds]()
-
     @field_validator("shape")
     @classmethod
     def _known(cls, shape: str | None) -> str | None:
@@ -208,11 +266,21 @@ class Grown(TreePolicy):
         return shape
 
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
-        return super().resolve({**defaults, **(named()[self.shape] if self.shape else {})})
+        if self.shape:
+            defaults = {**defaults, **named()[self.shape]}
+        return super().resolve(defaults)
 
-    def first_bounds(self) -> Bounds:
-        options: Any = self  # resolved
-        return Bounds(options.depth, options.draft_top_k, options.total_nodes)
+    @property
+    def bounds(self) -> Bounds:
+        """The size of the first tree; of resolved options."""
+        return Bounds(resolved(self.depth), resolved(self.draft_top_k), resolved(self.total_nodes))
+
+
+def resolved(value: int | None) -> int:
+    """Return a resolved option's value."""
+    if value is None:
+        raise TypeError("an option of a tree is set before the tree is built")
+    return value
 
 
 @register("tree", "dynamic")
@@ -221,27 +289,36 @@ class Dynamic(Grown):
 
     search: ClassVar[Search | None] = "growth"
 
-    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
+    def build(self, target: Target, samples: bool) -> AnyTreeGrower:
         if self.depth == 0:
-            return FixedTree().drafting(chain(0), False, target.device)
-        return self.growing(self.first_bounds())
+            return FixedTree.of(chain(0), False, target.device)
+        return DynamicTree.of(self.bounds)
 
-    def growing(self, bounds: Bounds) -> Self:
-        """The policy, ready to grow trees of this size."""
-        check_candidates(bounds, "--depth or --draft-top-k")
-        return self.ready(
-            bounds=bounds, max_depth=bounds.depth, width=bounds.top_k, nodes=bounds.total
-        )
+    def plain(self) -> TreeSpec:
+        bounds = self.bounds
+        return TreeSpec("dynamic", depth=bounds.depth, top_k=bounds.top_k, total=bounds.total)
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicTree(TreeGrower[None]):
+    """Grows trees of one size."""
+
+    size: DraftSize
+    bounds: Bounds
+
+    @classmethod
+    def of(cls, bounds: Bounds) -> Self:
+        """Raises UserError for a tree that is too large."""
+        bounds.check("--depth or --draft-top-k")
+        return cls(DraftSize(bounds.total, bounds.depth, bounds.top_k), bounds)
+
+    def begin(self, state: DecodeState) -> None:
+        return None
 
     def grow(
-        self, state: DecodeState, tree_state: Any, logits: Tensor, expand: Expand, u: Tensor
+        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
     ) -> Draft:
         return grow_by_confidence(state, logits, expand, self.bounds)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        return (self.width,) * (depth - 1)
-
-    def plain(self) -> TreeSpec:
-        return TreeSpec(
-            "dynamic", depth=self.bounds.depth, top_k=self.bounds.top_k, total=self.bounds.total
-        )
+        return (self.bounds.top_k,) * (depth - 1)

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.proposal import Proposal, Search, TreePolicy
+from lanternbench.engine.plain import TreeSpec
+from lanternbench.engine.proposal import Search, TreePolicy
 from lanternbench.engine.tree import MAX_DEPTH, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.trees.fixed import FixedTree
@@ -30,11 +31,13 @@ def static_tree(spec: str | list[list[int]]) -> StaticTree:
     if not isinstance(spec, str):
         if not spec:
             raise UserError(
-                "a static tree needs at least one path, each a non-empty list of child ranks, as [0, 1]"
+                "a static tree needs at least one path, each a non-empty list of child ranks, "
+                "as [0, 1]"
             )
         return from_paths(tuple(map(tuple, spec)))
-    if spec.startswith("chain-") and spec[6:].isdigit() and 0 < int(spec[6:]) <= MAX_DEPTH:
-        return chain(int(spec[6:]))
+    length = spec.removeprefix("chain-")
+    if length != spec and length.isdigit() and 0 < int(length) <= MAX_DEPTH:
+        return chain(int(length))
     if spec not in named():
         known = f"chain-1 to chain-{MAX_DEPTH}, {', '.join(named())}"
         raise UserError(f"no static tree is called '{spec}': use {known} or a list of paths")
@@ -46,11 +49,27 @@ class NoTree(TreePolicy):
     """no draft"""
 
     def refuses(self, choices: Choices) -> str | None:
-        reason = "a proposal needs a tree, and autoregressive decoding (proposal none) has none"
-        return None if choices.proposal == "none" else reason
+        if choices.proposal == "none":
+            return None
+        return "a proposal needs a tree, and autoregressive decoding (proposal none) has none"
 
 
-class Shaped(FixedTree):
+class FixedShape(TreePolicy):
+    """Base of trees whose shape follows from the options."""
+
+    @property
+    def static(self) -> StaticTree:
+        """The tree; of resolved options."""
+        raise NotImplementedError
+
+    def build(self, target: Target, samples: bool) -> FixedTree:
+        return FixedTree.of(self.static, samples, target.device)
+
+    def plain(self) -> TreeSpec:
+        return TreeSpec("static", paths=self.static.paths)
+
+
+class Shaped(FixedShape):
     """Base of chains and static trees."""
 
     kind: ClassVar[str]
@@ -64,23 +83,29 @@ class Shaped(FixedTree):
     depth: int | None = option(None, "levels of a chain", small=None, ge=0, le=MAX_DEPTH)
 
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
-        """Raises UserError for a shape that is no tree, and where shape and depth contradict each
+        """Raises UserError for a shape that is no tree, and if shape and depth contradict each
         other.
         """
-        shape, depth = self.shape, self.depth
-        if shape is None or depth == 0:
-            shape = defaults.get(self.kind, self.fallback) if depth is None else f"chain-{depth}"
-        levels = depth if depth == 0 else static_tree(shape).tree.max_depth
-        if depth not in (None, levels):
+        if self.depth == 0:
+            return self.model_copy(update={"shape": "chain-0"})
+        shape = self.shape
+        if shape is None:
+            shape = defaults.get(self.kind, self.fallback)
+            if self.depth is not None:
+                shape = f"chain-{self.depth}"
+        levels = static_tree(shape).tree.max_depth
+        if self.depth not in (None, levels):
             raise UserError(
-                f"the tree '{shape}' is {levels} levels deep and --depth says {depth}: give one of the two"
+                f"the tree '{shape}' is {levels} levels deep and --depth says {self.depth}: "
+                "give one of the two"
             )
         return self.model_copy(update={"shape": shape, "depth": levels})
 
-    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
-        assert self.shape is not None
-        static = static_tree(self.shape) if self.depth else chain(0)
-        return self.drafting(static, proposal.samples, target.device)
+    @property
+    def static(self) -> StaticTree:
+        if self.depth == 0:
+            return chain(0)
+        return static_tree(self.shape or self.fallback)
 
 
 @register("tree", "static")
@@ -100,8 +125,8 @@ class Chain(Shaped):
     kind: ClassVar[str] = "chain"
     fallback: ClassVar[str] = "chain-5"
 
-    def prepare(self, target: Target, proposal: Proposal) -> TreePolicy:
-        policy = super().prepare(target, proposal)
-        if policy.width > 1:
+    def build(self, target: Target, samples: bool) -> FixedTree:
+        tree = super().build(target, samples)
+        if tree.size.width > 1:
             raise UserError("--tree chain needs a chain: give --depth N or --shape chain-N")
-        return policy
+        return tree

@@ -1,0 +1,187 @@
+"""Redraws: what becomes of the drafts of a Jacobi window that were not committed.
+
+SJD (arXiv 2410.01699) draws them anew.  SCD (arXiv 2510.24211): ``maximal`` coupling redraws a
+draft only if it fails a test against the new distribution, which is recorded for it in either
+case; the public code records the old one for a token that was kept, which is not exact.
+``gumbel``: every image position is redrawn with the same noise of its own in every step.
+
+SJD++ (arXiv 2512.07503) keeps drafts after the first rejection if they are likely enough.  A kept
+draft's law is the old distribution restricted to the tokens that pass, which no later test
+corrects: no loss of its tests bounds it.
+
+Coupling functions work on any leading shape [...].  B batch, W window positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lanternbench.engine.sampling import at, draw
+from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.verify import SampledDraft
+
+PUBLIC_EPSILON = 1e-9  # inside the logarithms of the public Gumbel draw
+
+
+class Redraw(ABC):
+    """What becomes of the drafts that were not committed."""
+
+    @abstractmethod
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        """Return a token [B, W + 1] for each q [B, W + 1, V], and the distribution that is
+        recorded for it.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class IndependentRedraw(Redraw):
+    """A new draw from q (SJD)."""
+
+    window: int
+
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        return draw(result.q, result.u.draft[:, self.window :]), result.q
+
+
+class FixedNoiseRedraw(Redraw):
+    """A draw from q by the position's own uniform (plain Jacobi decoding)."""
+
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        return draw(result.q, result.u.of_positions), result.q
+
+
+@dataclass(frozen=True, eq=False)
+class LikelyRedraw(IndependentRedraw):
+    """As SJD, but a draft x with p_new(x)/p_old(x) > θ stays, with its old distribution (SJD++)."""
+
+    theta: float
+
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        tokens, p = super().__call__(state, result)
+        draft = SampledDraft.of(result.draft)
+        old = draft.tokens[:, 1:]
+        p_old = draft.p
+        keep = at(result.q[:, :-1], old) > self.theta * at(p_old, old)
+        kept_tokens = torch.where(keep, old, tokens[:, :-1])
+        kept_p = torch.where(keep[..., None], p_old, p[:, :-1])
+        return torch.cat([kept_tokens, tokens[:, -1:]], 1), torch.cat([kept_p, p[:, -1:]], 1)
+
+
+class Coupled(NamedTuple):
+    """A coupled redraw."""
+
+    tokens: Tensor  # [...]
+    accepted: Tensor  # [...] bool: it is the old token
+    residual: Tensor  # [..., V] unnormalised: what a token that is not accepted is drawn from
+
+
+def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Tensor) -> Coupled:
+    """Maximal coupling: keep x ~ p_old with min(1, p_new(x)/p_old(x)), else draw from [p_new −
+    p_old]₊.
+
+    x, u_keep, u_draw [...]; p_old, p_new [..., V].  The token's law is p_new, and it is x with the
+    largest probability that a coupling allows, 1 − TV(p_old, p_new).  A token that p_old excludes
+    is not kept.
+    """
+    old = at(p_old, x)
+    accepted = (u_keep * old < at(p_new, x)) & (old > 0)
+    residual = (p_new - p_old).clamp(min=0)
+    # all 0: equal but for rounding
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_new)
+    return Coupled(torch.where(accepted, x, draw(residual, u_draw)), accepted, residual)
+
+
+def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
+    """Gumbel coupling: argmax(log p + g), g = −log(−log u), with uniforms u [..., V] that belong
+    to the position.
+
+    p [..., V] -> tokens [...].  ``epsilon`` is added inside both logarithms by the public code
+    (1e-9).
+    """
+    # in float32 a uniform near 1 rounds to it and wins for sure
+    tiny = torch.finfo(torch.float64).tiny
+    exponential = -(u.double() + epsilon).clamp(min=tiny).log()
+    g = -(exponential + epsilon).clamp(min=tiny).log()
+    return (p.double().log() + g).argmax(-1)
+
+
+def position_noise(key: Tensor, position: Tensor, vocab: int) -> Tensor:
+    """Uniforms of every token, the same in every step: key [B, 2] in 0 … 1, position [B, n] -> [B,
+    n, V] float64.
+
+    A hash (SplitMix64) of key, position and token.
+    """
+    bits = (key.double() * 2**24).long()
+    image = (bits[:, :1] << 24) + bits[:, 1:]
+    state = image[..., None] + position[..., None] * (0x9E3779B97F4A7C15 - 2**64)
+    token = torch.arange(vocab, device=key.device)
+    hashed = _mixed(_mixed(state) + (token + 1) * (0xD1B54A32D192ED03 - 2**64))
+    mantissa = (hashed >> 12) & (1 << 52) - 1
+    return (mantissa.double() + 0.5) / 2**52
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser, on 64-bit integers that wrap around, its constants as signed ones."""
+    z = (z ^ (z >> 30) & (1 << 34) - 1) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ (z >> 27) & (1 << 37) - 1) * (0x94D049BB133111EB - 2**64)
+    return z ^ (z >> 31) & (1 << 33) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class MaximalRedraw(Redraw):
+    """Maximal coupling with the draft before (SCD)."""
+
+    window: int
+
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        q = result.q
+        tokens, _ = self.coupled(result)
+        return tokens, q
+
+    def coupled(self, result: StepResult) -> tuple[Tensor, Coupled]:
+        """Return the tokens [B, W + 1], and the coupling of all but the last."""
+        w = self.window
+        q = result.q
+        u = result.u.draft
+        redraw = u[:, 2 * w :]
+        draft = SampledDraft.of(result.draft)
+        old = draft.tokens[:, 1:]
+        coupled = maximal(old, draft.p, q[:, :-1], u[:, w : 2 * w], redraw[:, :-1])
+        last = draw(q[:, -1:], redraw[:, -1:])
+        return torch.cat([coupled.tokens, last], 1), coupled
+
+
+@dataclass(frozen=True, eq=False)
+class OldLawRedraw(MaximalRedraw):
+    """The same, but a kept token keeps its old distribution (SCD's public code; not exact)."""
+
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        tokens, coupled = self.coupled(result)
+        q = result.q
+        draft = SampledDraft.of(result.draft)
+        recorded = torch.where(coupled.accepted[..., None], draft.p, q[:, :-1])
+        return tokens, torch.cat([recorded, q[:, -1:]], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class GumbelRedraw(Redraw):
+    """A draw with noise of the position's own, the same in every step (SCD)."""
+
+    columns: Tensor  # [W + 1] 0 … W
+    epsilon: float  # see ``gumbel``
+
+    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
+        q = result.q
+        noise = self.noise(state, result.start[:, None] + self.columns)
+        return gumbel(q, noise, self.epsilon), q
+
+    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
+        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no
+        step reads.
+        """
+        return position_noise(state.uniforms[:, -1, 1:3], position, state.target.vocab)
