@@ -101,7 +101,8 @@ def forward(state: DecodeState, feed: Feed) -> Outputs:
         x = torch.where(cache.per_row(feed.row_ends)[..., None], cache.row_end, x)
     states = cache.forward(x, feed.address, aux_layers=state.aux_layers)
     deciding = at_reads(cache, states, feed.reads)
-    logits = state.target.model.logits(state.final(deciding), state.guidance)
+    final = state.final(deciding) if state.aux_layers else deciding
+    logits = state.target.model.logits(final, state.guidance)
     state.clock.tick("verify")
     return Outputs(logits, deciding, states)
 

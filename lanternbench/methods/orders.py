@@ -138,8 +138,8 @@ class Rows(Order):
     def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
         if self.variant != "paper":
             return None
-        if isinstance(draft, WindowSpec):
-            return RowSpec(self.c, draft.window, reuse=self.reuse)
+        if draft.deepest:
+            return RowSpec(self.c, draft.deepest, reuse=self.reuse)
         return RowSpec(self.lead, 0, self.adaptive, self.auxiliary == "seen")
 
 

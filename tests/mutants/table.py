@@ -85,8 +85,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/decode.py",
-                "    logits = state.target.model.logits(deciding, state.guidance)\n",
-                "    logits = state.target.model.logits(deciding, 1.0)\n",
+                "    logits = state.target.model.logits(final, state.guidance)\n",
+                "    logits = state.target.model.logits(final, 1.0)\n",
             ),
             (
                 "lanternbench/engine/decode.py",
