@@ -1,4 +1,4 @@
-"""``doctor``: checks of the machine, of its GPU, and of drafters."""
+"""``doctor``: checks of the machine, its GPU, and drafters."""
 
 import itertools
 from typing import Annotated
@@ -17,21 +17,22 @@ from lanternbench.utils.device import choose
 
 def doctor(
     target: Annotated[
-        str | None, Option(help="Check this target and its drafters by a short decode.")
+        str | None, Option(help="Check this target and its drafters with a short decode.")
     ] = None,
     drafter: Annotated[
-        str | None, Option(help="With --target: this drafter in place of its own.")
+        str | None, Option(help="With --target: check this drafter instead of its own.")
     ] = None,
-    prompts: Annotated[str, Option(help="What a check decodes: demo, or a text file.")] = "demo",
+    prompts: Annotated[
+        str, Option(help="Prompts that are decoded: demo, or a text file.")
+    ] = "demo",
     random_weights: Annotated[bool, Option(help="Check with random weights.")] = False,
     gpu: Annotated[
-        bool, Option("--gpu", help="Check this GPU: bandwidth, CUDA graphs, batches.")
+        bool, Option("--gpu", help="Check the GPU: bandwidth, CUDA graphs, batches.")
     ] = False,
     device: options.Device = "auto",
     as_json: options.AsRows = False,
 ) -> None:
-    """Show this machine, what is missing, and how to get it; check this GPU, or that a drafter
-    belongs to a target.
+    """Show this machine and how to get missing files; check the GPU, or a target and its drafters.
 
     Example: lanternbench doctor --target llamagen-xl-stage1 --drafter my-drafter/
     """
@@ -43,9 +44,9 @@ def doctor(
         checks = _check_pairs(target, drafter, prompts, random_weights, device)
     else:
         checks = _machine()
-    judged = gpu or target is not None
+    has_verdicts = gpu or target is not None
     rows = [check._asdict() for check in checks]
-    print_rows(rows, as_json, "item value ok" if judged else "item value")
+    print_rows(rows, as_json, "item value ok" if has_verdicts else "item value")
     if any(check.ok is False for check in checks):
         raise typer.Exit(1)
 
@@ -64,21 +65,22 @@ def _machine() -> list[Check]:
 
     checks = [Check(name, value) for name, value in environment().items()]
     for name, row in catalogue().items():
-        absent = lacking(row)
-        fetch = f"`lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
-        state = f"missing: {absent}; {fetch}" if absent else "here"
+        state = "available"
+        if absent := lacking(row):
+            fetch = f"`lanternbench fetch {name}` gets it ({row.gigabytes:g} GB)"
+            state = f"missing: {absent}; {fetch}"
         checks.append(Check(f"target {name}", state))
     for name in names():
         (scorer,) = scorers_for([name], "full")
-        why = scorer.available()
-        checks.append(Check(f"metric {name}", why.text if why else "here"))
+        problem = scorer.available()
+        checks.append(Check(f"metric {name}", problem.text if problem else "available"))
     return checks
 
 
 def _check_pairs(
     name: str, drafter: str | None, prompts: str, random_weights: bool, device: str
 ) -> list[Check]:
-    """Load the target and check each of its drafters, or the one that is named."""
+    """Check each drafter of a target, or the given one."""
     from lanternbench import prompts as sets
     from lanternbench.doctor.pair import STEPS, TEMPERATURES, check_pair
     from lanternbench.models.catalogue import check_memory, load_target, with_drafter
@@ -97,13 +99,13 @@ def _check_pairs(
             kinds = [kind]
         if not kinds:
             raise UserError(f"target '{name}' has no drafter: give one with --drafter")
-        all_steps = len(kinds) * len(TEMPERATURES) * STEPS
-        steps_done = itertools.count(1)
+        steps = len(kinds) * len(TEMPERATURES) * STEPS
+        counter = itertools.count(1)
 
         def show_step(tokens: int, of: int) -> None:
-            bars.show(next(steps_done), all_steps, f"decoding with drafters of {name}")
+            bars.show(next(counter), steps, f"decoding with drafters of {name}")
 
         checks: list[Check] = []
         for kind in kinds:
-            checks.extend(check_pair(target, kind, captions, row, show_step))
+            checks += check_pair(target, kind, captions, row, show_step)
     return checks

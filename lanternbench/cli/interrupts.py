@@ -1,6 +1,6 @@
-"""Ctrl-C at any moment, while modules are imported and while Python shuts down too: one sentence
-and exit code 130.
-"""
+"""Ctrl-C at any moment, also during imports and shutdown: one sentence and exit code 130."""
+
+from __future__ import annotations
 
 import atexit
 import os
@@ -9,14 +9,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 CODE = 130  # 128 + SIGINT, as shells report it
 SENTENCE = "lanternbench: interrupted; the same command continues where it stopped"
 SHOW_CURSOR = "\x1b[?25h"
 
-pressed = False  # was Ctrl-C?
-_command_runs = False  # whether the interrupted code cleans up
+pressed = False  # Ctrl-C, at least once
+_command_runs = False  # and cleans up after KeyboardInterrupt
 _printed = False
 
 
@@ -28,7 +31,7 @@ def install() -> None:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """While a command runs, Ctrl-C raises KeyboardInterrupt in it, so that open files are closed."""
+    """Let Ctrl-C raise KeyboardInterrupt in the command that runs inside, which closes its files."""
     global _command_runs
     _command_runs = True
     try:
@@ -40,15 +43,15 @@ def running() -> Iterator[None]:
 def say() -> None:
     """Print the sentence, once."""
     global _printed
-    if not _printed:
-        _printed = True
-        os.write(2, f"{SHOW_CURSOR if os.isatty(2) else ''}{SENTENCE}\n".encode())
+    if _printed:
+        return
+    _printed = True
+    cursor = SHOW_CURSOR if os.isatty(2) else ""
+    os.write(2, f"{cursor}{SENTENCE}\n".encode())
 
 
 def finish(code: int) -> NoReturn:
-    """End this process as Python does, but handle Ctrl-C to the end, whereas Python restores its
-    default handler.
-    """
+    """End this process as Python does, but keep our handler, which Python would remove first."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -58,16 +61,15 @@ def finish(code: int) -> NoReturn:
 
 def _handle(_number: int, frame: FrameType | None) -> None:
     global pressed
-    repeated, pressed = pressed, True
-    if repeated or not _command_runs or _imports(frame):
+    is_repeated = pressed
+    pressed = True
+    if is_repeated or not _command_runs or _imports(frame):
         _leave()
     raise KeyboardInterrupt
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Is a module being imported?  Modules, torch's among them, may swallow an exception or turn
-    it into another.
-    """
+    """Return whether a module is being imported; some, such as torch's, swallow exceptions."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -75,8 +77,8 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
-def _unraisable(error: Any) -> None:
-    """Ctrl-C in a finaliser or a callback, where Python would print its traceback and continue."""
+def _unraisable(error: UnraisableHookArgs) -> None:
+    """Handle Ctrl-C in a finaliser, for which Python would print a traceback and continue."""
     if issubclass(error.exc_type, KeyboardInterrupt):
         _leave()
     sys.__unraisablehook__(error)

@@ -1,15 +1,17 @@
-"""``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: what there is, or a page on one;
+"""``methods``, ``metrics``, ``targets``, ``prompts``, ``runs``: lists, and a page on one entry;
 without torch.
 """
 
 import inspect
 import sys
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from rich.console import Console
-from rich.text import Text
+from rich.filesize import decimal
 from typer import Argument, Option
 
 from lanternbench.cli import options
@@ -22,13 +24,14 @@ from lanternbench.methods.presets import Preset
 from lanternbench.models.drafters.kinds import FILED, KINDS
 from lanternbench.models.entries import Entry, catalogue, entry, family, lacking, missing
 from lanternbench.models.grids import size, written
-from lanternbench.models.places import Files
 from lanternbench.registry import components
-from lanternbench.settings import PromptSpec
+from lanternbench.settings import Caption, PromptSpec
 
 if TYPE_CHECKING:
+    from lanternbench.metrics.files import Weights
     from lanternbench.metrics.metric import Metric
 
+METHOD_COLUMNS = "method proposal tree acceptance residual order lossless paper"
 WIDEST = {"bounds": 13, "default": 15, "source": 16}  # columns of a method's page
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 BETTER = {True: "higher", False: "lower", None: "neither"}
@@ -37,25 +40,24 @@ SHAPE = {"dim": "wide", "n_layer": "layers", "n_head": "heads", "hidden": "wide 
 
 
 def methods(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="A page on this method.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Describe this method.")] = None,
     target: Annotated[
         str | None, Option(help="Show the defaults on this target, and their sources.")
     ] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """List every method: its five choices, whether it is lossless, and its paper; or all of one
-    method.
+    """List every method: its five components, whether it is lossless, and its paper.
+
+    With a NAME: everything about that method.
 
     Example: lanternbench methods lantern++
     """
     presets = components("preset")
     if name is not None and as_json:
-        print_json(
-            _method_row(name, preset(name))
-            | {"about": option_rows(named(name), preset(name), target)}
-        )
+        rows = option_rows(named(name), preset(name), target)
+        print_json(_method_row(name, preset(name)) | {"about": rows})
     elif name is not None:
-        _method_page(name, preset(name), named(name), target)
+        _method_page(name, target)
     elif target is not None:
         raise UserError(
             "--target is for the page of one method: name it, as in `lanternbench methods eagle-1`"
@@ -63,104 +65,111 @@ def methods(
     elif as_json:
         print_json([_method_row(*item) for item in presets.items()])
     else:
-        rows: list[dict[str, Any]] = []
-        for title, listed in presets.items():
-            lossless = named(title).lossless if listed.lossless is None else listed.lossless
-            number = listed.paper.rpartition(" ")[2] or "–"  # in arXiv
-            rows.append(
-                {
-                    "method": title,
-                    **listed.choices._asdict(),
-                    "lossless": lossless,
-                    "paper": number,
-                }
-            )
-        print_rows(rows, False, "method proposal tree acceptance residual order lossless paper")
+        print_rows([_listed(*item) for item in presets.items()], False, METHOD_COLUMNS)
+
+
+def _listed(name: str, preset: Preset) -> dict[str, Any]:
+    """Return a row of the list, for which the components of most methods are not imported."""
+    lossless = preset.lossless
+    if lossless is None:
+        lossless = named(name).lossless
+    number = preset.paper.rpartition(" ")[2] or "–"  # in arXiv
+    return {"method": name, **preset.choices._asdict(), "lossless": lossless, "paper": number}
 
 
 def _method_row(name: str, preset: Preset) -> dict[str, Any]:
-    row = {
+    method = named(name)
+    return {
         "method": name,
         **preset.choices._asdict(),
-        "lossless": named(name).lossless,
+        "lossless": method.lossless,
         "paper": preset.paper or "–",
+        "options": {key: x for key, x in sorted(method.read.items()) if x is not None},
     }
-    return row | {"options": {f: v for f, v in sorted(named(name).read.items()) if v is not None}}
 
 
 def option_rows(method: Method, preset: Preset, target: str | None = None) -> list[dict[str, str]]:
-    """Each option that a method reads: flag, symbol, default (on ``target``), the default's
-    source, bounds, meaning.
+    """Return a row for each option that a method reads: flag, symbol, default (on ``target``), the
+    default's source, bounds and meaning.
     """
-    of_target = family(entry(target).family).options(entry(target)) if target else {}
-    fields, rows = fields_of(method.parts), []
-    for name, value in (method.resolve(of_target) if target else method).read.items():
-        rules = [
-            (sign, getattr(rule, kind, None))
-            for rule in fields[name].metadata
-            for kind, sign in SIGNS.items()
-        ]
-        limits = ", ".join(f"{sign} {bound}" for sign, bound in rules if bound is not None)
-        choices = (
-            get_args(fields[name].annotation)
-            if get_origin(fields[name].annotation) is Literal
-            else ()
-        )
-        meaning = fields[name].description or ""
-        open_ = fields[name].default is None and name not in preset.options
-        text = f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
-        # an option without a value is off
-        default = "–" if value is None or (open_ and not value) else text
-        source = (
-            "preset"
-            if name in preset.options
-            else "target"
-            if open_ and of_target
-            else "component"
-        )
-        if open_ and default == "–":
-            source = "target" if "the target's" in meaning and not target else "–"
-        stated = (
-            defaults.default_of(method.preset, preset.choices, flag(name), target)
-            if target
-            else None
-        )
-        if stated and stated.equals(default):
-            default, source = stated.default.strip("`"), stated.source.replace("`", "")
-        row = {"option": f"--{flag(name).replace('_', '-')}", "symbol": symbol(fields, name)}
+    of_target: Mapping[str, Any] = {}
+    if target:
+        of_target = family(entry(target).family).options(entry(target))
+        method = method.resolve(of_target)
+    fields = fields_of(method.parts)
+    rows = []
+    for name, value in method.read.items():
+        field = fields[name]
+        key = flag(name)
+        default, source = _default(name, value, field, preset, of_target)
+        if target:
+            published = defaults.default_of(method.preset, preset.choices, key, target)
+            if published and published.equals(default):
+                default = published.default.strip("`")
+                source = published.source.replace("`", "")
+        row = {"option": f"--{key.replace('_', '-')}", "symbol": symbol(fields, name)}
         row |= {"default": default, "source": source}
-        rows.append(row | {"bounds": limits or ", ".join(map(str, choices)), "meaning": meaning})
+        row |= {"bounds": _bounds(field), "meaning": field.description or ""}
+        rows.append(row)
     return rows
 
 
-def _method_page(name: str, preset: Preset, method: Method, target: str | None) -> None:
-    console, rows = Console(width=PAGE, highlight=False), option_rows(method, preset, target)
-    titles = ("option", "symbol", "default", "source" if target else "of the", "bounds", "meaning")
-    for row in rows:
-        row |= {"symbol": ""} if row["symbol"] == row["option"][2:].replace("-", "_") else {}
-    console.print(
-        Text(f"{name}: {'' if method.lossless else 'not '}lossless; {preset.paper or 'no paper'}")
-    )
-    console.print(
-        Text(", ".join(f"{kind} {choice}" for kind, choice in preset.choices._asdict().items()))
-    )
+def _default(
+    name: str, value: object, field: FieldInfo, preset: Preset, of_target: Mapping[str, Any]
+) -> tuple[str, str]:
+    """Return an option's default value and what sets it; an option without a value is off."""
+    text = f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
+    if name in preset.options or field.default is not None:
+        source = "preset" if name in preset.options else "component"
+        return ("–" if value is None else text), source
+    if value:
+        return text, "target" if of_target else "component"
+    asks_target = "the target's" in (field.description or "")
+    return "–", "target" if asks_target and not of_target else "–"
+
+
+def _bounds(field: FieldInfo) -> str:
+    """Return the limits of an option, or its choices."""
+    limits = []
+    for rule in field.metadata:
+        for kind, sign in SIGNS.items():
+            if hasattr(rule, kind):
+                limits.append(f"{sign} {getattr(rule, kind)}")
+    if not limits and get_origin(field.annotation) is Literal:
+        limits = [str(choice) for choice in get_args(field.annotation)]
+    return ", ".join(limits)
+
+
+def _method_page(name: str, target: str | None) -> None:
+    method = named(name)
+    described = preset(name)
+    choices = described.choices._asdict()
+    console = Console(width=PAGE, highlight=False, markup=False)
+    lossless = "lossless" if method.lossless else "not lossless"
+    console.print(f"{name}: {lossless}; {described.paper or 'no paper'}")
+    console.print(", ".join(f"{kind} {choice}" for kind, choice in choices.items()))
     if target:
-        console.print(
-            Text(f"defaults on {target}, whose own are on `lanternbench targets {target}`:")
-        )
-    console.print(table_of(titles, (row.values() for row in rows), titles, titles[:1], WIDEST))
-    first = next(
-        (row for row in rows if row["default"] != "–" and row["option"] != "--variant"), None
-    )
-    extra = f" {first['option']} {first['default']}" if first else ""
-    console.print(Text(f"Example: lanternbench run --method {name}{extra}"))
+        console.print(f"defaults on {target}; its own are on `lanternbench targets {target}`:")
+    rows = option_rows(method, described, target)
+    titles = ("option", "symbol", "default", "source" if target else "of the", "bounds", "meaning")
+    example = ""
+    cells = []
+    for row in rows:
+        if not example and row["default"] != "–" and row["option"] != "--variant":
+            example = f" {row['option']} {row['default']}"
+        is_name = row["symbol"] == row["option"][2:].replace("-", "_")
+        cells.append((row | {"symbol": ""} if is_name else row).values())
+    console.print(table_of(titles, cells, titles, titles[:1], WIDEST))
+    console.print(f"Example: lanternbench run --method {name}{example}")
 
 
 def metrics(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="A page on this metric.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Describe this metric.")] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """List every metric of images, and whether its files are here; or all of one metric.
+    """List every metric of images, and whether its files are downloaded.
+
+    With a NAME: everything about that metric.
 
     Example: lanternbench metrics pickscore
     """
@@ -169,82 +178,83 @@ def metrics(
     if name is None:
         rows = [_metric_row(one, kind) for one, kind in components("metric").items()]
         print_rows(rows, as_json, "metric column better of here size")
-    elif as_json:
-        print_json(
-            _metric_row(name, metric_class(name))
-            | {"about": _metric_page(name, metric_class(name))}
-        )
+        return
+    kind = metric_class(name)
+    page = _metric_page(name, kind)
+    if as_json:
+        print_json(_metric_row(name, kind) | {"about": page})
     else:
-        print_page(
-            f"{name}: {metric_class(name).title or name}", _metric_page(name, metric_class(name))
-        )
+        print_page(f"{name}: {kind.title or name}", page)
 
 
 def _metric_row(name: str, kind: "type[Metric]") -> dict[str, Any]:
     from lanternbench.metrics.metric import ImageMetric
 
-    row = {"metric": name, "column": ", ".join(c.title for c in kind.columns(name))}
-    row |= {
+    present = "yes" if all(weights.find() for weights in kind.weights) else "no"
+    return {
+        "metric": name,
+        "column": ", ".join(column.title for column in kind.columns(name)),
         "better": BETTER[kind.higher_is_better],
         "of": "an image" if issubclass(kind, ImageMetric) else "a set",
-    }
-    present = "yes" if all(w.find() for w in kind.weights) else "no"
-    return row | {
         "here": "–" if ":" in name else present,
-        "size": _size(sum(w.gigabytes for w in kind.weights), kind),
+        "size": _size(kind, *kind.weights),
     }
 
 
-def _size(gigabytes: float, kind: "type[Metric]") -> str:
+def _size(kind: "type[Metric]", *weights: "Weights") -> str:
     if kind.embedded:
         return "in the package"
-    return (
-        f"{gigabytes:.2g} GB"
-        if gigabytes >= 0.001
-        else f"{gigabytes * 1e3:.2g} MB"
-        if gigabytes
-        else "–"
-    )
+    gigabytes = sum(one.gigabytes for one in weights)
+    return decimal(round(gigabytes * 1e9)) if gigabytes else "–"
 
 
 def _metric_page(name: str, kind: "type[Metric]") -> dict[str, str]:
-    """The texts of a page, by title."""
+    """Return the texts of a page, by title."""
     from lanternbench.metrics.metric import ImageMetric
 
-    module = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n\n")[0]
-    description = (kind.__doc__ or "").partition(" Raises ")[0]
+    measures = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n\n")[0]
+    if kind.__doc__:
+        description = kind.__doc__.partition(" Raises ")[0]
+        measures = " ".join(f"{measures} This one: {description}".replace("``", "`").split())
     reads = "an image" if issubclass(kind, ImageMetric) else "a set of images"
-    reads += " and its caption" if getattr(kind, "captions", False) else ""
+    if getattr(kind, "captions", False):
+        reads += " and its caption"
+    if kind.compares:
+        reads += ", compared with the real images of --reference"
     files = []
     for weights in kind.weights:
         state = "downloaded" if weights.find() else "not downloaded"
-        files.append(f"{weights.title} ({_size(weights.gigabytes, kind)}, {state})")
+        files.append(f"{weights.title} ({_size(kind, weights)}, {state})")
+    fetch = "it needs none"
+    if kind.embedded:
+        fetch = "comes with the package"
+    elif kind.weights or ":" in name:
+        fetch = f"lanternbench fetch {name}"
     by_hand = [f"save {w.url} as {w.folder / w.file}" for w in kind.weights if w.url]
-    fetch = "comes with the package" if kind.embedded else f"lanternbench fetch {name}"
+    computed = "by default on tiny" if kind.embedded else "by default"
+    reference = " --reference FOLDER" if kind.compares else ""
     return {
-        "measures": " ".join(f"{module} This one: {description}".replace("``", "`").split())
-        if description
-        else module,
-        "value of": reads + (", against the real images of --reference" if kind.compares else ""),
+        "measures": measures,
+        "value of": reads,
         "better": BETTER[kind.higher_is_better],
-        "columns": ", ".join(f"{c.title} ({c.key})" for c in kind.columns(name)),
-        "backbone, files": "; ".join(files) or "as the name says",
-        "get them": fetch if kind.weights or ":" in name else "it needs none",
+        "columns": ", ".join(f"{column.title} ({column.key})" for column in kind.columns(name)),
+        "network, files": "; ".join(files) or "named by the metric",
+        "get them": fetch,
         "by hand": "; ".join(by_hand) or "–",
-        "computed": "where --metrics names it"
-        if kind.extra
-        else f"by default{' on tiny' if kind.embedded else ''}",
+        "computed": "if --metrics names it" if kind.extra else computed,
         "on tiny": f"{kind.stand_in} in its place" if kind.stand_in else "the same",
         "citation": kind.paper or "none",
-        "example": f"lanternbench score --metrics {name}{' --reference FOLDER' if kind.compares else ''}",
+        "example": f"lanternbench score --metrics {name}{reference}",
     }
 
 
 def targets(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="A page on this target.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Describe this target.")] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """List the targets, and which of them are here; or all of one target.
+    """List the targets, and whether their files are downloaded.
+
+    With a NAME: everything about that target.
 
     Example: lanternbench targets anole-7b
     """
@@ -265,9 +275,11 @@ def _target_row(row: Entry) -> dict[str, Any]:
         state = "no"
     else:
         state = f"lacks {absent}"
-    size = f"{row.gigabytes:g} GB" if row.files else "in the package"
-    about = {"target": row.name, "family": row.family, "here": state, "size": size}
-    return about | {
+    return {
+        "target": row.name,
+        "family": row.family,
+        "here": state,
+        "size": f"{row.gigabytes:g} GB" if row.files else "in the package",
         "grid": " + ".join(map(written, row.all_grids)) or "–",
         "licence": row.licence,
         "about": row.about,
@@ -275,85 +287,110 @@ def _target_row(row: Entry) -> dict[str, Any]:
 
 
 def _target_page(target: Entry) -> dict[str, str]:
-    """The texts of a page, by title."""
+    """Return the texts of a page, by title."""
+    name = target.name
     grids = target.all_grids
-    published = defaults.of_target(target.name)
-    usual = {"guidance": f"{target.guidance:g}", "top_k": str(target.top_k or "off")}
-    sources = {
-        k: f"{v} ({published[k].source})" if k in published else v for k, v in usual.items()
+    tokens = "as its files say"
+    if grids:
+        tokens = f"{sum(map(size, grids)):,} an image, {_target_row(target)['grid']}"
+    shape = [f"{target.shape[key]} {unit}" for key, unit in SHAPE.items() if key in target.shape]
+    other_grids = [f"--target {name}:grid={grid}" for grid in target.grids]
+    fetch = f"lanternbench fetch {name}, {target.gigabytes:g} GB; --dry-run lists each file"
+    drafters = _drafters(target)
+    no_drafter = "none is published: --drafter takes one, `train drafter` makes one"
+    works, with_option, never = _methods(drafters)
+    example = f"lanternbench run --target {name} --method eagle-1"
+    return {
+        "shape": ", ".join(shape) or "in the files of the model",
+        "tokens": tokens,
+        "other grids": ", ".join(other_grids) or "none is published",
+        "guidance (CFG)": _sourced(name, "guidance", f"{target.guidance:g}"),
+        "top-k": _sourced(name, "top_k", str(target.top_k or "off")),
+        "licence": target.licence,
+        "files": "; ".join(_files(target)) or "in the package",
+        "get them": fetch if target.files else "they come with the package",
+        "drafters": ", ".join(drafters) or no_drafter,
+        "its defaults": "; ".join(_own_defaults(name)) or "those of `lanternbench methods NAME`",
+        "methods": works,
+        "with --drafter": with_option or "–",
+        "not": never or "–",
+        "example": example if drafters else f"{example} --drafter FOLDER",
     }
+
+
+def _drafters(target: Entry) -> list[str]:
+    """Return the kinds of drafter that are published for a target, or come with the package."""
+    if target.files:
+        return [kind for kind in FILED if kind in target.files]
+    return [kind.name for kind in KINDS.values() if kind.is_bundled]
+
+
+def _sourced(target: str, option: str, value: str) -> str:
+    """Return a target's value of an option, with its source."""
+    published = defaults.of_target(target).get(option)
+    return f"{value} ({published.source})" if published else value
+
+
+def _own_defaults(target: str) -> list[str]:
+    """Return the options of methods that have another default on this target."""
+    return [
+        f"{row.method} {row.option} {row.default.strip('`')}"
+        for row in defaults.table()
+        if row.target and fnmatch(target, row.target)
+    ]
+
+
+def _files(target: Entry) -> list[str]:
+    """Return where the files of each role are published, and where they lie."""
     found = target.locate(target.folder)
     absent = missing(target)
-    here = {role: _where(target, found, role, absent) for role in target.files}
-    files = [
-        f"{role}: {s.repo}, {', '.join(s.files)} ({here[role]})"
-        for role, s in target.files.items()
-    ]
-    get = f"lanternbench fetch {target.name}, {target.gigabytes:g} GB; with --dry-run it lists each file's size"
-    drafters = [kind for kind in FILED if kind in target.files]
-    if not target.files:
-        drafters = [kind.name for kind in KINDS.values() if kind.is_bundled]
-    works, more, never = _methods(drafters)
-    rows = (row for row in defaults.table() if row.target and fnmatch(target.name, row.target))
-    trees = [f"{row.method} {row.option} {row.default.strip('`')}" for row in rows]
-    shape = ", ".join(
-        f"{target.shape[key]} {unit}" for key, unit in SHAPE.items() if key in target.shape
-    )
-    return {
-        "shape": shape or "in the files of the model",
-        "tokens": f"{sum(map(size, grids)):,} an image, {_target_row(target)['grid']}"
-        if grids
-        else "as its files say",
-        "other grids": ", ".join(f"--target {target.name}:grid={grid}" for grid in target.grids)
-        or "none is published",
-        "guidance (CFG)": sources["guidance"],
-        "top-k": sources["top_k"],
-        "licence": target.licence,
-        "files": "; ".join(files) or "in the package",
-        "get them": get if target.files else "they come with the package",
-        "drafters": ", ".join(drafters)
-        or "none is published: --drafter takes one, `train drafter` makes one",
-        "its defaults": "; ".join(trees) or "those of `lanternbench methods NAME`",
-        "methods": works,
-        "with --drafter": more or "–",
-        "not": never or "–",
-        "example": f"lanternbench run --target {target.name} --method eagle-1{'' if drafters else ' --drafter FOLDER'}",
-    }
+    texts = []
+    for role, source in target.files.items():
+        path = found.paths.get(role, target.folder)
+        if role in absent:
+            state = found.faults.get(role, "not downloaded")
+        elif path.is_relative_to(target.folder):
+            state = "downloaded"
+        else:
+            state = f"in {path}"
+        texts.append(f"{role}: {source.repo}, {', '.join(source.files)} ({state})")
+    return texts
 
 
-def _where(target: Entry, found: Files, role: str, absent: list[str]) -> str:
-    """Return where the files of a role lie, or why they cannot be used."""
-    if role in absent:
-        return found.faults.get(role, "not downloaded")
-    path = found.paths.get(role, target.folder)
-    return "downloaded" if path.is_relative_to(target.folder) else f"in {path}"
-
-
-def _methods(drafters: list[str]) -> list[str]:
-    """The methods that work without --drafter, those that need it, and those that cannot use one."""
-    presets = {name: preset.choices.proposal for name, preset in components("preset").items()}
-    ready = {name for name, kind in presets.items() if kind not in KINDS or kind in drafters}
-    with_drafter = {name for name, kind in presets.items() if kind in GIVEN} - ready
-    groups = ready, with_drafter, presets.keys() - ready - with_drafter
-    return [", ".join(name for name in presets if name in group) for group in groups]
+def _methods(drafters: list[str]) -> tuple[str, str, str]:
+    """Return the methods that work without --drafter, those that need it, and those that cannot
+    use one.
+    """
+    ready: list[str] = []
+    with_drafter: list[str] = []
+    never: list[str] = []
+    for name, listed in components("preset").items():
+        kind = listed.choices.proposal
+        if kind not in KINDS or kind in drafters:
+            ready.append(name)
+        elif kind in GIVEN:
+            with_drafter.append(name)
+        else:
+            never.append(name)
+    return ", ".join(ready), ", ".join(with_drafter), ", ".join(never)
 
 
 def prompts(
     seed: Annotated[int, From(PromptSpec)],
+    caption: Annotated[Caption, From(PromptSpec)],
     spec: Annotated[
         str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")
     ] = "demo",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
-    caption: str = "first",
     as_json: options.AsRows = False,
 ) -> None:
-    """Preview and validate a prompt source; prints the hash that identifies the selection.
+    """Show the prompts of a source, check it, and print the hash that identifies the selection.
 
     Example: lanternbench prompts demo -n 4
     """
     from lanternbench import prompts as sets
 
-    selected = sets.load(spec, num_prompts or None, seed, cast(Any, caption))
+    selected = sets.load(spec, num_prompts or None, seed, caption)
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in selected]
     if as_json:
         print_json(selected.record() | {"prompts": rows})

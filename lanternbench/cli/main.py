@@ -1,8 +1,8 @@
-"""The command line: every command, one entry point, one way to fail."""
+"""The command line: its commands, one entry point, one way to fail."""
 
 import errno
-import inspect
 import io
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from lanternbench import __version__
 from lanternbench.cli import interrupts
-from lanternbench.cli.options import check_names, complete, takes_method_options
+from lanternbench.cli.options import check_names, complete, paragraphs, takes_method_options
 from lanternbench.errors import UserError
 from lanternbench.utils.memory import SMALLER, is_out_of_memory, shortage
 
@@ -26,9 +26,12 @@ NAMES = (  # FILE.function
 )
 
 
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 class Commands(TyperGroup):
-    """Commands whose options are added when called: the classes with their fields may be slow to
-    import.
+    """Commands that get their options when called, because the classes of the options may be slow
+    to import.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -36,6 +39,10 @@ class Commands(TyperGroup):
         command = getattr(getattr(listed, "callback", None), "command", None)
         if command is None:
             return name, listed, arguments
+        if "--help" in arguments:
+            from typer import rich_utils
+
+            rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # room for long names
         if takes_method_options(command):
             check_names(arguments, positional=name == "verify")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")
@@ -67,29 +74,24 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Benchmark speculative decoding for autoregressive image generation: one engine, one clock,
-    honest tables.
-    """
+    """Benchmark speculative decoding for autoregressive image generation."""
 
 
 def _list(within: typer.Typer, place: str) -> Callable[..., None]:
-    """List a command by its name and the first line of its help alone: see ``Commands``."""
+    """List a command by its name and the first sentence of its help: see ``Commands``."""
     file, name = place.split(".")
     command: Callable[..., None] = getattr(import_module(f"lanternbench.cli.{file}_cmd"), name)
 
     def listed() -> None: ...
 
     listed.command = command  # type: ignore[attr-defined]
-    within.command(name.rstrip("_"), help=(inspect.getdoc(command) or "").partition("\n")[0])(
-        listed
-    )
+    sentence = re.split(r"(?<=\.) ", paragraphs(command)[0])[0]
+    within.command(name.rstrip("_"), help=sentence)(listed)
     return command
 
 
 COMMANDS = [_list(app, place) for place in NAMES.split()]
-train = typer.Typer(
-    **STYLE, help="Train a drafter for any target, or the embedded models from a seed."
-)
+train = typer.Typer(**STYLE, help="Train a drafter for any target, or the toy model.")
 for place in ("setup.drafter", "setup.tiny"):
     _list(train, place)
 app.add_typer(train, name="train")
@@ -99,7 +101,7 @@ def main() -> None:
     """Run a command.  A user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without τ and × shows question marks
+            stream.reconfigure(errors="replace")  # a terminal without τ shows a question mark
     warnings.filterwarnings("ignore", category=FutureWarning)
     # torch.cuda warns of drivers that are too old and of GPUs that it cannot use
     of_torch = r"torch(?!\.cuda)|torch(metrics|vision)\b"
@@ -112,8 +114,8 @@ def main() -> None:
             interrupts.say()
             raise SystemExit(interrupts.CODE) from None
         message = str(error)
-        if lost := _lost_output(error):
-            message = f"the output is lost ({lost}): free some space or write elsewhere"
+        if reason := _lost_output(error):
+            message = f"the output is lost ({reason}): free some space or write elsewhere"
         elif isinstance(error, BrokenPipeError):
             raise SystemExit(1) from None
         elif is_out_of_memory(error):
@@ -125,9 +127,7 @@ def main() -> None:
 
 
 def _lost_output(error: BaseException) -> str | None:
-    """Why stdout did not take what was printed: the reason of ``error``, or of a last write as the
-    command ends.
-    """
+    """Return why stdout could not be written: by ``error``, or by the last write of a command."""
     if isinstance(error, SystemExit):
         try:
             sys.stdout.flush()
@@ -135,9 +135,6 @@ def _lost_output(error: BaseException) -> str | None:
             return None
         except OSError as failed:
             return failed.strerror
-    disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    return (
-        error.strerror
-        if isinstance(error, OSError) and error.filename is None and error.errno in disk
-        else None
-    )
+    if isinstance(error, OSError) and error.filename is None and error.errno in DISK_ERRORS:
+        return error.strerror
+    return None

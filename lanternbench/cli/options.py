@@ -1,17 +1,18 @@
-"""Options of commands: those of several commands, and those derived from settings and components."""
+"""Options that commands share, and options derived from settings and components."""
 
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     Literal,
     NamedTuple,
     Protocol,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -29,7 +30,7 @@ from lanternbench.registry import components
 from lanternbench.settings import MethodSpec, Settings, checked
 from lanternbench.utils.files import load_yaml
 
-Results = Annotated[Path, Option(help="Folder of the run folders.")]
+Results = Annotated[Path, Option(help="Folder that contains the run folders.")]
 Fresh = Annotated[
     bool,
     Option("--fresh/--resume", help="Start a new run next to an existing one, or continue it."),
@@ -42,7 +43,7 @@ DryRun = Annotated[
 Device = Annotated[str, Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
 Threads = Annotated[
     int | None,
-    Option(min=1, help="CPU threads (default: 1 if the model is small, else all cores)."),
+    Option(help="CPU threads (default: 1 if the model is small, else all cores)."),
 ]
 
 PANEL = "Options of methods"
@@ -60,7 +61,7 @@ Parameters = list[inspect.Parameter]
 
 
 class Group(NamedTuple):
-    """The options that an argument of a command stands for, and how its value is made of them."""
+    """The options of an argument, and the function that makes the argument's value of them."""
 
     parameters: Parameters
     collect: Callable[[Given], object]
@@ -68,7 +69,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command runs, and where run folders lie."""
+    """The device of a command, and its folder of run folders."""
 
     device: Device = "auto"
     threads: Threads = None
@@ -77,15 +78,15 @@ class Place:
 
 
 class Mark(Protocol):
-    """Marks an argument of a command that stands for options."""
+    """Marks an argument of a command as one that stands for options."""
 
     def group(self, name: str, kind: type) -> Group: ...
 
 
 class Takes:
-    """Marks an argument whose value has one option for each of its fields.
+    """Marks an argument whose fields are options.
 
-    ``settings``: the class of a ``Given``.  ``defaults``: whether help shows the default values.
+    ``settings``: the class that a ``Given`` is for.  ``defaults``: whether help shows defaults.
     """
 
     def __init__(self, settings: type[Settings] | None = None, defaults: bool = True):
@@ -101,16 +102,15 @@ class Takes:
         shown = {n: f for n, f in settings.model_fields.items() if f.description}
         parameters = [setting(n, field, self.defaults) for n, field in shown.items()]
 
-        def collect(values: Given) -> Given:
-            return {n: value for n, value in values.items() if is_given(shown[n], value)}
+        def collect(values: Given) -> object:
+            given = {n: value for n, value in values.items() if is_given(shown[n], value)}
+            return readable(shown, given) if self.settings else checked(kind, given)
 
-        if self.settings:
-            return Group(parameters, lambda values: readable(shown, collect(values)))
-        return Group(parameters, lambda values: checked(kind, collect(values)))
+        return Group(parameters, collect)
 
 
 class From:
-    """Marks an argument that is the option of one setting, which has the same name."""
+    """Marks an argument that is the option of a setting of the same name; None if not given."""
 
     def __init__(self, settings: type[Settings]):
         self.settings = settings
@@ -138,13 +138,14 @@ class TakesMethodOptions:
             names = [name for name in components(part) if not name.endswith("-reference")]
             text = f"{what}: {', '.join(names)}."
             parameters.append(parameter(PREFIX + part, [f"--{part}"], [], text, panel=PANEL))
-        owners = owners_of_options()
-        for name, owned in owners.items():
+        texts: set[str] = set()
+        for name, owned in owners_of_options().items():
             same = list(owned.values())
             flags = [f"--{same[0].alias or name}"]
             text = help_text(name, owned)
             parameters.append(parameter(PREFIX + name, flags, same, text, panel=PANEL))
-        texts = {name for name, owned in owners.items() if plain(list(owned.values())).is_text}
+            if plain(same) == Plain(str, []):
+                texts.add(name)
         return Group(parameters, lambda values: method_options(values, texts))
 
 
@@ -160,12 +161,14 @@ def listed(text: str | None) -> list[str]:
 
 def marks_of(command: Callable[..., None]) -> dict[str, tuple[type, Mark]]:
     """Return the type and the mark of each argument of a command that has one of ``MARKS``."""
-    found: dict[str, tuple[type, Mark]] = {}
+    marked: dict[str, tuple[type, Mark]] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
-        metadata = getattr(hint, "__metadata__", (None,))
-        if isinstance(metadata[0], MARKS):
-            found[name] = (get_origin(hint.__origin__) or hint.__origin__, metadata[0])
-    return found
+        if get_origin(hint) is not Annotated:
+            continue
+        kind, mark = get_args(hint)[:2]
+        if isinstance(mark, MARKS):
+            marked[name] = (get_origin(kind) or kind, mark)
+    return marked
 
 
 def takes_method_options(command: Callable[..., None]) -> bool:
@@ -173,7 +176,7 @@ def takes_method_options(command: Callable[..., None]) -> bool:
 
 
 def complete(command: Callable[..., None]) -> Callable[..., None]:
-    """Return ``command`` with the options of its marked arguments.
+    """Return ``command`` with the options of its marked arguments, and help without line breaks.
 
     It is called late, because it imports the components that have these options.
     """
@@ -194,12 +197,18 @@ def complete(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in parameters}
-    run.__doc__ = command.__doc__
+    run.__doc__ = "\n\n".join(paragraphs(command))
     return run
 
 
+def paragraphs(command: Callable[..., None]) -> list[str]:
+    """Return the paragraphs of a command's docstring, each on one line."""
+    text = inspect.getdoc(command) or ""
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
 def is_given(field: FieldInfo, value: object) -> bool:
-    """Return whether the user gave an option; a switch is given when it is not at its default."""
+    """Return whether the user gave an option; a switch is given if it is on."""
     if field.annotation is bool and field.default is False:
         return bool(value)
     return value is not None
@@ -212,16 +221,17 @@ def readable(known: Mapping[str, FieldInfo], values: Given) -> Given:
 
 
 def setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
-    """Return the option of a setting.  Help that names the default shows no value next to it."""
+    """Return the option of a setting.  A default that the help text explains is not shown."""
     text = field.description or ""
     flags = [f"--{name}"]
     if field.default is True:
         flags = [f"--{name}/--no-{name}"]
     if name == "num_prompts":
         flags.append("-n")
-    default = ",".join(field.default) if isinstance(field.default, list) else field.default
-    shows_default = defaults and "default" not in text.lower()
-    if default is not False and not shows_default:
+    default = field.default
+    if isinstance(default, list):
+        default = ",".join(default)
+    if default is not False and (not defaults or "default" in text.lower()):
         default = None
     return parameter(name, flags, [field], text, default)
 
@@ -235,11 +245,12 @@ def parameter(
     panel: str | None = None,
 ) -> inspect.Parameter:
     """Return the option for fields of one name, or for a text if there are none."""
-    found = plain(same)
+    kind, choices = plain(same)
     names = [flag.replace("_", "-") for flag in flags]
-    metavar = "|".join(found.choices) or None
-    option = Option(*names, help=text, metavar=metavar, rich_help_panel=panel)
-    return keyword(name, Annotated[found.kind | None, option], default)
+    if choices:
+        text += f" One of {', '.join(choices)}."
+    option = Option(*names, help=text, rich_help_panel=panel)
+    return keyword(name, Annotated[kind | None, option], default)
 
 
 def keyword(name: str, annotation: object, default: object = None) -> inspect.Parameter:
@@ -248,33 +259,32 @@ def keyword(name: str, annotation: object, default: object = None) -> inspect.Pa
 
 
 class Plain(NamedTuple):
-    """The type that the command line reads, and the texts that an option may have, if few."""
+    """The type that the command line reads, and the values that an option may have, if few."""
 
     kind: type
     choices: list[str]
-
-    @property
-    def is_text(self) -> bool:
-        return self.kind is str and not self.choices
 
 
 def plain(same: list[FieldInfo]) -> Plain:
     """Return how the command line reads fields of one name."""
     choices: dict[str, None] = {}
     for field in same:
-        types = types_of(field)
-        if len(types) == 1 and get_origin(types[0]) is Literal:
-            choices |= dict.fromkeys(str(value) for value in get_args(types[0]))
-    first = types_of(same[0]) if same else []
-    number = next((kind for kind in (bool, int, float) if kind in first), str)
-    return Plain(str if list[float] in first else number, list(choices))
+        match types_of(field):
+            case [only] if get_origin(only) is Literal:
+                choices |= dict.fromkeys(map(str, get_args(only)))
+    types = types_of(same[0]) if same else []
+    if list[float] not in types:
+        for kind in (bool, int, float):
+            if kind in types:
+                return Plain(kind, list(choices))
+    return Plain(str, list(choices))
 
 
 def types_of(field: FieldInfo) -> list[object]:
     """Return the types of a field's values, without None."""
-    is_one = get_origin(field.annotation) in (None, Literal, list, tuple, dict)
-    parts = (field.annotation,) if is_one else get_args(field.annotation)
-    return [part for part in parts if part is not NoneType]
+    kind = field.annotation
+    is_union = get_origin(kind) in (Union, UnionType)
+    return [part for part in (get_args(kind) if is_union else (kind,)) if part is not NoneType]
 
 
 def owners_of_options() -> dict[str, dict[str, FieldInfo]]:
@@ -288,14 +298,14 @@ def owners_of_options() -> dict[str, dict[str, FieldInfo]]:
 
 
 def help_text(name: str, owned: Mapping[str, FieldInfo]) -> str:
-    """Return one sentence; if components mean different things, it says which component."""
+    """Return one sentence, which names the components if they mean different things."""
     owners: dict[str, list[str]] = {}
     for owner, field in owned.items():
         owners.setdefault(field.description or name, []).append(owner)
     texts = list(owners)
     if len(texts) > 1:
         texts = [f"with {enumerated(names)}, {text}" for text, names in owners.items()]
-    sentence = "; ".join(texts)
+    sentence = "; ".join(texts).rstrip("?")
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
@@ -333,7 +343,7 @@ def pairs(options: list[str]) -> Given:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise UserError(
-                f"--set {text} is no NAME=VALUE: write for example --set total_nodes=30"
+                f"--set {text} is not NAME=VALUE: write for example --set total_nodes=30"
             )
         if name in ("method", "preset"):
             raise UserError(f"--set {text}: a method is chosen by --method {value}")
@@ -355,9 +365,9 @@ def specs(names: list[str], options: Given) -> list[MethodSpec]:
         return [entries[0] | options]
     choices = {key: options[key] for key in COMPONENTS if key in options}
     for key, value in options.items():
-        takers = [
-            entry for entry in entries if key in choices or takes(entry, choices, key, value)
-        ]
+        takers = entries
+        if key not in choices:
+            takers = [entry for entry in entries if takes(entry, choices, key, value)]
         for entry in takers or entries:
             entry[key] = value
     return entries
@@ -377,19 +387,17 @@ def check_names(args: Sequence[str], positional: bool = False) -> None:
 
     ``positional``: the first arguments are methods too.
     """
-    named: list[tuple[str, str]] = []
+    names: list[str] = []
     if positional:
-        leading = itertools.takewhile(lambda text: not text.startswith("-"), args)
-        named += [("--method", name) for name in leading]
-    for flag, value in itertools.pairwise(args):
-        if flag in ("-m", "--method", "--target"):
-            named.append((flag, value))
+        names += itertools.takewhile(lambda text: not text.startswith("-"), args)
+    words: list[str] = []
     for text in args:
-        flag, _, value = text.partition("=")
-        if value and flag in ("--method", "--target"):
-            named.append((flag, value))
-    for flag, value in named:
+        words += text.split("=", 1) if text.startswith("--") else [text]
+    for flag, value in itertools.pairwise(words):
         if flag == "--target":
             check_target(value)
-        elif not presets.is_file(value):
-            preset(value)
+        elif flag in ("-m", "--method"):
+            names.append(value)
+    for name in names:
+        if not presets.is_file(name):
+            preset(name)

@@ -1,5 +1,5 @@
-"""``run``, ``sweep``, ``import``, ``suite``: measure methods; ``submit``, ``leaderboard``: results
-to be cited.
+"""``run``, ``sweep``, ``import``, ``suite``: measurements; ``submit``, ``leaderboard``: results that
+can be cited.
 """
 
 from __future__ import annotations
@@ -38,35 +38,47 @@ from lanternbench.utils.device import choose
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Summary
 
-NOTES = 3  # lines of them after a run
+NOTES = 3  # lines of notes after a run
 WORKERS = (
-    "With ray: how many (default: one per GPU; without GPUs, one per --threads CPUs, or CPU)."
+    "With ray: number of workers (default: one per GPU; without GPUs, one per --threads CPUs, or"
+    " per CPU)."
 )
-BUDGET = "Leave out the last methods that do not fit in it, and begin no further prompt after it."
+BUDGET = "Leave out the last methods if time is short, and begin no prompt after this time."
 PRESETS = (
-    "A preset, see `lanternbench methods`, or a file that `tune` wrote; give several by repeating"
-    " the option."
+    "A preset, see `lanternbench methods`, or a file that `tune` wrote; repeat the option for"
+    " several."
 )
-RAY = "local, or ray: prompts are shared out to the GPUs of a Ray cluster, or this machine's CPUs."
-ADDRESS = "Of a cluster to join (default: RAY_ADDRESS, or a cluster started for this sweep)."
+RAY = "local, or ray: split prompts over the GPUs of a Ray cluster, or this machine's CPUs."
+ADDRESS = "Address of the Ray cluster (default: RAY_ADDRESS, or a new cluster for this sweep)."
 
-Methods = Annotated[list[str], Option("--method", "-m", help=PRESETS)]
+Methods = Annotated[list[str], Option("--method", "-m", metavar="NAME", help=PRESETS)]
 
 
 @dataclass(frozen=True)
 class Execution(options.Place):
-    """Where a sweep runs, on how many workers."""
+    """A place with workers."""
 
     executor: Annotated[str, Option(help=RAY)] = "local"
-    workers: Annotated[int | None, Option(min=1, help=WORKERS)] = None
+    workers: Annotated[int | None, Option(help=WORKERS)] = None
     ray_address: Annotated[str | None, Option(help=ADDRESS)] = None
 
 
 @dataclass(frozen=True)
 class TimedExecution(Execution):
-    """And for how long."""
+    """A place with workers and a limited time."""
 
-    time_budget: Annotated[float | None, Option(metavar="MINUTES", min=0, help=BUDGET)] = None
+    time_budget: Annotated[float | None, Option(metavar="MINUTES", help=BUDGET)] = None
+
+    @property
+    def seconds(self) -> float:
+        return inf if self.time_budget is None else 60 * self.time_budget
+
+    def check(self) -> None:
+        """Raise UserError for numbers out of range."""
+        if self.workers is not None and self.workers < 1:
+            raise UserError(f"--workers {self.workers} is out of range: give 1 or more")
+        if self.seconds < 0:
+            raise UserError(f"--time-budget {self.time_budget} is negative: give 0 or more")
 
 
 def run(
@@ -76,7 +88,7 @@ def run(
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure one method, or several, against autoregressive decoding.
+    """Measure one or more methods against autoregressive decoding.
 
     Example: lanternbench run --method cool-sd --lambda 2
     """
@@ -112,24 +124,22 @@ def sweep(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure every method of a sweep file, interleaved prompt by prompt.  An interrupted sweep
-    continues where it stopped.
+    """Measure every method of a sweep file, interleaved prompt by prompt.
 
-    Options replace the settings of the file.
+    An interrupted sweep continues where it stopped.  Options replace the settings of the file.  If
+    settings such as target, seed, temperature, top_k, guidance or batch are lists in the file,
+    every combination is a run.
 
     --until-told-apart compares each method's speed with ar's after 11 to 16 prompts, and again
-    each time the number of prompts has doubled, up to three times; p-values are corrected for four
-    looks. It ends within --time-budget.
-
-    If settings such as target, seed, temperature, top_k, guidance or batch are lists in the file,
-    every combination is a run.
+    each time the number of prompts has doubled, up to three times; p-values are corrected for the
+    four comparisons.  It ends within --time-budget.
 
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment.config import read_sweeps
 
     if "until_told_apart" in given:
-        given.setdefault("num_prompts", 0)  # the file's number is no bound
+        given.setdefault("num_prompts", 0)  # in place of the number in the file
     runs = read_sweeps(file, given)
     if dry_run:
         show_plan(runs, execution, as_json)
@@ -145,7 +155,7 @@ def import_(
     source: Annotated[
         Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")
     ],
-    label: Annotated[str, Option(help="What the tables call it, followed by (imported).")],
+    label: Annotated[str, Option(help="Name in tables, to which (imported) is added.")],
     target: Annotated[str, From(ModelSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
     caption: Annotated[Caption, From(PromptSpec)],
@@ -162,13 +172,13 @@ def import_(
         float | None, Option(min=0, help="Seconds per image, if the file has none.")
     ] = None,
     prompts: Annotated[
-        str | None, Option(help="The prompts it was made with (default: its captions).")
+        str | None, Option(help="Prompts of the images (default: the captions in the file).")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Score tokens or images that other code made, next to ar; the tables mark them as imported.
+    """Score tokens or images that were made by other code, and compare them with ar.
 
-    Give the sampling that they were made with.
+    Give the sampling settings of the other code.  Tables mark the results as imported.
 
     Example: lanternbench import tokens.npz --target tiny --label ZipAR --seconds 3.2
     """
@@ -212,19 +222,22 @@ def suite(
     compile: Annotated[CompileMode | None, From(ModelSpec)],
     execution: Annotated[Execution, Takes()],
     name: Annotated[
-        str | None, Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; none: list.")
+        str | None,
+        Argument(metavar="[NAME]", help="A target, or NAME=FOLDER; lists if not given."),
     ] = None,
     methods: Annotated[
         list[str] | None,
-        Option("--method", "-m", help="Instead of the suite's; give several by repeating it."),
+        Option("--method", "-m", help="Replaces the suite's methods; repeat it for several."),
     ] = None,
     prompts: Annotated[
-        str | None, Option(help="Where the suite's prompts are: coco2017:FILE.")
+        str | None, Option(help="File with the suite's prompts: coco2017:FILE.")
     ] = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run the frozen protocol of a target.  An interrupted run continues where it stopped.
+    """Run the frozen protocol of a target.
+
+    An interrupted run continues where it stopped.
 
     Example: lanternbench suite tiny
     """
@@ -246,7 +259,7 @@ def suite(
 
 
 def print_suites(as_json: bool) -> None:
-    """Print the targets that have a protocol, and what it freezes."""
+    """Print the targets that have a protocol, and its settings."""
     from lanternbench.suite import protocol
 
     rows = []
@@ -258,13 +271,13 @@ def print_suites(as_json: bool) -> None:
 
 
 def submit(
-    run: Annotated[str, Argument(help="A run of the suite: its id, name or folder.")],
+    run: Annotated[str, Argument(help="Id, name or folder of a run of the suite.")],
     out: Annotated[
-        Path | None, Option("-o", "--out", help="The file (default: RUN.json).")
+        Path | None, Option("-o", "--out", help="File to write (default: RUN.json).")
     ] = None,
     results: options.Results = Path("results"),
 ) -> None:
-    """Write a run of the suite as one file; refuses what a leaderboard would refuse.
+    """Write a run of the suite as one file that leaderboards accept.
 
     Example: lanternbench submit suite-v1-tiny
     """
@@ -286,10 +299,10 @@ def leaderboard(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder of submissions.")],
     check: Annotated[
         bool,
-        Option("--check", help="Write nothing; fail if LEADERBOARD.md is not up to date."),
+        Option("--check", help="Write nothing, and fail if LEADERBOARD.md is not up to date."),
     ] = False,
 ) -> None:
-    """Check submissions and write LEADERBOARD.md; the same as a page is leaderboard.html.
+    """Check submissions, and write LEADERBOARD.md and leaderboard.html.
 
     Example: lanternbench leaderboard results/leaderboard
     """
@@ -315,12 +328,10 @@ def leaderboard(
 
 
 def check_page(folder: Path, name: str, page: str) -> None:
-    """Raise UserError if a file is not the page that the submissions give."""
+    """Raise UserError if a file is not the page of the submissions."""
     path = folder / name
     if not path.is_file() or path.read_text(encoding="utf-8") != page:
-        raise UserError(
-            f"{path} is not what the submissions give: run `lanternbench leaderboard {folder}`."
-        )
+        raise UserError(f"{path} is not up to date: run `lanternbench leaderboard {folder}`.")
 
 
 def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
@@ -328,14 +339,13 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
     from lanternbench.experiment import runner
     from lanternbench.experiment.worker import executor
 
+    execution.check()
     workers = executor(
         execution.executor, execution.workers, execution.threads, execution.ray_address
     )
     device = execution.device
     if execution.executor == "local":  # a cluster's workers choose for themselves
         device = choose(device, execution.threads)
-    minutes = execution.time_budget
-    budget_s = inf if minutes is None else 60 * minutes
     with display(config.name) as bars:
         finished = runner.run(
             config,
@@ -343,17 +353,19 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
             fresh=execution.fresh,
             device=device,
             executor=workers,
-            watch=runner.Callbacks(bars.show, bars.step, budget_s),
+            watch=runner.Callbacks(bars.show, bars.step, execution.seconds),
         )
     if bars.done < bars.of:
-        made = f"{bars.done} of {bars.of} images are made"
-        print_notes([f"--time-budget {minutes:g}: {made}; the same command continues"])
+        images = f"{bars.done} of {bars.of} images are finished"
+        minutes = f"{execution.time_budget:g}"
+        print_notes([f"--time-budget {minutes}: {images}; the same command continues"])
     return finished
 
 
 def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None) -> None:
-    """Print a run's summary as JSON; or its table, after what makes it unfit to be quoted, and its
-    main notes on stderr.
+    """Print a run's summary as JSON, or as a table with its main notes on stderr.
+
+    Reasons why the figures cannot be quoted come first.
     """
     if as_json:
         print_json(output.record(path, summary))
@@ -365,12 +377,14 @@ def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None
     print_table(summary.rows)
     missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
     lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
-    more = f" (and {len(lines) - NOTES} more notes there)" if len(lines) > NOTES else ""
-    print_notes([*lines[:NOTES], f"{path}  ·  next: {output.program()} report{more}"])
+    last = f"{path}  ·  next: {output.program()} report"
+    if len(lines) > NOTES:
+        last += f" (and {len(lines) - NOTES} more notes in it)"
+    print_notes([*lines[:NOTES], last])
 
 
 def show_plan(runs: list[Sweep], place: options.Place, as_json: bool) -> None:
-    """Print what sweeps would make and how long that takes, from a few steps of each method."""
+    """Print the images of sweeps and the time they take, estimated from a few steps per method."""
     device = choose(place.device, place.threads)
     rows: list[dict[str, Any]] = []
     for config in runs:

@@ -1,9 +1,11 @@
-"""``fetch`` and ``train``: published files brought here, and new drafters."""
+"""``fetch`` and ``train``: published files, and new drafters."""
+
+from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -19,6 +21,9 @@ from lanternbench.models.entries import Entry, catalogue, entry
 from lanternbench.settings import Dtype, ModelSpec, PromptSpec
 from lanternbench.utils.device import choose
 
+if TYPE_CHECKING:
+    from lanternbench.utils.download import Remote
+
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
@@ -28,73 +33,79 @@ def fetch(
         Argument(metavar="NAME...", help="Targets, metrics, prompt sets such as coco2017."),
     ],
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Print what would be fetched, and how much.")
+        bool, Option("--dry-run", help="Print what would be downloaded, and its size.")
     ] = False,
     verify: Annotated[
-        bool, Option("--verify", help="Read what is here again, and compare its digest.")
+        bool, Option("--verify", help="Also read existing files and compare their digests.")
     ] = False,
 ) -> None:
-    """Download published files, resumably, and check them; what is here already is not fetched
-    again.
+    """Download published files and check them; existing files are not downloaded again.
 
-    A file that was changed since is reported; one without a published digest is compared with its
-    first download.
+    An interrupted download continues where it stopped.  A file that was changed is reported; one
+    without a published digest is compared with its first download.
 
     Example: lanternbench fetch llamagen-xl-stage1 --dry-run
     """
     from lanternbench.experiment.fetching import plain_files
-    from lanternbench.utils.download import checked, download, size_of
 
     for name in names:
-        remotes = plain_files(name)
-        row = entry(name) if remotes is None or name in catalogue() else None
-        if row and row.files:
-            _target(row, dry_run, verify)
-        elif row or not remotes:
-            _CONSOLE.print(f"{name} comes with the package: there is nothing to fetch")
-        for remote in () if row else remotes or ():
-            present = remote.path.is_file()
-            if present and not dry_run:
-                checked(remote.path, remote.sha256, again=verify)
-            elif not present and not dry_run:
-                columns = (
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    DownloadColumn(),
-                    TransferSpeedColumn(),
-                )
-                with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-                    task = bar.add_task(remote.path.name, total=None)
-                    download(remote, lambda done, of: bar.update(task, completed=done, total=of))  # noqa: B023 - called here
-            size = f"{size_of(remote)}, {remote.url} -> " if dry_run and not present else ""
-            _CONSOLE.print(f"{remote.title}: {'here: ' if present else size}{remote.path}")
+        files = plain_files(name)
+        target = entry(name) if files is None or name in catalogue() else None
+        if target is not None and target.files:
+            fetch_target(target, dry_run, verify)
+        elif target is not None or not files:
+            _CONSOLE.print(f"{name} comes with the package: there is nothing to download")
+        else:
+            for file in files:
+                fetch_file(file, dry_run, verify)
 
 
-def _target(row: Entry, dry_run: bool, verify: bool) -> None:
+def fetch_file(file: Remote, dry_run: bool, verify: bool) -> None:
+    """Download a file unless it exists, and check it."""
+    from lanternbench.utils import download
+
+    if file.path.is_file():
+        if not dry_run:
+            download.checked(file.path, file.sha256, again=verify)
+        _CONSOLE.print(f"{file.title}: downloaded: {file.path}")
+        return
+    if dry_run:
+        _CONSOLE.print(f"{file.title}: {download.size_of(file)}, {file.url} -> {file.path}")
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(file.path.name, total=None)
+        download.download(file, lambda done, of: bar.update(task, completed=done, total=of))
+    _CONSOLE.print(f"{file.title}: {file.path}")
+
+
+def fetch_target(target: Entry, dry_run: bool, verify: bool) -> None:
+    """Download the files of a target, or list them."""
     from lanternbench.experiment import fetching
 
+    place = f"into {target.folder} (licence: {target.licence})"
     try:
-        files = fetching.plan(row)
+        files = fetching.plan(target)
     except UserError as error:
         if not dry_run:
             raise
-        for role, source in row.files.items():
+        for role, source in target.files.items():
             _CONSOLE.print(f"{role}: {', '.join(source.files)} of {source.repo}")
-        _CONSOLE.print(
-            f"about {row.gigabytes:g} GB into {row.folder} (licence: {row.licence}); not looked up: {error}"
-        )
+        _CONSOLE.print(f"about {target.gigabytes:g} GB {place}; sizes are unknown: {error}")
         return
     if dry_run:
         for file in files:
             _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
-        _CONSOLE.print(
-            f"{sum(f.size for f in files) / 1e9:.2f} GB into {row.folder} (licence: {row.licence})"
-        )
+        _CONSOLE.print(f"{sum(file.size for file in files) / 1e9:.2f} GB {place}")
         return
-    where = fetching.fetch(row, files, _CONSOLE.print, verify)
-    _CONSOLE.print(
-        f"{where}  ·  next: {program()} run --target {row.name} --method cool-sd --lambda 2"
-    )
+    folder = fetching.fetch(target, files, _CONSOLE.print, verify)
+    command = f"{program()} run --target {target.name} --method cool-sd --lambda 2"
+    _CONSOLE.print(f"{folder}  ·  next: {command}")
 
 
 def drafter(
@@ -104,41 +115,44 @@ def drafter(
     dtype: Annotated[Dtype | None, From(ModelSpec)],
     recipe: Annotated[
         Literal[tuple(BY_RECIPE)],  # type: ignore[valid-type]
-        Option(help="The drafter's kind, and how it is trained."),
+        Option(help="The kind of drafter, and how it is trained."),
     ] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
     steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
-    batch: Annotated[int, Option(min=1, help="Images a step.")] = 4,
+    batch: Annotated[int, Option(min=1, help="Images per step.")] = 4,
     lr: Annotated[
-        float, Option(min=1e-8, max=1.0, help="AdamW's learning rate; Muon's is six times it.")
+        float,
+        Option(
+            min=1e-8, max=1.0, help="Learning rate of AdamW; that of Muon is six times as large."
+        ),
     ] = 3e-3,
     start: Annotated[
-        Path | None, Option(help="A drafter to go on from (default: a fresh one).")
+        Path | None, Option(help="A drafter to continue from (default: a new one).")
     ] = None,
     block: Annotated[
-        int, Option(min=2, max=65, help="dflash: tokens of a block, the anchor included.")
+        int, Option(min=2, max=65, help="dflash: tokens per block, including the anchor.")
     ] = 6,
     layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
     causal: Annotated[
-        bool, Option("--causal", help="dflash: a slot sees earlier slots alone (JetSpec).")
+        bool, Option("--causal", help="dflash: a slot sees only earlier slots (JetSpec).")
     ] = False,
-    out: Annotated[Path, Option(help="Where the drafter goes.")] = Path("drafter"),
-    work: Annotated[Path, Option(help="Samples and checkpoints; kept for resuming.")] = Path(
-        "train-drafter"
-    ),
+    out: Annotated[Path, Option(help="Folder for the drafter.")] = Path("drafter"),
+    work: Annotated[
+        Path, Option(help="Folder for samples and checkpoints, which resuming needs.")
+    ] = Path("train-drafter"),
     device: options.Device = "auto",
     threads: options.Threads = None,
 ) -> None:
     """Train a drafter on the target's own samples.
 
-    eagle-1 reads the target's last states and learns to predict them and its distributions, three
-    levels deep; eagle-3 reads low, middle and last states and learns the distributions alone, five
-    levels deep; dflash reads states at six depths and learns the distributions of a whole block at
-    once.
+    eagle-1 reads the target's final hidden states and learns to predict them and the target's
+    distributions, three levels deep.  eagle-3 reads low, middle and final hidden states and learns
+    only the distributions, five levels deep.  dflash reads hidden states at six depths and learns
+    the distributions of a whole block at once.
 
-    Stopped at any point, the same command continues.  Some prompts are kept out of training: the
-    share of first tokens accepted in their images is printed, before and after.  Use the result
-    with `--drafter OUT`.
+    An interrupted training continues where it stopped.  Some prompts are kept out of training; the
+    share of first draft tokens accepted in their images is printed, before and after.  Use the
+    drafter with `--drafter OUT`.
 
     Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out
     anole-eagle
@@ -161,36 +175,37 @@ def drafter(
             f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16"
         ) from None
     print(
-        f"first tokens accepted in images held out: {trained.before:.3f} before, {trained.after:.3f} after training"
+        f"first draft tokens accepted in held-out images: {trained.before:.3f} before,"
+        f" {trained.after:.3f} after training"
     )
-    with_prompts = "" if prompts == "demo" else f" --prompts {shlex.quote(prompts)}"
-    drafter = f"--target {shlex.quote(target)} --drafter {shlex.quote(str(out))}"
-    console.print(f"{out}  ·  next: {program()} run --method {recipe} {drafter}{with_prompts}")
+    arguments = ["--method", recipe, "--target", target, "--drafter", str(out)]
+    if prompts != "demo":
+        arguments += ["--prompts", prompts]
+    console.print(f"{out}  ·  next: {program()} run {shlex.join(arguments)}")
 
 
 def tiny(
-    out: Annotated[Path, Option(help="Where the weights go.")] = Path("weights"),
+    out: Annotated[Path, Option(help="Folder for the weights.")] = Path("weights"),
     work: Annotated[
-        Path, Option(help="Scenes, tokens and checkpoints; kept for resuming.")
+        Path, Option(help="Folder for scenes, tokens and checkpoints, which resuming needs.")
     ] = Path("train-tiny"),
     scale: Annotated[
         float, Option(min=0.0001, max=10.0, help="Multiply every number of steps.")
     ] = 1.0,
     threads: Annotated[int | None, Option(min=1, help="CPU threads (default: all cores).")] = None,
 ) -> None:
-    """Render scenes, then train tokeniser, target, drafters and evaluators; about eight hours on
-    two cores.
+    """Train the toy model: tokeniser, target, drafters and evaluators, on rendered scenes.
 
-    Stopped at any point, the same command continues from the last checkpoint.  Use the result with
-    `--target OUT`.  It needs a checkout of the source.
+    It takes about eight hours on two cores and needs a checkout of the source.  An interrupted
+    training continues from the last checkpoint.  Use the result with `--target OUT`.
 
     Example: lanternbench train tiny --out weights
     """
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "tools/train_tiny").is_dir():
-        text = "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it in a checkout"
         raise UserError(
-            f"{text} of lanternbench {__version__}'s source (`pip install --editable .`)"
+            "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it"
+            f" in a checkout of lanternbench {__version__}'s source (`pip install --editable .`)"
         )
     sys.path.insert(0, str(checkout))
     from tools.train_tiny.world import train

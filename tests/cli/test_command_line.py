@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import typer
 from conftest import DATA, mistake
 from counted_clock import CountedClock
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 import lanternbench
@@ -93,6 +95,24 @@ def test_every_command_keeps_its_flags():
         assert name == "import" or all(
             p.help for p in own if p.opts[0][0] == "-" and p.name not in NO_HELP
         ), name
+
+
+FLAGS = dict(line.split(": ") for line in (DATA / "flags.txt").read_text().splitlines())
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_help_names_every_option_in_80_columns(name):
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*name.split(), "--help"])
+    assert max(map(cell_len, done.stdout.splitlines())) <= 80
+    named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout))
+    assert set(FLAGS[name].split()) <= named
+
+
+def test_every_command_is_listed_with_a_whole_sentence():
+    listed = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["--help"]).stdout
+    for name in {name.split()[0] for name in FLAGS}:
+        (about,) = re.findall(rf"│ {name} +(.*?) +│", listed)
+        assert re.fullmatch(r"[A-Z].*\.", about)
 
 
 def test_lists_of_settings_are_runs_named_after_their_values(tmp_path):

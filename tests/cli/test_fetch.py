@@ -271,7 +271,7 @@ def test_a_dry_run_without_a_network_lists_what_the_catalogue_says(monkeypatch):
     )
     assert done.exit_code == 0
     assert "14.7 GB" in done.stdout
-    assert "not looked up: no connection" in done.stdout
+    assert "sizes are unknown: no connection" in done.stdout
     assert "clip-tiny comes with the package" in done.stdout
 
 
