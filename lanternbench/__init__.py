@@ -5,9 +5,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if "torch" not in sys.modules:
-    # OpenMP reads this once, as torch is loaded. A thread that spins while it waits takes the CPU
-    # from the thread that
-    # it waits for, where other processes are busy.
+    # OpenMP reads this once, when torch is loaded.  On a busy machine a thread that spins while it
+    # waits takes the CPU from the thread that it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.2.0"
@@ -30,18 +29,21 @@ def load(
     threads: int | None = None,
     random_weights: bool = False,
 ) -> "Model":
-    """A target ready to generate: ``load("tiny").generate("a red circle", method="cool-sd",
-    lam=2.0, seed=42)``.
+    """Load a target: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
 
-    ``drafter``: a smaller target, or a file or folder with an EAGLE drafter, in place of the
-    target's own of that kind. ``dtype``: of the weights, ``float32``, ``bfloat16`` or ``float16``
-    (default: float32 on a CPU and for ``tiny``, else bfloat16, and float16 on a GPU without it).
-    ``compile_mode``: ``eager``, ``graphs`` for CUDA graphs (default: on a GPU), or ``inductor``
-    for fused kernels in them. ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for
-    a GPU if there is one. ``threads``: of the CPU (default: one for a small model such as
-    ``tiny``, else one per physical core). ``random_weights``: the architecture at full size
-    without any file: its images are noise, its speed is real. Raises UserError for unknown names,
-    a device that is not there, and for weights that are missing or damaged.
+    ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU if there is one.
+    ``drafter``: a smaller target, or a file or folder with a drafter, which replaces the target's
+    own drafter of that kind.
+    ``dtype``: ``float32``, ``bfloat16`` or ``float16`` (default: float32 on a CPU and for
+    ``tiny``, else bfloat16, and float16 on a GPU without it).
+    ``compile_mode``: ``eager``, ``graphs`` for CUDA graphs (default on a GPU), or ``inductor`` for
+    CUDA graphs with fused kernels.
+    ``threads``: CPU threads (default: one for a small model such as ``tiny``, else one per
+    physical core).
+    ``random_weights``: build the target at full size without its files; images are noise, but the
+    speed is real.
+
+    Raises UserError for unknown names, a missing device, and missing or damaged weights.
     """
     from lanternbench.api import Model
     from lanternbench.models.catalogue import load_with_drafter
@@ -60,11 +62,10 @@ def load(
 
 
 def load_run(path: "str | Path") -> "RunFrames":
-    """A run as pandas frames: ``load_run("demo").summary``, and ``.samples``.  Raises UserError if
-    there is none.
+    """Return a run as pandas frames: ``load_run("demo").summary`` and ``.samples``.
 
-    ``path``: a run folder, or under ``results/`` the id of a run, or the name of which the newest
-    counts.
+    ``path``: a run folder, or the id or name of a run under ``results/``; of several runs of one
+    name, the newest is taken.  Raises UserError if there is none.
     """
     from lanternbench.report.frames import run_frames
 

@@ -7,9 +7,7 @@ from lanternbench.cli import interrupts
 
 
 def main() -> None:
-    """Handle Ctrl-C first: the imports of the commands take seconds, and so does what Python does
-    at its end.
-    """
+    """Run the command line.  Ctrl-C is handled from the first import until Python's exit."""
     interrupts.install()
     code: object = None
     try:

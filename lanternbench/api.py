@@ -1,4 +1,4 @@
-"""The Python interface: load a target, generate with any method."""
+"""The Python interface: a loaded target generates images with any method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,28 +22,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-KEPT_DECODERS = 4  # whose recordings hold a GPU's memory
+KEPT_DECODERS = 4  # recorded decoders, which occupy memory of the GPU
 
 
 class Stats(Generation):
-    """What decoding an image took; prints as one line."""
+    """Steps, accepted lengths and times of an image; prints as one line."""
 
     def __repr__(self) -> str:
-        drawn = sum(self.accept_lengths)  # the first token is the prefill's
-        tau = f", τ = {drawn / self.steps:.2f}" if self.steps else ""
-        return f"{1 + drawn} tokens in {self.steps} steps{tau}, decoded in {self.decode_s:.2f} s"
+        tokens = sum(self.accept_lengths)  # without the first, which the prefill draws
+        tau = f", τ = {tokens / self.steps:.2f}" if self.steps else ""
+        return f"{1 + tokens} tokens in {self.steps} steps{tau}, decoded in {self.decode_s:.2f} s"
 
 
 @dataclass(frozen=True)
 class Result:
-    """``tokens`` [L], the ``image`` (None without an image tokeniser) and ``stats``; a notebook
-    shows the last two.
+    """One generated image; a notebook shows it with its stats.
+
+    ``tokens`` [L]; ``image``: None for a target without an image tokeniser; ``grid``: rows and
+    columns of the image's tokens, which are the last ones.
     """
 
     tokens: Tensor
     image: Image.Image | None
     stats: Stats
-    grid: tuple[int, int]  # rows and columns of the last tokens, the image
+    grid: tuple[int, int]
 
     def _repr_html_(self) -> str:
         from lanternbench.report.images import data_uri
@@ -52,22 +54,17 @@ class Result:
         return picture + escape(repr(self.stats))
 
     def plot(self) -> "Figure":
-        """The image beside a map of the accepted lengths: each token in the colour of the step
-        that committed it.
-        """
+        """Plot the image next to a map of its tokens, coloured by the step that committed them."""
         from lanternbench.report.images import image_and_map
 
-        return image_and_map(
-            self.image,
-            [1, *self.stats.accept_lengths],
-            self.grid,
-            len(self.tokens) - size(self.grid),
-        )
+        lengths = [1, *self.stats.accept_lengths]
+        tokens_before = len(self.tokens) - size(self.grid)
+        return image_and_map(self.image, lengths, self.grid, tokens_before)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded target.  It keeps the decoders of its last methods, and what they recorded."""
+    """A loaded target.  On a GPU it keeps the decoders of its last methods with their recordings."""
 
     target: Target
     _decoders: dict[tuple[str, Sampling], SpeculativeDecoder] = field(
@@ -91,32 +88,34 @@ class Model:
         trace: bool = False,
         **options: Any,
     ) -> Result | list[Result]:
-        """An image, or a list of them for several prompts, which are decoded in one batch.
+        """Generate an image, or a list of images for several prompts in one batch.
 
-        ``options`` are those of ``settings.Sampling`` (``temperature``, ``top_k``, …), by default
-        the target's, and of the method (``lam=2.0``, ``tree="chain"``, …), which may be a file
-        that ``tune`` wrote. ``trace``: keep the target's and the drafter's distributions of every
-        step in ``stats.trace``. The same prompt, seed and method always give the same tokens.
-        Raises UserError for what cannot be run.
+        ``method``: a preset, or a file that ``tune`` wrote.
+        ``options``: those of ``settings.Sampling`` (``temperature``, ``top_k``, …; default: the
+        target's) and of the method (``lam=2.0``, ``tree="chain"``, …).
+        ``trace``: keep the distributions of target and drafter at every step in ``stats.trace``.
+
+        The same prompt, seed and method always give the same tokens.  Raises UserError for wrong
+        names and options, and for combinations that do not exist.
         """
         if presets.is_file(method):
-            preset = presets.read(method)
-            method, options = preset.pop("method"), preset | options
+            options = presets.read(method) | options
+            method = options.pop("method")
         names = Sampling.model_fields.keys() & options.keys()
         sampling = checked(Sampling, {name: options.pop(name) for name in names}, "generate")
         decoder = self._decoder(make_method(method, **options), sampling)
         captions = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = generate(decoder, captions, seed=seed, trace=trace)
-        images = self.target.images(torch.stack([one.tokens for one in batch]), captions)
-        grid = self.target.grid
-        results = [
-            Result(o.tokens, image, Stats(**vars(o)), grid)
-            for o, image in zip(batch, images, strict=True)
-        ]
+        tokens = torch.stack([generation.tokens for generation in batch])
+        images = self.target.images(tokens, captions)
+        results = []
+        for generation, image in zip(batch, images, strict=True):
+            stats = Stats(**vars(generation))
+            results.append(Result(generation.tokens, image, stats, self.target.grid))
         return results[0] if isinstance(prompt, str) else results
 
     def _decoder(self, method: Method, sampling: Sampling) -> SpeculativeDecoder:
-        """Return a new decoder, or that of an earlier call if it has recorded its steps."""
+        """Return a new decoder, or on a GPU the one of an earlier call, which is recorded."""
         if self.target.graphs is None:
             return build(self.target, method, sampling)
         key = (method.key, self.target.sampling.updated(sampling))

@@ -1,4 +1,4 @@
-"""The one exception for a user's mistake, and the words for it."""
+"""The exception for users' mistakes, and their wording."""
 
 from __future__ import annotations
 
@@ -39,15 +39,11 @@ _REASONS = {  # by pydantic's type of an error
 
 
 class UserError(Exception):
-    """One sentence that names the cause and the fix; the command line prints it and exits with
-    code 2.
-    """
+    """A user's mistake: one sentence with the cause and the fix.  The exit code is 2."""
 
 
 def unknown(what: str, name: str, known: Collection[str]) -> UserError:
-    """The error for a name that is not among the ``known``: ``what``, and the closest of them, or
-    all.
-    """
+    """Return the error for an unknown name, which suggests the closest of the ``known`` or all."""
     close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}"
     return UserError(f"{what}: {hint}")

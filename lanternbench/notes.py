@@ -1,4 +1,4 @@
-"""Notes for the reader of figures."""
+"""Notes for readers of results."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
@@ -7,11 +7,11 @@ Kind = Literal["unfit", "missing", "warning", "info"]  # the most important firs
 
 
 class Note(NamedTuple):
-    """One note: ``metric`` is the figure that it concerns, None for the whole run.
+    """One note.
 
-    kind: "unfit" for what makes a run's figures unfit to be quoted or compared, "missing" for a
-    figure that could not be computed, "warning" for what makes figures wrong or incomparable,
-    "info" for how to read them.
+    ``kind``: "unfit": the run's figures must not be quoted or compared; "missing": a figure could
+    not be computed; "warning": figures may be wrong or incomparable; "info": how to read them.
+    ``metric``: the figure that it concerns, None for the whole run.
     """
 
     kind: Kind
@@ -19,18 +19,21 @@ class Note(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return self.text if self.metric is None else f"{self.metric}: {self.text}"
+        prefix = "" if self.metric is None else f"{self.metric}: "
+        return prefix + self.text
 
 
 def by_importance(notes: Iterable[Note]) -> list[Note]:
-    """The notes, each once, what makes figures unfit first."""
-    return sorted(dict.fromkeys(notes), key=lambda note: get_args(Kind).index(note.kind))
+    """Return the notes without repetitions, the most important first."""
+    kinds = get_args(Kind)
+    return sorted(dict.fromkeys(notes), key=lambda note: kinds.index(note.kind))
 
 
 def preliminary(notes: Iterable[Note]) -> str:
-    """The first line of a run whose figures are unfit to be quoted, with the reasons; "" for any
-    other.
-    """
-    reasons = [note.text.partition(": ")[0].rstrip(".") for note in notes if note.kind == "unfit"]
-    each = "; ".join(reason[:1].lower() + reason[1:] for reason in dict.fromkeys(reasons))
-    return f"Preliminary, do not quote: {each}." if each else ""
+    """Return a warning with the reasons why a run must not be quoted; "" if there are none."""
+    reasons: dict[str, None] = {}
+    for note in notes:
+        if note.kind == "unfit":
+            reason = note.text.partition(": ")[0].rstrip(".")
+            reasons[reason[:1].lower() + reason[1:]] = None
+    return f"Preliminary, do not quote: {'; '.join(reasons)}." if reasons else ""

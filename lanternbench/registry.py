@@ -1,9 +1,9 @@
-"""One registry for all that can be plugged in: proposals, orders, trees, acceptance rules,
+"""The registry of everything that plug-ins can add: proposals, orders, trees, acceptance rules,
 residuals, presets, metrics, targets and prompt sources.
 
-``@register(kind, name)`` adds a component.  A package of someone else's names its modules as entry
-points in the group ``lanternbench.plugins``; they are imported, and so registered, when names are
-listed or one not ours is looked up.
+``@register(kind, name)`` adds a component.  Other packages name their modules as entry points in
+the group ``lanternbench.plugins``.  These are imported when names are listed, and when a name is
+looked up that is not built in.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from lanternbench.errors import UserError, unknown
 from lanternbench.utils.memory import is_out_of_memory
 
-# kind -> the package that registers the built-in components when it is imported, or names their
-# modules
+# by kind: the package that registers the built-in components, or lists their modules
 _BUILT_IN = {
     "proposal": "lanternbench.methods.proposals",
     "order": "lanternbench.methods.orders",
@@ -35,9 +34,7 @@ Component = TypeVar("Component")
 
 
 def register(kind: str, name: str) -> Callable[[Component], Component]:
-    """Decorator: make a component known as ``name``.  Raises UserError for an unknown kind and for
-    a taken name.
-    """
+    """Register the decorated component.  Raises UserError for an unknown kind or a name in use."""
     if kind not in _components:
         raise UserError(
             f"there are no components of kind '{kind}': use one of {', '.join(_components)}"
@@ -45,10 +42,8 @@ def register(kind: str, name: str) -> Callable[[Component], Component]:
 
     def add(component: Component) -> Component:
         module = _modules(kind).get(name, component.__module__)
-        if (
-            module != component.__module__
-            or _components[kind].setdefault(name, component) is not component
-        ):
+        known = _components[kind].setdefault(name, component)
+        if module != component.__module__ or known is not component:
             raise UserError(f"the {kind} '{name}' is registered already: choose another name")
         return component
 
@@ -57,19 +52,15 @@ def register(kind: str, name: str) -> Callable[[Component], Component]:
 
 @cache
 def _modules(kind: str) -> Mapping[str, str]:
-    """The modules of the built-in components that are imported one by one, by name; others come
-    with their package.
-    """
+    """Return the modules of built-in components that are imported one by one, by name."""
     package = import_module(_BUILT_IN[kind])
-    return {
-        name: f"{package.__name__}.{path}"
-        for name, path in getattr(package, "MODULES", {}).items()
-    }
+    paths = getattr(package, "MODULES", {})
+    return {name: f"{package.__name__}.{path}" for name, path in paths.items()}
 
 
 @cache
 def plugins() -> tuple[EntryPoint, ...]:
-    """The installed ones, found once a process: the metadata of all packages are read for it."""
+    """Return the installed plug-ins.  Finding them reads the metadata of all packages."""
     return tuple(entry_points(group=PLUGINS))
 
 
@@ -80,13 +71,16 @@ def _load_plugin(point: EntryPoint) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plug-in that calls sys.exit must not end the command
-        text = f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({type(error).__name__}: {error})"
-        raise UserError(f"{text}: fix or uninstall it") from error
+        raise UserError(
+            f"the plug-in '{point.name}' ({point.value}) cannot be loaded"
+            f" ({type(error).__name__}: {error}): fix or uninstall it"
+        ) from error
 
 
 def load_plugins(kind: str = "", name: str = "") -> None:
-    """Import every plug-in; for a component ``name`` one by one, the one so called first.  Raises
-    UserError.
+    """Import plug-ins: all of them, or one by one until they register ``name``.
+
+    A plug-in of that name is imported first.  Raises UserError if one cannot be loaded.
     """
     for point in sorted(plugins(), key=lambda point: point.name != name):
         if not kind or name not in _components[kind]:
@@ -95,11 +89,10 @@ def load_plugins(kind: str = "", name: str = "") -> None:
 
 @contextmanager
 def plugin_errors(*parts: Any) -> Iterator[None]:
-    """Turns whatever is raised while components of a plug-in work, sys.exit included, into a
-    UserError naming it.
+    """Turn errors of plug-ins' components, sys.exit included, into a UserError that names them.
 
-    A lack of memory passes, because callers answer it with smaller batches.
-    ``parts``: the components at work; where all are built in, nothing changes.
+    ``parts``: the components that work inside; errors of built-in ones are raised unchanged.  So
+    is a lack of memory, which callers answer with smaller batches.
     """
     try:
         yield
@@ -119,12 +112,11 @@ def plugin_errors(*parts: Any) -> Iterator[None]:
 
 
 class Components(Mapping[str, Any]):
-    """The components of a kind by name, ours first; plug-ins are imported for a name not ours and
-    for a list.
-    """
+    """The components of a kind by name, built-in ones first; imported when they are needed."""
 
     def __init__(self, kind: str):
-        self.kind, self._modules = kind, _modules(kind)
+        self.kind = kind
+        self._modules = _modules(kind)
 
     def __getitem__(self, name: str) -> Any:
         if name in self._modules and name not in _components[self.kind]:
@@ -135,7 +127,7 @@ class Components(Mapping[str, Any]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._modules:
-            load_plugins(self.kind, str(name))  # which loads none where it is there
+            load_plugins(self.kind, str(name))
         return name in self._modules or name in _components[self.kind]
 
     def __iter__(self) -> Iterator[str]:
@@ -147,12 +139,12 @@ class Components(Mapping[str, Any]):
 
 
 def components(kind: str) -> Mapping[str, Any]:
-    """All components of a kind by name, built-in ones first."""
+    """Return all components of a kind by name, built-in ones first."""
     return Components(kind)
 
 
 def component(kind: str, name: str) -> Any:
-    """The component called ``name``.  Raises UserError naming those there are."""
+    """Return the component called ``name``.  Raises UserError with the known names."""
     known = components(kind)
     if not isinstance(name, str) or name not in known:
         raise unknown(f"there is no {kind} called '{name}'", str(name), known)
@@ -161,10 +153,10 @@ def component(kind: str, name: str) -> Any:
 
 @contextmanager
 def temporary(replaced: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[None]:
-    """Afterwards the registry is as it was before: what is registered inside is gone.
+    """Restore the registry afterwards.
 
-    ``replaced``: kind -> name -> component, used inside in place of the registered one, or beside
-    those there are. All components and plug-ins are imported first, since no import is repeated.
+    ``replaced``: kind -> name -> component, which replaces or joins the registered ones inside.
+    All components and plug-ins are imported first, because no import is repeated.
     """
     before = {kind: dict(components(kind)) for kind in _components}
     for kind, known in (replaced or {}).items():

@@ -401,8 +401,9 @@ def prompts(
 
 
 def runs(results: options.Results = Path("results"), as_json: options.AsRows = False) -> None:
-    """List the runs in the results folder, newest first: are they finished, and was their clock
-    disturbed?
+    """List the runs in the results folder, newest first.
+
+    Unfinished runs are marked, and so are those whose timing was noisy.
 
     Example: lanternbench runs
     """

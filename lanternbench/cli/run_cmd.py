@@ -357,7 +357,7 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
         )
     if bars.done < bars.of:
         images = f"{bars.done} of {bars.of} images are finished"
-        minutes = f"{execution.time_budget:g}"
+        minutes = f"{execution.seconds / 60:g}"
         print_notes([f"--time-budget {minutes}: {images}; the same command continues"])
     return finished
 

@@ -15,7 +15,7 @@ from lanternbench.report.load import Run
 from lanternbench.report.tables import Cell, Table, figure_cell, markdown
 from lanternbench.report.write import templates
 from lanternbench.suite.protocol import Submission, judged, ms_per_token, of_stamp, read
-from lanternbench.utils.text import shortened
+from lanternbench.utils.text import one_line
 
 NAMES = ("LEADERBOARD.md", "leaderboard.html")
 LABEL = 25  # signs of a method in Markdown: its tables fit 80 columns
@@ -117,7 +117,7 @@ def markdown_page(boards: Sequence[Board]) -> str:
     for board in boards:
         cells = [
             [
-                shortened(row.label, LABEL),
+                one_line(row.label, LABEL),
                 _ONE["speedup"].cell(row),
                 *(c.value(row) for c in BRIEF),
                 str(i),

@@ -78,7 +78,7 @@ def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(
     for budget, finished in ((["--time-budget", "0.001"], False), ([], True)):
         done = CliRunner().invoke(app, ["sweep", "small.yaml", *budget], catch_exceptions=False)
         assert done.exit_code == 0, done.stderr
-        assert ("2 of 4 images are made; the same command continues" in done.stderr) == (
+        assert ("2 of 4 images are finished; the same command continues" in done.stderr) == (
             not finished
         )
         assert len([line for line in done.stderr.splitlines() if line.startswith("· ")]) <= (

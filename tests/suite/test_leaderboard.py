@@ -262,7 +262,7 @@ def test_a_board_has_the_fastest_first_and_ar_s_time_beside_every_speedup(
     assert (folder / "LEADERBOARD.md").read_text() == text
     assert f"{ar:.2f}" in (folder / "leaderboard.html").read_text()
     (folder / "LEADERBOARD.md").write_text("mine")
-    assert "is not what the submissions give" in mistake(
+    assert "is not up to date" in mistake(
         monkeypatch, capfd, "leaderboard", str(folder), "--check"
     )
     (folder / "two.json").write_text("{}")
