@@ -28,14 +28,23 @@ def write(folder: Path, count: int) -> Path:
     images nor summary.
     """
     from lanternbench.experiment import RunFolder, Sample, sample_key
+    from lanternbench.measure.run_record import (
+        MethodRecord,
+        PromptsRecord,
+        RunConfig,
+        RunRecord,
+        TargetRecord,
+    )
 
     rng = np.random.default_rng(0)
-    methods = [{"label": label, "method": label.split()[0], "lossless": None} for label in LABELS]
-    target = {"name": "tiny", "grid": [16, 16], "vocab": 1024, "evaluators": "tiny"}
-    prompts = {"count": count // len(LABELS), "dataset": "demo"}
-    with RunFolder.open(
-        folder, "many", {"seed": 0}, target=target, methods=methods, prompts=prompts
-    ) as run:
+    record = RunRecord(
+        run_id="many",
+        config=RunConfig(seed=0),
+        target=TargetRecord(name="tiny", grid=(16, 16), vocab=1024, evaluators="tiny"),
+        methods=[MethodRecord(label=label, method=label.split()[0]) for label in LABELS],
+        prompts=PromptsRecord(count=count // len(LABELS), dataset="demo"),
+    )
+    with RunFolder.open(folder, record) as run:
         pass
     with open(run.path / "samples.jsonl", "w") as file:
         for i in range(count):
@@ -62,9 +71,10 @@ def write(folder: Path, count: int) -> Path:
 def resume(path: Path) -> None:
     """What a run does before its first image and after its last."""
     from lanternbench.experiment import RunFolder
+    from lanternbench.measure.run_record import RunConfig, RunRecord
     from lanternbench.measure.summary import summarise
 
-    with RunFolder.open(path.parent, path.name, {"seed": 0}) as run:
+    with RunFolder.open(path.parent, RunRecord(run_id=path.name, config=RunConfig(seed=0))) as run:
         run.finish(summarise(run.figures, run.run))
 
 

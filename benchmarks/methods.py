@@ -75,9 +75,9 @@ def plot(lines: dict[str, list[Row]]) -> None:
 
 def section(sweep: str, run: Path) -> tuple[str, list[str]]:
     """The title and text of what a run of a sweep shows."""
-    config, rows = read_run(run)["config"], read_summary(run).rows
-    temperature = f"T = {config['temperature']:g}"
-    if sweep == "methods" and config["batch"] == 1:
+    config, rows = read_run(run).config, read_summary(run).rows
+    temperature = f"T = {config.temperature:g}"
+    if sweep == "methods" and config.batch == 1:
         return temperature, [setting(run), "", *figure_table(rows, TIMED)]
     if sweep == "methods":
         return f"{temperature}, by batches", [setting(run), "", *figure_table(rows, UNTIMED)]

@@ -31,7 +31,7 @@ def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
     assert speeds is not None, "the run has no speeds"
     speeds.figure.savefig(IMAGES / "speed.png", dpi=180)
     samples = read_samples(run)
-    labels = [m["label"] for m in read_run(run)["methods"] if m["label"] in shown]
+    labels = [label for label in read_run(run).labels if label in shown]
     prompts = list(dict.fromkeys(s.prompt_id for s in samples))[:8]
     images = {(s.label, s.prompt_id): run / s.image for s in samples}
     size = (1.25 * len(prompts), 1.25 * len(labels))

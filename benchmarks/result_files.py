@@ -30,11 +30,11 @@ class Column(NamedTuple):
 def setting(run: Path) -> str:
     """Prompts, sampling, machine and load of a run, and whether its clock was undisturbed."""
     record, summary = read_run(run), read_summary(run)
-    config, machine = record["config"], record["environment"]
+    config, machine = record.config, record.environment
     text = (
-        f"{summary.rows[0].n} {record['prompts']['dataset']} prompts, T = {config['temperature']:g}, "
-        f"batch {config['batch']}, interleaved; {machine['cpu']}, {machine['threads']} thread(s) on {machine['cores']} "
-        f"cores, torch {machine['torch']}"
+        f"{summary.rows[0].n} {record.prompts.dataset} prompts, T = {config.temperature:g}, "
+        f"batch {config.batch}, interleaved; {machine.cpu}, {machine.threads} thread(s) on {machine.cores} "
+        f"cores, torch {machine.torch}"
     )
     loads = [sample.load for sample in iter_samples(run) if sample.load is not None]
     text += f", mean load {mean(loads):.1f}." if loads else "; not timed."

@@ -39,16 +39,16 @@ def finished(folder: Path) -> list[tuple[str, Path]]:
     for path in folder.iterdir():
         if (path / "summary.json").is_file():
             record = read_run(path)
-            sweep = re.match(r"[a-z]*", record["run_id"]).group()
+            sweep = re.match(r"[a-z]*", record.run_id).group()
             if sweep in SWEEPS:
-                runs.append((record["created"], sweep, path))
+                runs.append((record.created, sweep, path))
     return [(sweep, path) for _, sweep, path in sorted(runs)]
 
 
 def timed(run: Path) -> bool:
     """Is it one of batch 1 at T = 1, from which the README's pictures are?"""
-    config = read_run(run)["config"]
-    return config["batch"] == 1 and config["temperature"] == 1
+    config = read_run(run).config
+    return config.batch == 1 and config.temperature == 1
 
 
 def predict(run: Path) -> None:

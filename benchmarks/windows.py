@@ -28,12 +28,12 @@ def counted(run: Path) -> tuple[Counts, float]:
     frames = load_run(run)
     taken = {label: rows.steps.to_numpy(float) for label, rows in frames.samples.groupby("label")}
     steps: Counts = {}
-    for spec in frames.info["methods"]:
-        options = dict(spec["options"])
-        window = options.pop("window", method(spec["method"]).read.get("window"))
+    for spec in frames.record.methods:
+        options = dict(spec.options)
+        window = options.pop("window", method(spec.method).read.get("window"))
         if window is not None:
-            name = " ".join([spec["method"], *map(str, options.values())])
-            steps.setdefault(name, {})[int(window)] = bootstrap_mean(taken[spec["label"]])
+            name = " ".join([spec.method, *map(str, options.values())])
+            steps.setdefault(name, {})[int(window)] = bootstrap_mean(taken[spec.label])
     return steps, float(taken["ar"].mean())
 
 

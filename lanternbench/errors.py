@@ -54,6 +54,12 @@ def first_mistake(error: ValidationError) -> tuple[str, str]:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     if template := _REASONS.get(first["type"]):
-        return field, template.format(**first.get("ctx", {}))
+        bounds = {name: _number(bound) for name, bound in first.get("ctx", {}).items()}
+        return field, template.format(**bounds)
     message = first["msg"].removeprefix("Value error, ")
     return field, message[:1].lower() + message[1:]
+
+
+def _number(value: object) -> object:
+    """Return a whole number without its decimal point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

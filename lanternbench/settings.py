@@ -117,6 +117,13 @@ class Sampling(Settings):
         description="Draw from the likeliest tokens that have this probability together"
         " (default: the target's).",
     )
+    min_p: Annotated[float, UNLESS_DEFAULT] = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Drop tokens less likely than this share of the likeliest one's probability"
+        " (default: the target's).",
+    )
     guidance: Guidance = Field(
         default=1.0,
         description="Scale of classifier-free guidance; 1 is none (default: the target's).",

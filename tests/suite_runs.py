@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from jsonschema import Draft202012Validator
+from run_records import run_record
 
 from lanternbench import prompts
 from lanternbench.experiment import RunFolder
@@ -62,12 +63,8 @@ def suite_run(
     config = found.sweep({"methods": ["eagle-1"], "prompts": "demo"})
     chosen = prompts.load("demo", config.num_prompts)
     weights = found.settings["weights"] | {"eagle": "ab"}
-    with RunFolder.open(
-        root, "suite-v1-tiny-0", config.record() | {"device": "cpu"}, environment=environment, prompts=chosen.record(),
-        target={"name": "tiny", "grid": [2, 2], "evaluators": "tiny", "weights": weights},
-        methods=[{"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": True}
-                 for m in expand(config)],
-    ) as folder:  # fmt: skip
+    with RunFolder.open(root, run_record("suite-v1-tiny-0", config.record() | {"device": "cpu"}, environment=environment, prompts=chosen.record(), target={"name": "tiny", "grid": [2, 2], "evaluators": "tiny", "weights": weights}, methods=[{"label": m.label, "key": m.key, "method": m.preset, "options": m.options, "lossless": True}
+                 for m in expand(config)])) as folder:  # fmt: skip
         for i, prompt in enumerate(chosen):
             for name in ("eagle-1", "ar"):
                 if (name, i) not in skip and sample_key(

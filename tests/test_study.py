@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from conftest import DATA
 
 from benchmarks import methods, result_files, study
+from lanternbench.experiment import iter_samples, read_run
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.summary import summarise
+from lanternbench.notes import Note
+from lanternbench.utils.json_values import versioned
 
 RUN = DATA / "run_of_flat_figures"
 
@@ -21,17 +27,17 @@ def stored(
     run_id: str,
     created: str,
     config: dict | None = None,
-    notes: list[dict] | None = None,
+    notes: Sequence[Note] = (),
 ) -> Path:
     """A copy of the stored run under another name, with another configuration and notes."""
     path = folder / run_id
     shutil.copytree(RUN, path)
-    record, summary = (
-        json.loads((path / name).read_text()) for name in ("run.json", "summary.json")
-    )
+    record = json.loads((path / "run.json").read_text())
     record |= {"run_id": run_id, "created": created, "config": record["config"] | (config or {})}
     (path / "run.json").write_text(json.dumps(record))
-    (path / "summary.json").write_text(json.dumps(summary | {"notes": notes}))
+    summary = summarise(Figures(iter_samples(path)), read_run(path))
+    content = versioned(summary.model_copy(update={"notes": list(notes)}))
+    (path / "summary.json").write_text(json.dumps(content))
     return path
 
 
@@ -51,9 +57,7 @@ def test_a_result_file_names_machine_load_and_clock(tmp_path):
         "2 demo prompts, T = 1, batch 1, interleaved; AMD EPYC, 1 thread(s) on 2 cores, torch "
     )
     text = "The clock was disturbed (the load was 3.0 on 2 cores): stop other programs."
-    disturbed = result_files.setting(
-        stored(tmp_path, "b", "", notes=({"kind": "unfit", "text": text},))
-    )
+    disturbed = result_files.setting(stored(tmp_path, "b", "", notes=[Note("unfit", None, text)]))
     assert "do not quote: the clock was disturbed (the load was 3.0 on 2 cores)" in disturbed
     assert "do not quote" not in calm
 

@@ -11,15 +11,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from lanternbench.experiment.run_folder import RunFile, SummaryFile
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
+from lanternbench.measure.summary import Summary
 from lanternbench.suite.protocol import Submission
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
-MODELS = {"run": RunFile, "summary": SummaryFile, "sample": Sample, "submission": Submission}
+MODELS: dict[str, type[BaseModel]] = {
+    "run": RunRecord,
+    "summary": Summary,
+    "sample": Sample,
+    "submission": Submission,
+}
 
 
 class _Generator(GenerateJsonSchema):
@@ -34,8 +40,7 @@ class _Generator(GenerateJsonSchema):
 def current() -> dict[Path, str]:
     """The schema files as they should be."""
     found = {
-        name: TypeAdapter(kind).json_schema(schema_generator=_Generator)
-        for name, kind in MODELS.items()
+        name: kind.model_json_schema(schema_generator=_Generator) for name, kind in MODELS.items()
     }
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return {

@@ -409,8 +409,12 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
     """
     from lanternbench.experiment.run_folder import listing
 
-    rows = listing(results)
-    for row in () if as_json else rows:
-        row["date"] = row["date"][:10]
-        row["finished"] = row["finished"] or f"{row['samples']} of {row['of']}"
-    print_rows(rows, as_json, "name date target prompts methods finished disturbed")
+    found = listing(results)
+    if as_json:
+        print_json(found)
+        return
+    rows = []
+    for run in found:
+        finished = run.finished or f"{run.samples} of {run.of}"
+        rows.append(run.model_dump() | {"date": run.date[:10], "finished": finished})
+    print_rows(rows, False, "name date target prompts methods finished disturbed")

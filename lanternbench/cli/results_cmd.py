@@ -2,16 +2,20 @@
 their images score.
 """
 
+from __future__ import annotations
+
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from typer import Argument, Option
 
 from lanternbench.cli import options
+from lanternbench.cli.options import Takes
 from lanternbench.cli.output import (
     display,
     print_cells,
@@ -21,95 +25,126 @@ from lanternbench.cli.output import (
     record,
 )
 from lanternbench.errors import UserError
+from lanternbench.settings import Caption
 from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
+if TYPE_CHECKING:
+    from lanternbench.measure.change import Change, Unjudged, Verdict
+    from lanternbench.measure.figures import Figures
+    from lanternbench.measure.run_record import RunRecord
+    from lanternbench.measure.summary import Row, Summary
+    from lanternbench.notes import Note
+    from lanternbench.report.load import View
+
 FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
 ROBUST = ["robust_speedup", "robust_latency_s"]
+CLOCKED = {
+    *("speedup", "latency_s", "tokens_per_s", "images_per_s"),
+    *("end_to_end_s", "end_to_end_speedup"),
+}
 GATE = "FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
 CAPTIONS = "Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image."
 LAYOUT = "Only copy images for an official scorer: geneval or dpg, and where."
-CLOCKED = {
-    "speedup",
-    "latency_s",
-    "tokens_per_s",
-    "images_per_s",
-    "end_to_end_s",
-    "end_to_end_speedup",
-}
+RUNS = "Run ids or folders."
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a report shows, and under which names."""
+
+    methods: Annotated[
+        str | None, Option(help="Only these, in this order: labels or names, comma-separated.")
+    ] = None
+    columns: Annotated[
+        str | None, Option(help="Columns of tables by key: speedup,accept_len,fidelity_loss.")
+    ] = None
+    names: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="YAML of names as in a paper, such as `eagle-1: EAGLE`."),
+    ] = None
+    grid: Annotated[
+        bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
+    ] = False
+    grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4
+    budget: Annotated[
+        float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")
+    ] = 0.1
+
+    def view(self) -> View:
+        from lanternbench.report.load import View, read_names
+
+        names = read_names(self.names) if self.names else {}
+        methods = tuple(options.listed(self.methods))
+        return View(methods, tuple(options.listed(self.columns)), names)
 
 
 def report(
-    runs: Annotated[
-        list[str] | None, Argument(metavar="[RUN]...", help="Run ids or folders.")
-    ] = None,
+    look: Annotated[Look, Takes()],
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help=RUNS)] = None,
     results: options.Results = Path("results"),
     out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
     published: Annotated[
-        bool, Option("--published", help="Show the papers' numbers beside ours.")
+        bool, Option("--published", help="Show the papers' numbers next to ours.")
     ] = False,
     formats: Annotated[
         str | None,
         Option("--format", help="Of md,csv,tex,html,json, comma-separated (default: all)."),
     ] = None,
-    methods: Annotated[
-        str | None, Option(help="These alone, in this order: labels or names, comma-separated.")
-    ] = None,
-    columns: Annotated[
-        str | None, Option(help="Columns of tables by key: speedup,accept_len,fidelity_loss.")
-    ] = None,
-    names: Annotated[
-        Path | None, Option(metavar="FILE", help="YAML of names in a paper, as `eagle-1: EAGLE`.")
-    ] = None,
-    grid: Annotated[
-        bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
-    ] = False,
-    grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4,
-    budget: Annotated[
-        float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")
-    ] = 0.1,
     as_json: Annotated[
         bool, Option("--json", help="Print the rows and the files written as JSON.")
     ] = False,
 ) -> None:
-    """Write tables, pictures and one HTML page; the latest run by default.
+    """Write tables, plots and one HTML page; the latest run by default.
 
     Example: lanternbench report --published
     """
-    from lanternbench import experiment as store
+    from lanternbench.experiment import find
     from lanternbench.notes import preliminary
-    from lanternbench.report.load import View, differing, joined_rows, load_runs, read_names
+    from lanternbench.report.load import differing, joined_rows, load_runs
     from lanternbench.report.write import report as write
 
-    folders = store.find(results, runs or [])
-    view = View(
-        tuple(options.listed(methods)),
-        tuple(options.listed(columns)),
-        read_names(names) if names else {},
-    )
-    form = options.listed(formats) if formats is not None else None
-    files = write(folders, out, published, form, budget, view, grid_prompts if grid else 0)
+    folders = find(results, runs or [])
+    view = look.view()
+    kinds = options.listed(formats) if formats is not None else None
+    prompts = look.grid_prompts if look.grid else 0
+    files = write(folders, out, published, kinds, look.budget, view, prompts)
     loaded = view.of(load_runs(folders))
     rows = view.named(joined_rows(loaded))
     if as_json:
-        print_json({"rows": rows, "files": [str(f) for f in files]})
+        print_json({"rows": rows, "files": [str(file) for file in files]})
         return
-    several = len(loaded) > 1
-    first = [
-        (f"{run.run_id}: " if several else "") + line
-        for run in loaded
-        if (line := preliminary(run.notes))
-    ]
-    for line in filter(None, (differing(loaded), *first)):
+    warnings = [differing(loaded)]
+    for run in loaded:
+        line = preliminary(run.notes)
+        warnings.append(f"{run.run_id}: {line}" if line and len(loaded) > 1 else line)
+    for line in filter(None, warnings):
         print(one_line(line, 4000))
     print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
-    page, kinds = [file for file in files if file.name == "report.html"], dict[str, list[str]]()
+    print_files(files)
+
+
+def print_files(files: Sequence[Path]) -> None:
+    """Name the files of a report on stderr, the page last."""
+    endings: dict[str, list[str]] = {}
     for file in files:
-        kinds.setdefault(file.stem, []).append(file.suffix)
-    named = ", ".join(
-        f"{stem}{' '.join(endings)}" for stem, endings in kinds.items() if stem != "report"
-    )
-    print_notes([*([f"{files[0].parent}: {named}"] if named else []), *page], bullet="")
+        if file.stem != "report":
+            endings.setdefault(file.stem, []).append(file.suffix)
+    lines = []
+    if endings:
+        named = ", ".join(f"{stem}{' '.join(suffixes)}" for stem, suffixes in endings.items())
+        lines.append(f"{files[0].parent}: {named}")
+    lines += [str(file) for file in files if file.name == "report.html"]
+    print_notes(lines, bullet="")
+
+
+class ComparedRun(NamedTuple):
+    """One of two runs; ``noisy``: why its timing was noisy, if it was."""
+
+    folder: Path
+    record: RunRecord
+    figures: Figures
+    noisy: Note | None
 
 
 def compare(
@@ -127,87 +162,142 @@ def compare(
 
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
-    from lanternbench.experiment import find, iter_samples, read_run
-    from lanternbench.measure.change import changes, condition, judge, not_compared
-    from lanternbench.measure.figures import Figures
-    from lanternbench.measure.run_notes import contention
-    from lanternbench.report.load import Run, differing
+    from lanternbench.measure.change import changes, condition, judge
 
     conditions = [condition(text) for text in fail_if or []]
-    places = [find(results, [name])[0] for name in (old, new)]
-    infos = [read_run(place) for place in places]
-    before, after = (Figures(iter_samples(place)) for place in places)
-    notes = [differing([Run(place, info, [], []) for place, info in zip(places, infos)])]
-    disturbed = [
-        contention(figures, info.get("environment") or {})
-        for figures, info in zip((before, after), infos)
-    ]
-    notes += [f"{place.name}: {note.text}" for place, note in zip(places, disturbed) if note]
-    print_notes(filter(None, notes))
-
-    names = [*FIGURES, *(ROBUST if any(disturbed) else []), *before.metrics, *after.metrics]
-    wanted = [c.figure for c in conditions]
-    compared, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
-    known = dict.fromkeys(
-        [*names, *ROBUST, *(c.figure for c in compared), *(u.figure for u in unjudged)]
-    )
-    measured = {name for name in known for run in (before, after) if run.column(name)[1].any()}
-    if absent := [name for name in wanted if name not in measured]:
-        choice = ", ".join(
-            "tau" if name == "accept_len" else name for name in known if name in measured
-        )
-        raise UserError(
-            f"--fail-if {absent[0]}: neither run has such a figure; choose one of {choice}"
-        )
+    wanted = [one.figure for one in conditions]
+    runs = [read_compared(results, name) for name in (old, new)]
+    notes = notes_on(runs)
+    print_notes(notes)
+    before, after = (run.figures for run in runs)
+    names = compared_figures(runs)
+    found, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
+    names += [change.figure for change in found]
+    names += [one.figure for one in unjudged]
+    check_wanted(wanted, runs, names)
     verdict = judge(before, after, conditions) if conditions else None
-    if verdict is None and not compared:
-        raise UserError(
-            f"{old} and {new} share no method with two prompts or more: compare runs of the same sweep"
-        )
-    judged = (
-        {(change.label, change.figure): change for change in verdict.judged} if verdict else {}
-    )
-    compared = [judged.get((change.label, change.figure), change) for change in compared]
-    failed = [verdict is not None and change in verdict.failed for change in compared]
+    if verdict is None and not found:
+        text = f"{old} and {new} share no method with two prompts or more"
+        raise UserError(f"{text}: compare runs of the same sweep")
+    judged = judgements(found, verdict)
     if as_json:
-        judgements = [
-            change._asdict() | {"failed": bad}
-            for change, bad in zip(compared, failed, strict=True)
-        ]
-        gate = verdict and {
+        print_comparison_as_json(judged, unjudged, verdict, notes)
+    else:
+        print_comparison(judged)
+        if sentence := conclusion(verdict, unjudged, any(run.noisy for run in runs)):
+            print(sentence)
+    if verdict is not None and not verdict.passed:
+        raise typer.Exit(1)
+
+
+def read_compared(results: Path, name: str) -> ComparedRun:
+    from lanternbench.experiment import find, iter_samples, read_run
+    from lanternbench.measure.figures import Figures
+    from lanternbench.measure.run_notes import contention
+
+    folder = find(results, [name])[0]
+    run = read_run(folder)
+    figures = Figures(iter_samples(folder))
+    return ComparedRun(folder, run, figures, contention(figures, run.environment))
+
+
+def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return how the runs differ, and whose timing was noisy."""
+    from lanternbench.report.load import Run, differing
+
+    difference = differing([Run(run.folder, run.record, [], []) for run in runs])
+    notes = [difference] if difference else []
+    for run in runs:
+        if run.noisy is not None:
+            notes.append(f"{run.folder.name}: {run.noisy.text}")
+    return notes
+
+
+def compared_figures(runs: Sequence[ComparedRun]) -> list[str]:
+    """Return the figures that are compared by default."""
+    names = list(FIGURES)
+    if any(run.noisy for run in runs):
+        names += ROBUST
+    for run in runs:
+        names += run.figures.metrics
+    return names
+
+
+def check_wanted(wanted: Sequence[str], runs: Sequence[ComparedRun], known: Sequence[str]) -> None:
+    """Raise UserError for a figure of a gate that neither run has."""
+    names = dict.fromkeys([*known, *ROBUST])
+    measured = []
+    for name in names:
+        if any(run.figures.column(name)[1].any() for run in runs):
+            measured.append(name)
+    for name in wanted:
+        if name not in measured:
+            shown = ("tau" if one == "accept_len" else one for one in measured)
+            text = f"--fail-if {name}: neither run has such a figure"
+            raise UserError(f"{text}; choose one of {', '.join(shown)}")
+
+
+class Judgement(NamedTuple):
+    """A change, and whether the gate fails by it."""
+
+    change: Change
+    failed: bool
+
+
+def judgements(found: Sequence[Change], verdict: Verdict | None) -> list[Judgement]:
+    """Return the changes; those that a gate judges have the gate's intervals."""
+    if verdict is None:
+        return [Judgement(change, False) for change in found]
+    by_place = {(change.label, change.figure): change for change in verdict.judged}
+    judged = []
+    for change in found:
+        change = by_place.get((change.label, change.figure), change)
+        judged.append(Judgement(change, change in verdict.failed))
+    return judged
+
+
+def print_comparison_as_json(
+    judged: Sequence[Judgement],
+    unjudged: Sequence[Unjudged],
+    verdict: Verdict | None,
+    notes: Sequence[str],
+) -> None:
+    gate = None
+    if verdict is not None:
+        gate = {
             "passed": verdict.passed,
             "judged": len(verdict.judged),
             "said": verdict.sentence(),
         }
-        print_json({"changes": judgements, "unjudged": unjudged, "gate": gate, "notes": notes})
-    else:
-        rows = []
-        for change, bad in zip(compared, failed, strict=True):
-            form, found = (
-                ("{:+.1%}", change.relative) if change.relative else ("{:+.3g}", change.difference)
-            )
-            value, lo, hi = (form.format(x) for x in found)
-            numbers = (
-                str(change.prompts),
-                f"{change.old:.3f}",
-                f"{change.new:.3f}",
-                value,
-                f"[{lo}, {hi}]",
-            )
-            rows.append((change.label, change.figure, *numbers, "FAILED" if bad else ""))
-        titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
-        print_cells(titles, rows, ("method", "figure", ""))
-        sentence = verdict.sentence() if verdict else not_compared(unjudged)
-        if (
-            verdict
-            and any(disturbed)
-            and not {c.figure for c in verdict.judged}.isdisjoint(CLOCKED)
-        ):
-            sentence += "; a clock was disturbed: robust_speedup errs less"
-        if sentence:
-            print(sentence)
-    if verdict and not verdict.passed:
-        raise typer.Exit(1)
+    rows = [one.change._asdict() | {"failed": one.failed} for one in judged]
+    print_json({"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes})
+
+
+def print_comparison(judged: Sequence[Judgement]) -> None:
+    """Print a table with a line per method and figure."""
+    rows = []
+    for change, failed in judged:
+        if change.relative:
+            value, lo, hi = (f"{x:+.1%}" for x in change.relative)
+        else:
+            value, lo, hi = (f"{x:+.3g}" for x in change.difference)
+        before_after = (f"{change.old:.3f}", f"{change.new:.3f}")
+        interval = (value, f"[{lo}, {hi}]", "FAILED" if failed else "")
+        rows.append((change.label, change.figure, str(change.prompts), *before_after, *interval))
+    titles = ("method", "figure", "prompts", "old", "new", "change", "95 %", "")
+    print_cells(titles, rows, ("method", "figure", ""))
+
+
+def conclusion(verdict: Verdict | None, unjudged: Sequence[Unjudged], noisy: bool) -> str:
+    """Return the last line: what the gate says, and what was not compared."""
+    from lanternbench.measure.change import not_compared
+
+    if verdict is None:
+        return not_compared(unjudged)
+    sentence = verdict.sentence()
+    if noisy and any(change.figure in CLOCKED for change in verdict.judged):
+        sentence += "; timing was noisy: robust_speedup errs less"
+    return sentence
 
 
 def score(
@@ -222,11 +312,11 @@ def score(
     ] = None,
     captions: Annotated[str | None, Option(help=CAPTIONS)] = None,
     caption: Annotated[
-        str, Option(help="Caption of a COCO image: first, longest, random.")
+        Caption, Option(help="Caption of a COCO image: first, longest, random.")
     ] = "first",
     random_weights: Annotated[
         bool,
-        Option("--random-weights", help="Full-size networks without files: what it would take."),
+        Option("--random-weights", help="Full-size networks without files, to measure time."),
     ] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
@@ -235,64 +325,84 @@ def score(
     results: options.Results = Path("results"),
     as_json: Annotated[bool, Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
-    """Score saved images; the latest run by default.  Stopped at any point, the same command
-    continues.
+    """Score saved images; the latest run by default.  An interrupted command continues where it
+    stopped.
 
     Example: lanternbench score --metrics image-reward,hpsv2
     """
-    from lanternbench.experiment import find, latest, scoring
+    from lanternbench.experiment import scoring
     from lanternbench.metrics import Setup
     from lanternbench.metrics.reference import check_reference
-    from lanternbench.report.columns import metric_column, metric_keys
 
     if reference is not None:
         check_reference(reference)
     names = options.listed(metrics) if metrics is not None else None
     setup = Setup(reference, choose(device, threads), random_weights)
-    plain = {
-        name
-        for name in runs or ()
-        if Path(name).is_dir() and not (results / name / "run.json").is_file()
-    }
-    places = [Path(name) if name in plain else find(results, [name])[0] for name in runs or ()]
-    places = places or [latest(results)]
+    places = scored_places(runs or [], results)
     if export is not None:
-        _export(*export, places)
+        export_images(*export, places)
         return
-    scored = []
+    scored: list[tuple[Path, Summary]] = []
     with display("scoring") as bars:
         for place in places:
-            if (place / "run.json").is_file():
-                if captions is not None:
-                    raise UserError(
-                        f"{place} is a run and knows its captions: leave --captions out."
-                    )
+            if not is_run(place):
+                summary = scoring.score_folder(
+                    place,
+                    captions,
+                    names,
+                    setup,
+                    again=again,
+                    caption=caption,
+                    progress=bars.show,
+                )
+            elif captions is None:
                 summary = scoring.score_run(place, names, setup, again=again, progress=bars.show)
             else:
-                more: Any = {"caption": caption, "again": again, "progress": bars.show}
-                summary = scoring.score_folder(place, captions, names, setup, **more)
+                text = f"{place} is a run and knows its captions"
+                raise UserError(f"{text}: leave --captions out.")
             scored.append((place, summary))
     if as_json:
         print_json([record(place, summary) for place, summary in scored])
         return
     for place, summary in scored:
-        row = summary.rows[0]
-        if row.method:
-            print_table(summary.rows)
-        else:  # the images of a plain folder, a metric a line
-            kinds = map(metric_column, metric_keys([row]))
-            cells = (
-                (c.title + c.arrow, c.value(row), c.bounds(row), str(row.figure(c.key).n or row.n))
-                for c in kinds
-            )
-            print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))
+        print_scores(summary)
         print_notes(summary.all_notes())
         print_notes([place], bullet="")
 
 
-def _export(layout: str, folder: Path, places: list[Path]) -> None:
-    """The images of all these runs, a folder for each method; those of one prompt in the order of
-    the runs.
+def is_run(place: Path) -> bool:
+    return (place / "run.json").is_file()
+
+
+def scored_places(names: Sequence[str], results: Path) -> list[Path]:
+    """Return the folders of runs, or of images, by default the latest run."""
+    from lanternbench.experiment import find, latest
+
+    places = []
+    for name in names:
+        is_plain = Path(name).is_dir() and not is_run(results / name)
+        places.append(Path(name) if is_plain else find(results, [name])[0])
+    return places or [latest(results)]
+
+
+def print_scores(summary: Summary) -> None:
+    """Print the rows of a run, or for the images of a plain folder a metric per line."""
+    from lanternbench.report.columns import metric_column, metric_keys
+
+    row: Row = summary.rows[0]
+    if row.method:
+        print_table(summary.rows)
+        return
+    cells = []
+    for column in map(metric_column, metric_keys([row])):
+        images = str(row.figure(column.key).n or row.n)
+        cells.append((column.title + column.arrow, column.value(row), column.bounds(row), images))
+    print_cells(("metric", one_line(row.label), "95 %", "images"), cells, ("metric",))
+
+
+def export_images(layout: str, folder: Path, places: Sequence[Path]) -> None:
+    """Copy the images of all these runs, a folder for each method; those of one prompt are in the
+    order of the runs.
     """
     from lanternbench.experiment import read_samples
     from lanternbench.metrics.images import export
@@ -301,24 +411,23 @@ def _export(layout: str, folder: Path, places: list[Path]) -> None:
     for place in places:
         for sample in read_samples(place):
             if sample.image:
-                images.setdefault(sample.label, {}).setdefault(sample.prompt, []).append(
-                    place / sample.image
-                )
+                of_label = images.setdefault(sample.label, {})
+                of_label.setdefault(sample.prompt, []).append(place / sample.image)
     if not images:
-        raise UserError(
-            f"{', '.join(map(str, places))} has no images to export: name runs that drew some."
-        )
+        text = f"{', '.join(map(str, places))} has no images to export"
+        raise UserError(f"{text}: name runs that drew some.")
     for label, name in folder_names(images).items():
         print(f"{one_line(label)}: {export(layout, images[label], folder / name)}")
 
 
 def folder_names(labels: Iterable[str]) -> dict[str, str]:
-    """A folder's name for each label, without signs that shells or paths read; a number tells
-    equal ones apart.
+    """Return a folder's name for each label, without characters that shells or paths read; equal
+    names are numbered.
     """
     names: dict[str, str] = {}
     for label in labels:
         stem = re.sub(r"[^\w.=+-]+", "-", label).lstrip(".")[:60] or "method"
-        choices = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        numbered = (f"{stem}-{number}" for number in itertools.count(2))
+        choices = itertools.chain([stem], numbered)
         names[label] = next(name for name in choices if name not in names.values())
     return names

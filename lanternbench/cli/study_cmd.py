@@ -2,8 +2,12 @@
 time depends on.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -24,17 +28,47 @@ from lanternbench.cli.output import (
 from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method
 from lanternbench.registry import components
-from lanternbench.settings import Dtype, ModelSpec, PromptSpec, Sampling, Tune, checked
+from lanternbench.settings import (
+    CompileMode,
+    Dtype,
+    ModelSpec,
+    PromptSpec,
+    Sampling,
+    Tune,
+    checked,
+)
 from lanternbench.utils.device import choose
 from lanternbench.utils.files import OUT, TRACE, check_writable, replacing
 
 if TYPE_CHECKING:
+    from lanternbench.costs.forward_cost import Bandwidth
     from lanternbench.lossless import Row
+    from lanternbench.measure.code_swaps import Codebook
+    from lanternbench.measure.run_record import RunRecord
+    from lanternbench.measure.samples import Sample
+    from lanternbench.predict.machines import Measured, Roofline
+    from lanternbench.predict.predict import Prediction, Validation
+    from lanternbench.predict.replay import Cases
+    from lanternbench.profile.step_profile import Profile
+    from lanternbench.tune.result import Result, Tuning
 
 DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
 MAX_SIZE = 10**6
+MAX_BATCH = 65536
 TITLES = ("method", "check", "", "measured", "limit", "detail")
 MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
+Captions = Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device and its CPU threads."""
+
+    device: options.Device = "auto"
+    threads: options.Threads = None
+
+    def choose(self) -> str:
+        return choose(self.device, self.threads)
 
 
 def verify(
@@ -46,26 +80,28 @@ def verify(
     every: Annotated[bool, Option("--all", help="Every method.")] = False,
     as_json: options.AsRows = False,
 ) -> None:
-    """Prove methods: exact enumeration on small tables, and statistics on the embedded model; exit
-    1 on failure.
+    """Prove methods by exact enumeration on small tables and statistics on the bundled model; exit
+    code 1 on failure.
 
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
     from lanternbench.lossless import verify_all
     from lanternbench.models.catalogue import load_target
 
-    names = list(components("preset")) if every or not names else list(names)
-    chosen: list[str | Method] = [*names]
+    if every or not names:
+        names = list(components("preset"))
+    chosen: list[str | Method] = list(names)
     if method_options:
-        chosen = [
-            method(spec.pop("method"), **spec) for spec in options.specs(names, method_options)
-        ]
+        specs = options.specs(names, method_options)
+        chosen = [method(spec.pop("method"), **spec) for spec in specs]
     with display("verifying") as bars:
         rows = verify_all(
-            chosen, load_target("tiny"), seed,
+            chosen,
+            load_target("tiny"),
+            seed,
             on_row=lambda row: bars.show(0, 0, f"verified {row.method}: {row.check}"),
             on_world=lambda what, done, of: bars.show(done, of, what),
-        )  # fmt: skip
+        )
     if as_json:
         print_json(rows)
     else:
@@ -74,27 +110,24 @@ def verify(
         raise typer.Exit(1)
 
 
-def checks_table(rows: "list[Row]") -> Table:
-    """The checks for a terminal."""
-    numbers = [["–" if x is None else f"{x:.3g}" for x in (r.value, r.limit)] for r in rows]
-    cells = (
-        (r.method, r.check, MARKS[r.passed], *each, r.detail) for r, each in zip(rows, numbers)
-    )
+def checks_table(rows: list[Row]) -> Table:
+    """Return the checks as a table for a terminal."""
+    cells = []
+    for row in rows:
+        numbers = ["–" if x is None else f"{x:.3g}" for x in (row.value, row.limit)]
+        cells.append((row.method, row.check, MARKS[row.passed], *numbers, row.detail))
     return table_of(TITLES, cells, left=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def profile(
     spec: Annotated[ModelSpec, Takes()],
     sampling: Annotated[Sampling, Takes()],
+    machine: Annotated[Machine, Takes()],
     methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
-    num_prompts: Annotated[
-        int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")
-    ] = 4,
+    num_prompts: Captions = 4,
     trace: Annotated[
         Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")
     ] = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
     """Split a method's step into draft, verification, commit and host.
@@ -109,58 +142,42 @@ def profile(
 
     if trace is not None:
         check_writable(trace, TRACE)
-    chosen = [
-        method(name)
-        for name in ("ar", *(n for n in methods or ["eagle-1", "cool-sd"] if n != "ar"))
-    ]
-    used = {m.choices.proposal for m in chosen}
-    model = load_with_drafter(spec, choose(device, threads), used)
-    decoders = [build(model, m, sampling, spec.simulate_acceptance) for m in chosen]
-    captions = prompts.captions_for(model.labels, num_prompts)
+    names = dict.fromkeys(["ar", *(methods or ["eagle-1", "cool-sd"])])
+    chosen = [method(name) for name in names]
+    target = load_with_drafter(spec, machine.choose(), {m.choices.proposal for m in chosen})
+    decoders = [build(target, m, sampling, spec.simulate_acceptance) for m in chosen]
+    captions = prompts.captions_for(target.labels, num_prompts)
     with display("profiling"):
-        limit = bandwidth(model.device)
+        limit = bandwidth(target.device)
         profiles = step_profile.profile(decoders, captions)
         if trace is not None:
             step_profile.chrome_trace(decoders[-1], captions[0], trace)
     if as_json:
-        print_json(
-            {"bandwidth": limit.best, "bandwidth_median": limit.median, "methods": profiles}
-        )
-        return
+        figures = {"bandwidth": limit.best, "bandwidth_median": limit.median}
+        print_json(figures | {"methods": profiles})
+    else:
+        print_profiles(profiles, limit)
+
+
+def print_profiles(profiles: Sequence[Profile], limit: Bandwidth) -> None:
+    """Print a line per method, and what its columns mean."""
     rows = []
     for p in profiles:
-        times = (
-            f"{t:.2f}"
-            for t in (p.tau, p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms)
-        )
-        rates = (
-            f"{p.overhead_fraction:.1%}",
-            f"{p.speedup:.2f}×",
-            f"{p.roofline:.2f}×",
-            f"{p.achieved:.1f}",
-        )
-        rows.append((p.label, *times, *rates))
-    titles = (
-        "method",
-        "τ",
-        "step",
-        "draft",
-        "verify",
-        "commit",
-        "other",
-        "out",
-        "speedup",
-        "limit",
-        "GB/s",
-    )
+        times = (p.tau, p.step_ms, p.draft_ms, p.verify_ms, p.commit_ms, p.other_ms)
+        rates = (f"{p.overhead_fraction:.1%}", f"{p.speedup:.2f}×", f"{p.roofline:.2f}×")
+        rows.append((p.label, *(f"{x:.2f}" for x in times), *rates, f"{p.achieved:.1f}"))
+    phases = ("step", "draft", "verify", "commit", "other")
+    titles = ("method", "τ", *phases, "out", "speedup", "limit", "GB/s")
     print_cells(titles, rows, padding=(0, 1, 0, 0), pad_edge=False)
     share = profiles[0].achieved / limit.best
     print(
-        "step and its phases in ms; out: share outside forwards; limit: the speedup that the bandwidth allows"
+        "step and its phases in ms; out: share outside forward passes; limit: the speedup that the"
+        " bandwidth allows"
     )
     print(
-        f"memory reads at {limit.best:.1f} GB/s here (best of {limit.passes} passes with {limit.threads} thread(s), "
-        f"their median {limit.spread:.0%} below); ar's forward uses {share:.0%} of that"
+        f"memory reads at {limit.best:.1f} GB/s on this machine (best of {limit.passes} passes with"
+        f" {limit.threads} thread(s), their median {limit.spread:.0%} below); ar's forward pass"
+        f" uses {share:.0%} of that"
     )
 
 
@@ -169,7 +186,7 @@ def tune(
         str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")
     ],
     given: Annotated[Given, Takes(Tune)],
-    where: Annotated[options.Place, Takes()],
+    place: Annotated[options.Place, Takes()],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -179,76 +196,112 @@ def tune(
     Example: lanternbench tune --method eagle-1
     """
     from lanternbench.tune import tuning as search
-    from lanternbench.tune.result import with_interval, write_plot
+    from lanternbench.tune.result import write_plot
 
-    config, device = (
-        checked(Tune, given | {"method": method, "options": method_options}),
-        where.device,
-    )
+    config = checked(Tune, given | {"method": method, "options": method_options})
     with display(f"tuning {method}") as bars:
-        chosen = choose(device, where.threads)
         path, tuning = search.tune(
-            config, where.out, fresh=where.fresh, device=chosen, progress=bars.show
+            config,
+            place.out,
+            fresh=place.fresh,
+            device=choose(place.device, place.threads),
+            progress=bars.show,
         )
         plot, _ = write_plot(tuning, path.with_suffix(""))
-    if as_json:
-        about = {
-            "preset": str(path),
-            "plot": str(plot),
-            "verdict": tuning.verdict,
-            "best": tuning.best,
-        }
-        print_json(about | {"results": tuning.rows(), "cost": tuning.cost.model_dump()})
+    if not as_json:
+        print_tuning(tuning)
+        print(f"{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")
         return
-    rows = []
-    for r in tuning.results:
-        label = f"{r.label}{' (its own)' if r.name == 'default' else ''}{' ←' if r.name == tuning.best else ''}"
-        nodes, tau, speed = "1", "–", "–"
-        if e := r.expected:
-            nodes, tau = str(e.shape.nodes), f"{e.tau:.2f}"
-            speed = speed if tuning.disturbed else f"{e.tokens_per_s:.1f}"
-        loss = "–" if r.fidelity_loss is None else f"{r.fidelity_loss:.3f}"
-        measured = (
-            f"{r.tau:.2f}",
-            speed,
-            f"{r.robust_tokens_per_s:.1f}",
-            with_interval(r.robust_ratio),
-            loss,
-        )
-        rows.append((label, nodes, tau, *measured))
+    document = {
+        "preset": str(path),
+        "plot": str(plot),
+        "verdict": tuning.verdict,
+        "best": tuning.best,
+        "results": tuning.rows(),
+        "cost": tuning.cost.model_dump(),
+    }
+    print_json(document)
+
+
+def print_tuning(tuning: Tuning) -> None:
+    """Print a line per size, and the verdict."""
+    rows = [tuning_cells(tuning, result) for result in tuning.results]
     titles = (
-        "sizes",
-        "nodes",
-        "τ expected",
-        "τ",
-        "tokens/s expected",
-        "tokens/s",
-        "× its own [95 %]",
+        *("sizes", "nodes", "τ expected", "τ"),
+        *("tokens/s expected", "tokens/s", "relative to the default sizes [95 %]"),
         "fidelity loss",
     )
     print_cells(titles, rows, ("sizes",), pad_edge=False)
     print_notes(filter(None, [tuning.disturbed]))
-    print(f"{tuning.verdict}\n{path}  ·  plot: {plot}\nnext: {program()} run --method {path}")
+    print(tuning.verdict)
+
+
+def tuning_cells(tuning: Tuning, result: Result) -> tuple[str, ...]:
+    from lanternbench.tune.result import DEFAULT, with_interval
+
+    label = result.label
+    if result.name == DEFAULT:
+        label += " (default sizes)"
+    if result.name == tuning.best:
+        label += " ←"
+    nodes, tau, speed = "1", "–", "–"
+    if expected := result.expected:
+        nodes = str(expected.shape.nodes)
+        tau = f"{expected.tau:.2f}"
+        if not tuning.disturbed:
+            speed = f"{expected.tokens_per_s:.1f}"
+    loss = "–" if result.fidelity_loss is None else f"{result.fidelity_loss:.3f}"
+    measured = (f"{result.robust_tokens_per_s:.1f}", with_interval(result.robust_ratio), loss)
+    return (label, nodes, tau, f"{result.tau:.2f}", speed, *measured)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a run is replayed on."""
+
+    device: Annotated[list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")] = (
+        None
+    )
+    target: Annotated[
+        str | None, Option(help="A target, or chameleon-34b (default: the run's).")
+    ] = None
+    drafter: Annotated[
+        str | None, Option(help="A smaller target that drafts, for methods such as sd.")
+    ] = None
+    batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512"
+    dtype: Annotated[
+        str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")
+    ] = "bfloat16"
+    compile_mode: Annotated[
+        CompileMode, Option("--compile", help="graphs: CUDA graphs; eager: launched kernels.")
+    ] = "graphs"
+
+    @property
+    def sizes(self) -> list[int]:
+        """The batch sizes.  Raises UserError for what is no list of them."""
+        parts = options.listed(self.batch)
+        numbers = [int(part) for part in parts if part.isdecimal()]
+        in_range = all(1 <= number <= MAX_BATCH for number in numbers)
+        if not numbers or len(numbers) < len(parts) or not in_range:
+            raise UserError(
+                f"--batch {self.batch} cannot be read: give whole numbers from 1 to {MAX_BATCH},"
+                " such as 1,8,64"
+            )
+        return list(dict.fromkeys(numbers))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the devices.  Raises UserError for unknown ones."""
+        from lanternbench.costs.roofline import THIS, device_model
+
+        names = self.device or ["h100"]
+        known = (name if name == THIS else device_model(name).name for name in names)
+        return list(dict.fromkeys(known))
 
 
 def predict(
     run: Annotated[str, Argument(help="Run id or folder.")],
-    device: Annotated[
-        list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")
-    ] = None,
-    target: Annotated[
-        str | None, Option(help="A target, or chameleon-34b (default: the run's).")
-    ] = None,
-    drafter: Annotated[
-        str | None, Option(help="A smaller target that drafts, for methods such as sd.")
-    ] = None,
-    batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512",
-    dtype: Annotated[
-        str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")
-    ] = "bfloat16",
-    compile_mode: Annotated[
-        str, Option("--compile", help="graphs: CUDA graphs; eager: launched kernels.")
-    ] = "graphs",
+    elsewhere: Annotated[Elsewhere, Takes()],
     results: options.Results = Path("results"),
     out: Annotated[
         Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")
@@ -262,78 +315,99 @@ def predict(
     Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch
     1,16
     """
-    from lanternbench.costs.roofline import THIS, device_model
-    from lanternbench.experiment import find, read_run, read_samples
+    from lanternbench.experiment import find
     from lanternbench.models.loading import dtype_named
     from lanternbench.predict import predict as prediction
-    from lanternbench.predict import replay
-    from lanternbench.predict.machines import Measured, Roofline, probe
 
-    names = list(
-        dict.fromkeys(
-            name if name == THIS else device_model(name).name for name in device or ["h100"]
-        )
-    )
-    dtype_named(dtype)
-    if compile_mode not in ("graphs", "eager"):
-        raise UserError(f"unknown mode '{compile_mode}': give --compile graphs or eager")
+    dtype_named(elsewhere.dtype)
+    sizes, names = elsewhere.sizes, elsewhere.names
     if out is not None and (out / "run.json").exists():
-        raise UserError(
-            f"{out} is a run folder, which holds measurements: choose another folder with --out"
-        )
-    parts = options.listed(batch)
-    if not parts or not all(part.isdecimal() and 1 <= int(part) <= 65536 for part in parts):
-        raise UserError(
-            f"--batch {batch} cannot be read: give whole numbers from 1 to 65536, such as 1,8,64"
-        )
-    sizes = list(dict.fromkeys(map(int, parts)))
-    folder = find(results, [run])[0]
-    record, samples = read_run(folder), read_samples(folder)
-    its_target, its_drafter, guidance = replay.of_run(record)
-    source = replay.sketch(its_target, its_drafter)
-    same = target in (None, its_target) and drafter is None
-    goal = source if same else replay.sketch(target or its_target, drafter)
-    cases = replay.cases(
-        samples, source, goal, guidance if target in (None, its_target) else None, str(folder)
-    )
-    machines: list[tuple[Roofline, Measured | None]] = []
-    checked: list[prediction.Validation] = []
-    notes, graphs = list(cases.notes), compile_mode == "graphs"
+        text = f"{out} is a run folder, which holds measurements"
+        raise UserError(f"{text}: choose another folder with --out")
+    replay = Replay(find(results, [run])[0], elsewhere)
     for name in names:
-        if name != THIS:
-            machines.append((Roofline(device_model(name), dtype, graphs), None))
-            notes.append(device_model(name).sentence(graphs))
-            continue
-        with display("probing this machine") as bars:
-            roof, measured, about = probe(
-                record, folder, cases, samples[0].prompt, threads, bars.show
-            )
-        machines.append((roof, measured if same else None))
-        if same and record["config"].get("batch", 1) == 1:
-            checked = prediction.validate(measured, cases.traces, samples)
-        notes += [*about, *prediction.errors(checked)]
-    rows, curve = [], []
-    with display("predicting") as bars:
-        for done, (roof, alone) in enumerate(machines):
-            bars.show(done, len(machines), roof.name)
-            rows += prediction.predict(roof, cases.traces, sizes, alone)
-            if out is not None:  # for the plot
-                curve += prediction.predict(roof, cases.traces, prediction.BATCHES, alone)
+        replay.add(name, threads)
+    rows = replay.predictions(sizes)
     records = [{"predicted": True, **row._asdict()} for row in rows]
-    document = {"predicted": True, "rows": records, "validation": checked, "notes": notes}
+    document: dict[str, Any] = {
+        "predicted": True,
+        "rows": records,
+        "validation": replay.validation,
+        "notes": replay.notes,
+    }
     if out is not None:
+        curve = replay.predictions(prediction.BATCHES)
         prediction.write(out, document, rows, curve)
     if as_json:
-        print_json({"run": str(folder), **document})
+        print_json({"run": str(replay.folder), **document})
         return
-    for part in prediction.terminal_tables(rows, checked):
-        stdout().print(part)
-    print_notes(notes)
+    for table in prediction.terminal_tables(rows, replay.validation):
+        stdout().print(table)
+    print_notes(replay.notes)
+
+
+class Replay:
+    """A run that is replayed on several machines."""
+
+    def __init__(self, folder: Path, elsewhere: Elsewhere):
+        from lanternbench.experiment import read_run, read_samples
+        from lanternbench.predict import replay
+
+        self.folder = folder
+        self.elsewhere = elsewhere
+        self.record: RunRecord = read_run(folder)
+        self.samples: list[Sample] = read_samples(folder)
+        target, drafter, guidance = replay.of_run(self.record)
+        same_target = elsewhere.target in (None, target)
+        self.same = same_target and elsewhere.drafter is None
+        source = goal = replay.sketch(target, drafter)
+        if not self.same:
+            goal = replay.sketch(elsewhere.target or target, elsewhere.drafter)
+        scale = guidance if same_target else None
+        self.cases: Cases = replay.cases(self.samples, source, goal, scale, str(folder))
+        self.machines: list[tuple[Roofline, Measured | None]] = []
+        self.validation: list[Validation] = []
+        self.notes = list(self.cases.notes)
+
+    def add(self, name: str, threads: int | None) -> None:
+        """Add a device, or this machine after probing it."""
+        from lanternbench.costs.roofline import THIS, device_model
+        from lanternbench.predict import predict as prediction
+        from lanternbench.predict.machines import Roofline, probe
+
+        graphs = self.elsewhere.compile_mode == "graphs"
+        if name != THIS:
+            model = device_model(name)
+            self.machines.append((Roofline(model, self.elsewhere.dtype, graphs), None))
+            self.notes.append(model.sentence(graphs))
+            return
+        caption = self.samples[0].prompt
+        with display("probing this machine") as bars:
+            roof, measured, about = probe(
+                self.record, self.folder, self.cases, caption, threads, bars.show
+            )
+        self.machines.append((roof, measured if self.same else None))
+        if self.same and self.record.config.batch == 1:
+            traces = self.cases.traces
+            self.validation = prediction.validate(measured, traces, self.samples)
+        self.notes += [*about, *prediction.errors(self.validation)]
+
+    def predictions(self, sizes: Sequence[int]) -> list[Prediction]:
+        """Return the predictions for every machine and batch size."""
+        from lanternbench.predict import predict as prediction
+
+        rows: list[Prediction] = []
+        with display("predicting") as bars:
+            for done, (roof, alone) in enumerate(self.machines):
+                bars.show(done, len(self.machines), roof.name)
+                rows += prediction.predict(roof, self.cases.traces, sizes, alone)
+        return rows
 
 
 def codebook(
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
+    machine: Annotated[Machine, Takes()],
     target: Annotated[
         str, Argument(help="A target of `lanternbench targets`, or a folder.")
     ] = "tiny",
@@ -341,59 +415,70 @@ def codebook(
     proximity: Annotated[
         Literal["l2", "cosine", "random"], Option(help="What nearest means.")
     ] = "l2",
-    num_prompts: Annotated[
-        int, Option("--num-prompts", "-n", min=1, help="Demo captions to draw.")
-    ] = 4,
+    num_prompts: Captions = 4,
     out: Annotated[Path | None, Option(help="Write the images side by side (PNG).")] = None,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Swap every token of drawn images for a near code: what LANTERN's neighbourhoods cost, and
-    how likely they are.
+    """Replace every token of drawn images by a similar code: what LANTERN's neighbourhoods cost,
+    and how likely they are.
 
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
     from lanternbench import prompts
-    from lanternbench.measure import code_swaps as codebooks
+    from lanternbench.measure.code_swaps import study_codebook
     from lanternbench.models.catalogue import load_target
 
+    sizes = neighbourhood_sizes(k)
+    if out is not None:
+        check_writable(out, OUT)
+    model = load_target(target, machine.choose(), dtype=dtype)
+    captions = prompts.captions_for(model.labels, num_prompts)
+    with display("drawing and swapping"):
+        study = study_codebook(model, captions, sizes, proximity, seed)
+    if out is not None:
+        write_swaps(out, study, captions)
+    if as_json:
+        about = {"codes": study.codes, "width": study.width, "twins": study.twins}
+        print_json(about | {"neighbourhoods": study.likenesses})
+    else:
+        print_swaps(study)
+
+
+def neighbourhood_sizes(text: str) -> list[int]:
+    """Return the sizes, in order.  Raises UserError for what is no list of them."""
     try:
-        sizes = sorted({int(x) for x in k.split(",")})
+        sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise UserError(f"--k {k} is no list of numbers: write for example --k 2,10,100") from None
+        raise UserError(
+            f"--k {text} is no list of numbers: write for example --k 2,10,100"
+        ) from None
     if sizes[-1] > MAX_SIZE:
         raise UserError(
             f"--k has a size over {MAX_SIZE}: give at most the size of the target's vocabulary"
         )
-    if out is not None:
-        check_writable(out, OUT)
-    model = load_target(target, choose(device, threads), dtype=dtype)
-    captions = prompts.captions_for(model.labels, num_prompts)
-    with display("drawing and swapping"):
-        study = codebooks.study_codebook(model, captions, sizes, proximity, seed)
-    if out is not None:
-        from lanternbench.report.images import images_figure
+    return sizes
 
-        heads = ["as drawn", *(f"k = {x.k}" for x in study.likenesses)]
-        with replacing(out, OUT) as file:
-            images_figure(heads, study.images, captions).savefig(file, format="png", dpi=200)
-    if as_json:
-        about = {"codes": study.codes, "width": study.width, "twins": study.twins}
-        print_json(about | {"neighbourhoods": study.likenesses})
-        return
-    cells = (
-        (
-            str(x.k),
-            f"{x.distance:.2f}",
-            f"{x.mass:.3f}",
-            "the same" if x.psnr is None else f"{x.psnr:.1f}",
-        )
-        for x in study.likenesses
-    )
+
+def write_swaps(path: Path, study: Codebook, captions: list[str]) -> None:
+    """Write the images side by side, a column per size."""
+    from lanternbench.report.images import images_figure
+
+    heads = ["as drawn", *(f"k = {likeness.k}" for likeness in study.likenesses)]
+    figure = images_figure(heads, study.images, captions)
+    with replacing(path, OUT) as file:
+        figure.savefig(file, format="png", dpi=200)
+
+
+def print_swaps(study: Codebook) -> None:
+    """Print a line per size, and what its columns mean."""
+    cells = []
+    for likeness in study.likenesses:
+        psnr = "the same" if likeness.psnr is None else f"{likeness.psnr:.1f}"
+        cells.append((str(likeness.k), f"{likeness.distance:.2f}", f"{likeness.mass:.3f}", psnr))
     print_cells(("k", "distance", "probability", "images swapped, dB"), cells)
     print(
-        f"{study.codes} codes of width {study.width}, {study.twins} like another. Distance: of the k-th nearest, in "
-        "those of random pairs.\nProbability: the target's, of a drawn token and its neighbours. dB: PSNR against the "
-        "images as drawn."
+        f"{study.codes} codes of width {study.width}; {study.twins} are equal to another code.\n"
+        "distance: to the k-th nearest code, relative to the distance of random pairs\n"
+        "probability: the target's, of a drawn token and its neighbours together\n"
+        "dB: PSNR against the images as drawn"
     )

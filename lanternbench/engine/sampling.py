@@ -2,6 +2,7 @@
 uniforms.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from lanternbench.settings import Sampling
 
 
 class Warp(NamedTuple):
-    """Temperature, top-k and top-p, applied in this order; ``temperature`` 0 means greedy."""
+    """Temperature, top-k, top-p and min-p, applied in this order; ``temperature`` 0 means greedy."""
 
     sampling: Sampling
 
@@ -24,7 +25,7 @@ class Warp(NamedTuple):
         the argmax.
 
         Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at
-        least one.
+        least one; min-p keeps tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
         """
         sampling = self.sampling
         x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -40,6 +41,9 @@ class Warp(NamedTuple):
             # the mass before a token already suffices
             outside = mass.cumsum(-1) - mass >= sampling.top_p
             x = x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+        if sampling.min_p > 0.0:
+            least = x.amax(-1, keepdim=True) + math.log(sampling.min_p)
+            x = x.masked_fill(x < least, -torch.inf)
         return x.softmax(-1)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from lanternbench.errors import UserError
+from lanternbench.experiment.run_folder import Device
 from lanternbench.experiment.worker import (
     Executor,
     Facts,
@@ -238,7 +239,7 @@ class RayWorker:
     def work(self, job: Job) -> Answer:
         node = ray().get_runtime_context().get_node_id()[:8]
         name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
-        where = {"node": node, "process": os.getpid(), "device": name}
+        where = Device(node=node, process=os.getpid(), device=name)
         samples = [Finished(sample, image, where) for sample, image in self.worker.work(job)]
         costs, self.worker.costs = self.worker.costs, {}
         return samples, costs, peak_memory()
@@ -271,9 +272,7 @@ class RayExecutor(Executor):
         while True:
             try:
                 facts: Facts = self._get(self._first([self.pool[0].facts.remote()]))
-                return facts._replace(
-                    environment=facts.environment | {"executor": "ray", "workers": count}
-                )
+                return facts.run_by("ray", count)
             except WorkerLost:
                 self._replace(self.pool[0], "the loading of the models")
 

@@ -7,98 +7,44 @@ and ``summary.json``; ``devices.jsonl`` where several devices made the samples. 
 in ``docs/schema`` are generated from the models of these files.
 """
 
+from __future__ import annotations
+
 import difflib
-import errno
-import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.numpy import save
 
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, first_mistake
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.run_notes import asked_for
-from lanternbench.measure.samples import Sample, image_name, setting_name, without_momentary
+from lanternbench.measure.run_record import Environment, Resumption, RunRecord
+from lanternbench.measure.samples import Sample, image_name
 from lanternbench.measure.summary import Summary, read_summary
-from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
-from lanternbench.utils.json_values import (
-    SCHEMA_VERSION,
-    config_hash,
-    differences,
-    plain,
-    read_object,
-    versioned,
-)
+from lanternbench.utils.files import OUT, open_file, replacing, writing
+from lanternbench.utils.json_values import differences, read_object, versioned
+from lanternbench.utils.ledger import Ledger, Line, Lines, digest_of, read_lines, scan
+
+RUN, SAMPLES, DEVICES = "run.json", "samples.jsonl", "devices.jsonl"
+OWN_FILES = {".lock", "images", "run.json.part"}  # of a folder without run.json
+SHOWN = 5  # differences of settings in a message
 
 
-class _Part(BaseModel):
-    """Keeps additional keys, which other versions may have."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-
-
-class RunConfig(_Part):
-    """The settings that determine the results, as a sweep file has them."""
-
-    target: str | None = None
-    drafter: str | None = None
-    dtype: str | None = None
-    compile: str | None = None
-    prompts: str | None = None
-    suite: str | None = None
-    seed: int | None = Field(default=None, ge=0)
-    batch: int | None = None
-    repeats: int | None = None
-    num_prompts: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    guidance: float | None = None
-
-
-class RunFile(_Part):
-    """``run.json``: what was run, on what, and where; the lines of ``samples.jsonl`` are of its
-    version.
-    """
-
-    schema_version: int = Field(0, le=SCHEMA_VERSION)
-    run_id: str = ""
-    created: str = ""
-    config: RunConfig = RunConfig()
-    config_hash: str = ""
-    environment: dict[str, Any] = {}
-    prompts: dict[str, Any] = {}
-    target: dict[str, Any] = {}
-    methods: list[dict[str, Any]] = []
-    resumed: list[dict[str, Any]] = []
-    left_out: list[Any] = []
-
-
-@dataclass(frozen=True)
-class SummaryFile(Summary):
-    """``summary.json``: a row per method, every figure with its interval."""
-
-    schema_version: int = SCHEMA_VERSION
-
-
-def read_run(path: Path) -> dict[str, Any]:
-    """``run.json`` of a run folder. Raises UserError when there is none, it is damaged, or of a
-    later version.
+def read_run(path: Path) -> RunRecord:
+    """Return ``run.json`` of a run folder.  Raises UserError if there is none, it is damaged, or
+    of a later version.
     """
     try:
-        run = read_object(Path(path) / "run.json")
-        RunFile.model_validate(run)
+        run = RunRecord.model_validate(read_object(Path(path) / RUN))
+        run.written()  # raises ValueError for values that are nested too deep
+        return run
     except OSError as error:
         raise UserError(
             f"{path} is no run folder ({error.strerror}): give a folder that `run` made."
@@ -107,102 +53,47 @@ def read_run(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}/run.json is damaged ({reason(error)}): restore it or give --fresh."
         ) from None
-    return run
 
 
 def reason(error: Exception) -> str:
-    """What is wrong first, and where."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+    """Return what is wrong first, and where."""
+    if isinstance(error, ValidationError):
+        return " ".join(first_mistake(error)).strip()
+    return str(error)
 
 
-class Line(NamedTuple):
-    """One line of samples.jsonl: its number, where it ends in bytes, and its sample, or why there
-    is none.
-    """
-
-    number: int
-    end: int
-    sample: Sample | None
-    why: str = ""
+def key_of(sample: Sample) -> str:
+    return sample.key
 
 
-def scan(path: Path) -> Iterator[Line]:
-    """Every line of a samples.jsonl, one at a time; a torn last line, which a crash leaves behind,
-    is left out.
-    """
-    try:
-        with open_file(path) as lines:
-            end = 0
-            for number, text in enumerate(lines, 1):
-                end += len(text)
-                if not text.strip():
-                    continue
-                torn = not text.endswith(b"\n")
-                try:
-                    line = Line(number, end, Sample.model_validate_json(text))
-                except ValidationError as error:
-                    line = Line(number, end, None, reason(error))
-                    torn |= error.errors()[0]["type"] == "json_invalid" and not lines.peek(1)  # type: ignore[attr-defined]
-                if not torn:
-                    yield line
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): make it readable.") from None
-
-
-def whole_lines(path: Path) -> Iterator[tuple[int, Sample]]:
-    """(where its line ends in bytes, sample) of a samples.jsonl.  Raises UserError for a damaged
-    or repeated line.
-    """
-    keys: set[str] = set()
-    for number, end, sample, why in scan(path):
-        if sample and sample.key in keys:
-            why = f"sample {sample.key!r} is there twice"
-        if why or sample is None:
-            raise UserError(
-                f"{path} line {number} is damaged ({why}): delete that line to have the sample made again."
-            )
-        keys.add(sample.key)
-        yield end, sample
+def scan_samples(path: Path) -> Iterator[Line[Sample]]:
+    """Yield every line of a run folder's samples, with its sample or why there is none."""
+    return scan(Path(path) / SAMPLES, Sample)
 
 
 def iter_samples(path: Path) -> Iterator[Sample]:
-    """Samples of a run folder, one at a time.  Raises UserError for a damaged line."""
-    return (sample for _, sample in whole_lines(Path(path) / "samples.jsonl"))
+    """Yield the samples of a run folder, one at a time.  Raises UserError for a damaged line."""
+    lines = read_lines(Path(path) / SAMPLES, Sample, key_of)
+    return (sample for _, sample in lines)
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """All samples of a run folder, in memory.  Raises UserError for a damaged line."""
+    """Return all samples of a run folder, in memory.  Raises UserError for a damaged line."""
     return list(iter_samples(path))
 
 
 def samples_digest(path: Path) -> str | None:
-    """The SHA-256 of a run folder's samples.jsonl; None where there is none."""
-    with suppress(OSError), open_file(Path(path) / "samples.jsonl") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-    return None
+    """Return the SHA-256 of a run folder's samples.jsonl; None if there is none."""
+    return digest_of(Path(path) / SAMPLES)
 
 
-def runs(root: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Run folders under ``root`` with their run.json, the one last started or resumed first."""
+def runs(root: Path) -> list[tuple[Path, RunRecord]]:
+    """Return the run folders under ``root`` with their run.json, the one last started first."""
     readable = []
-    for path in Path(root).glob("*/run.json"):
+    for path in Path(root).glob(f"*/{RUN}"):
         with suppress(UserError):
             readable.append((path.parent, read_run(path.parent)))
-    return sorted(readable, key=lambda item: (_last_start(item[1]), item[0].name), reverse=True)
-
-
-def _last_start(run: dict[str, Any]) -> str:
-    return max(
-        [
-            str(run.get("created", "")),
-            *(str(entry.get("at", "")) for entry in run.get("resumed", [])),
-        ]
-    )
+    return sorted(readable, key=lambda item: (item[1].last_start, item[0].name), reverse=True)
 
 
 def no_run(root: Path) -> UserError:
@@ -212,320 +103,309 @@ def no_run(root: Path) -> UserError:
 
 
 def latest(root: Path) -> Path:
-    """The run last started or resumed under ``root``. Raises UserError when there is none."""
+    """Return the run last started or resumed under ``root``.  Raises UserError if there is none."""
     readable = [path for path, _ in runs(root)]
-    broken = [path.parent for path in Path(root).glob("*/run.json") if path.parent not in readable]
-    newest = max(
-        [*readable[:1], *broken],
-        key=lambda path: (path / "run.json").stat().st_mtime,
-        default=None,
-    )
-    if newest is None:
+    broken = [path.parent for path in Path(root).glob(f"*/{RUN}") if path.parent not in readable]
+    candidates = readable[:1] + broken
+    if not candidates:
         raise no_run(root)
+    newest = max(candidates, key=lambda path: (path / RUN).stat().st_mtime)
     read_run(newest)  # raises UserError for a damaged run
     return newest
 
 
 def find(root: Path, ids: Sequence[str] = ()) -> list[Path]:
-    """Folders of runs: ids under ``root``, paths, names (the latest); by default the latest.
-    Raises UserError.
+    """Return folders of runs: ids under ``root``, paths, or names, of which the latest counts; by
+    default the latest run.  Raises UserError.
     """
     return [_named(Path(root), name) for name in ids] or [latest(root)]
 
 
 def _named(root: Path, name: str) -> Path:
-    if places := [place for place in (root / name, Path(name)) if (place / "run.json").is_file()]:
-        return places[0]
+    for place in (root / name, Path(name)):
+        if (place / RUN).is_file():
+            return place
     known = [path for path, _ in runs(root)]
-    if matches := [
-        path
-        for path in known
-        if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}(-\d+)?", path.name)
-    ]:
-        return matches[0]
+    id_of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}(-\d+)?")
+    for path in known:
+        if id_of_name.fullmatch(path.name):
+            return path
     names = [path.name for path in known]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
-    hint = f"did you mean {' or '.join(near)}?" if near else "make one with `lanternbench run`."
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
+    hint = "make one with `lanternbench run`."
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
     raise UserError(f"there is no run {name!r} in {root}: {hint}")
 
 
-def listing(root: Path) -> list[dict[str, Any]]:
-    """A row per run, the last started first; ``disturbed``: None without a summary.  Raises
-    UserError without runs.
-    """
-    rows = []
-    for folder, run in runs(root):
-        prompts, target, (labels, each) = (
-            run.get("prompts", {}),
-            run.get("target", {}),
-            asked_for(run),
-        )
-        samples, of = 0, each * len(labels)
-        disturbed: bool | None = None
-        with suppress(OSError), open_file(folder / "samples.jsonl") as file:
-            samples = sum(line.endswith(b"\n") for line in file)
-        with suppress(UserError):
-            notes = read_summary(folder).notes
-            disturbed = any(
-                note.metric == "latency_s" and note.kind in ("unfit", "warning") for note in notes
-            )
-        row: dict[str, Any] = {
-            "name": folder.name,
-            "date": _last_start(run)[:16].replace("T", " "),
-        }
-        source = f"{prompts.get('dataset') or prompts.get('source') or '–'} {prompts.get('count') or ''}".strip()
-        row |= {
-            "target": target.get("name") or "–",
-            "prompts": source,
-            "methods": len(labels),
-            "samples": samples,
-        }
-        rows.append(
-            row
-            | {
-                "of": of,
-                "finished": disturbed is not None and samples >= of,
-                "disturbed": disturbed,
-            }
-        )
-    if not rows:
+class Listing(BaseModel):
+    """A run as a line of a list; ``disturbed``: whether its timing was noisy, None if unknown."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    date: str
+    target: str
+    prompts: str
+    methods: int
+    samples: int
+    of: int
+    finished: bool
+    disturbed: bool | None
+
+
+def listing(root: Path) -> list[Listing]:
+    """Return the runs under ``root``, the last started first.  Raises UserError if there is none."""
+    found = [_listed(folder, run) for folder, run in runs(root)]
+    if not found:
         raise no_run(root)
-    return rows
+    return found
 
 
-class RunFolder(ExitStack):
-    """A run folder that this process alone has open; ``done``: keys of its samples, ``images`` of
-    them by label.
-    """
+def _listed(folder: Path, run: RunRecord) -> Listing:
+    samples = 0
+    with suppress(OSError), open_file(folder / SAMPLES) as file:
+        samples = sum(line.endswith(b"\n") for line in file)
+    disturbed = None
+    with suppress(UserError):
+        notes = read_summary(folder).notes
+        clock = [note for note in notes if note.metric == "latency_s"]
+        disturbed = any(note.kind in ("unfit", "warning") for note in clock)
+    labels = run.wanted()
+    wanted = run.samples_per_method * len(labels)
+    source = run.prompts.dataset or run.prompts.source or "–"
+    return Listing(
+        name=folder.name,
+        date=run.last_start[:16].replace("T", " "),
+        target=run.target.name or "–",
+        prompts=f"{source} {run.prompts.count or ''}".strip(),
+        methods=len(labels),
+        samples=samples,
+        of=wanted,
+        finished=disturbed is not None and samples >= wanted,
+        disturbed=disturbed,
+    )
 
-    def __init__(
-        self, path: Path, run: dict[str, Any], lock: ExitStack, environment: Any = None
-    ) -> None:
-        super().__init__()
-        self.path, self.run = path, run
-        moved = without_momentary(environment) != without_momentary(run.get("environment"))
-        self._elsewhere = environment if moved else None
-        self._setting = setting_name(environment)
-        self.done, self.figures, self.images = set[str](), Figures(), dict[str, list[Path]]()
-        self._samples, end = path / "samples.jsonl", 0
-        for end, sample in whole_lines(self._samples):  # noqa: B007 (the last one counts)
-            self._count(sample)
-        with writing(self._samples, OUT):
-            self._fd = os.open(self._samples, os.O_CREAT | APPEND, 0o644)
-            # an incomplete last line is removed: its sample is decoded again
-            os.ftruncate(self._fd, end)
-        self.enter_context(lock.pop_all())
-        self.callback(lambda: os.close(self._fd))
+
+class Device(BaseModel):
+    """One line of ``devices.jsonl``: the device that decoded a sample."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str = ""  # of the sample
+    node: str
+    process: int = 0
+    device: str = ""
+
+
+class RunFolder(Ledger):
+    """A run folder that this process alone has open."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.path = path
+        self.run = RunRecord()
+        self.figures = Figures()
+        self.images: dict[str, list[Path]] = {}  # by label
+        self.samples: Lines[Sample]
+        self._devices: Lines[Device] | None = None
+        self._setting: str | None = None  # of samples to come
+        self._moved_to: Environment | None = None  # until a sample is made there
 
     @classmethod
-    def open(
-        cls,
-        root: Path,
-        run_id: str,
-        config: Mapping[str, Any],
-        *,
-        fresh: bool = False,
-        **facts: Any,
-    ) -> Self:
-        """Create the run ``root/run_id``, or resume it when it exists with the same configuration
-        and prompts.
+    def open(cls, root: Path, record: RunRecord, fresh: bool = False) -> Self:
+        """Create the run ``root / record.run_id``, or resume it if it has the same settings.
 
-        ``fresh`` never deletes: beside an existing run it starts ``<run_id>-2``, ``-3``, …
-        ``facts``: environment, prompts and target, and methods as {"label", "key", "method",
-        "options", "lossless"} in the order of reports. Raises UserError when the run exists with
-        other settings, is in use by another process, is damaged, or cannot be written.
+        ``fresh`` never deletes: next to an existing run it starts ``<run_id>-2``, ``-3``, …
+        Raises UserError if the run exists with other settings, prompts or weights, is in use by
+        another process, is damaged, or cannot be written.
         """
-        if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", run_id):
+        if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", record.run_id):
             raise UserError(
-                f"{run_id!r} is no run name: give a name without slashes that starts with no dot or space."
+                f"{record.run_id!r} is no run name: give a name without slashes that starts with"
+                " no dot or space."
             )
-        path = free(Path(root) / run_id) if fresh else Path(root) / run_id
+        path = Path(root) / record.run_id
+        if fresh:
+            path = free(path)
         with writing(path, OUT):
             (path / "images").mkdir(parents=True, exist_ok=True)
-        head: dict[str, Any] = {
-            "run_id": path.name,
-            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
-        }
-        head |= {"config": config, "config_hash": config_hash(config)}
-        new = run = plain(
-            head | {"environment": {}, "prompts": {}, "target": {}, "methods": []} | facts
-        )
-        with acquire(path, FRESH) as lock:
-            if (path / "run.json").exists():
-                run = _resumed(path, new)
-            elif foreign := sorted(
-                {entry.name for entry in path.iterdir()} - {".lock", "images", "run.json.part"}
-            ):
-                text = f"{path} exists but is no run folder (it has {foreign[0]})"
-                raise UserError(f"{text}: choose another --out or run name.")
-            _write_json(path / "run.json", run)
-            return cls(path, run, lock, new["environment"])
+        folder = cls(path)
+        with ExitStack() as stack:
+            stack.push(folder)
+            folder._begin(record.model_copy(update={"run_id": path.name}))
+            stack.pop_all()
+            return folder
 
     @classmethod
     def existing(cls, path: Path) -> Self:
-        """Open a run folder as it is, for scoring its images again. Raises UserError when it is
-        none or in use.
+        """Open a run folder as it is, to score its images again.  Raises UserError if it is none
+        or in use.
         """
         run = read_run(path)
-        with acquire(Path(path), FRESH) as lock:
-            return cls(Path(path), run, lock)
+        folder = cls(Path(path))
+        with ExitStack() as stack:
+            stack.push(folder)
+            folder.run = run
+            folder._load()
+            stack.pop_all()
+            return folder
 
-    def samples(self) -> Iterator[Sample]:
-        """The finished samples in the order in which they were written, read from disk one at a
-        time.
-        """
-        return iter_samples(self.path)
+    def _begin(self, record: RunRecord) -> None:
+        """Write run.json, of a new run or a resumed one, and read the samples."""
+        if (self.path / RUN).exists():
+            self.run = _resumed(self.path, record)
+        else:
+            foreign = {entry.name for entry in self.path.iterdir()} - OWN_FILES
+            if foreign:
+                text = f"{self.path} exists but is no run folder (it has {min(foreign)})"
+                raise UserError(f"{text}: choose another --out or run name.")
+            self.run = record
+        self._write(RUN, self.run.written())
+        self._setting = record.environment.setting
+        if record.environment.lasting() != self.run.environment.lasting():
+            self._moved_to = record.environment
+        self._load()
+
+    def _load(self) -> None:
+        self.samples = self.lines(SAMPLES, Sample, key_of, self._count)
+
+    @property
+    def done(self) -> set[str]:
+        """The keys of the finished samples."""
+        return {str(key) for key in self.samples.keys}
 
     def append(
-        self,
-        sample: Sample,
-        image: Image.Image | None = None,
-        where: Mapping[str, Any] | None = None,
+        self, sample: Sample, image: Image.Image | None = None, where: Device | None = None
     ) -> Sample:
         """Store one finished sample, the image first, and return it with ``image`` filled in.
 
-        ``where``: the device that decoded it, where there are several, for ``devices.jsonl``.
-        Raises ValueError for a key already stored, UserError when the disk is full or not
-        writable.
+        ``where``: the device that decoded it, where there are several.  Raises ValueError for a
+        key already stored, UserError when the disk is full or not writable.
         """
-        if sample.key in self.done:
+        if sample.key in self.samples.keys:
             raise ValueError(f"sample {sample.key!r} is stored already")
-        self._check()
-        if self._elsewhere:  # latencies from two machines: the summary says so
-            self.run["resumed"][-1]["environment"], self._elsewhere = self._elsewhere, None
-            _write_json(self.path / "run.json", self.run)
+        self.samples.check()
+        if self._moved_to is not None:  # latencies from two machines: the summary says so
+            *before, last = self.run.resumed
+            last = last.model_copy(update={"environment": self._moved_to})
+            self.record(resumed=[*before, last])
+            self._moved_to = None
         sample = sample.model_copy(update={"setting": self._setting})
         if image is not None:
             sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
             with replacing(self.path / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         if where is not None:
-            devices = self.path / "devices.jsonl"
-            with (
-                writing(devices, OUT),
-                open(os.open(devices, os.O_CREAT | APPEND, 0o644), "ab") as file,
-            ):
-                file.write(json.dumps({"key": sample.key, **where}).encode() + b"\n")
-        with writing(self._samples, OUT):
-            _append_whole(self._fd, sample.model_dump_json().encode() + b"\n")
+            self._append_device(where.model_copy(update={"key": sample.key}))
+        self.samples.append(sample)
         self._count(sample)
         return sample
 
     def _count(self, sample: Sample) -> None:
-        self.done.add(sample.key)
         self.figures.add(sample)
-        self.images.setdefault(sample.label, []).extend(
-            [self.path / sample.image] if sample.image else []
-        )
+        images = self.images.setdefault(sample.label, [])
+        if sample.image:
+            images.append(self.path / sample.image)
 
-    def record(self, **facts: Any) -> None:
+    def _append_device(self, where: Device) -> None:
+        if self._devices is None:
+            self._devices = self.lines(DEVICES, Device, lambda line: line.key, lenient=True)
+        self._devices.append(where)
+
+    def record(self, **facts: object) -> None:
         """Write facts about the run into ``run.json``."""
-        if any(self.run.get(name) != fact for name, fact in facts.items()):
-            self.run |= facts
-            _write_json(self.path / "run.json", self.run)
-
-    @property
-    def metric_weights(self) -> dict[str, str]:
-        """The digests of the weights that scored the images, by metric, where they are known."""
-        return self.run.get("metric_weights") or {}
+        changed = self.run.model_copy(update=facts)
+        if changed != self.run:
+            self.run = changed
+            self._write(RUN, self.run.written())
 
     def score_with(self, weights: Mapping[str, str]) -> None:
         """Record the digests of the weights that will score the images, by metric.
 
-        Raises UserError where images were scored by others.
+        Raises UserError if images were scored by others.
         """
+        recorded = self.run.metric_weights
+        has_samples = bool(self.samples.keys)
         for name, digest in weights.items():
-            if self.done and self.metric_weights.get(name, digest) != digest:
+            if has_samples and recorded.get(name, digest) != digest:
                 raise UserError(
                     f"{self.path} was scored by other weights of {name}: `lanternbench score "
                     f"{self.path} --metrics {name}` scores it by those of now, --fresh starts anew"
                 )
-        if self.metric_weights or not self.done:
-            self.record(metric_weights=self.metric_weights | dict(weights))
+        if recorded or not has_samples:
+            self.record(metric_weights=recorded | dict(weights))
 
     def replace(self, samples: Iterable[Sample]) -> None:
-        """Rewrite ``samples.jsonl`` as a whole, atomically: for metrics computed after the run
-        (``score``).
-        """
-        self.figures = Figures()
-        with replacing(self._samples, OUT) as file:
-            for sample in samples:
-                file.write(sample.model_dump_json().encode() + b"\n")
-                self.figures.add(sample)
-        os.close(self._fd)
-        self._fd = os.open(self._samples, APPEND)
+        """Rewrite ``samples.jsonl`` as a whole, for metrics computed after the run."""
+        figures = Figures()
 
-    def _check(self) -> None:
-        """Raises UserError where the samples' file was deleted or replaced."""
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(self._fd), os.stat(self._samples)):
-                return
-        text = f"{self._samples} was deleted or replaced while this run wrote it, and what it held is lost"
-        raise UserError(f"{text}: start the same command again.")
+        def counted() -> Iterator[Sample]:
+            for sample in samples:
+                figures.add(sample)
+                yield sample
+
+        self.samples.rewrite(counted())
+        self.figures = figures
 
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both
         atomically.
         """
-        self._check()
-        tokens = {sample.key: np.asarray(sample.token_ids, np.int32) for sample in self.samples()}
-        with replacing(self.path / "tokens.safetensors", OUT) as file:
-            file.write(save(tokens))
-        _write_json(
-            self.path / "summary.json", replace(summary, samples=samples_digest(self.path))
-        )
+        self.samples.check()
+        tokens = {sample.key: np.asarray(sample.token_ids, np.int32) for sample in self.samples}
+        self.write("tokens.safetensors", save(tokens))
+        summed_up = summary.model_copy(update={"samples": samples_digest(self.path)})
+        self._write("summary.json", summed_up)
+
+    def _write(self, name: str, value: object) -> None:
+        text = json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)
+        self.write(name, text.encode("utf-8", "replace") + b"\n")
 
 
-def _resumed(path: Path, new: dict[str, Any]) -> dict[str, Any]:
-    """``run.json`` of an existing run, with this resumption noted. Raises UserError when the
-    settings differ.
+def _resumed(path: Path, new: RunRecord) -> RunRecord:
+    """Return ``run.json`` of an existing run, with this resumption noted.
+
+    Raises UserError if settings, prompts or weights differ.
     """
     old = read_run(path)
-    changes = differences(old.get("config", {}), new["config"])
-    for part in ("source", "hash"):
-        before, after = old.get("prompts", {}).get(part), new["prompts"].get(part)
-        if not changes and after is not None and before != after:
-            changes.append(f"prompts.{part}: {before} -> {after}")
-    what, fix = "exists with other settings", "or repeat the old settings to resume it"
-    before, after = (run.get("target", {}).get("weights") or {} for run in (old, new))
-    if not changes and before and after:
-        changes, what, fix = (
-            differences(before, after),
-            "was begun with other weights",
-            "or put the old files back",
-        )
+    fix = "repeat the old settings to resume it"
+    found = "exists with other settings"
+    changes = differences(old.config.written(), new.config.written())
+    if not changes:
+        changes = _other_prompts(old, new)
+    if not changes and old.target.weights and new.target.weights:
+        found = "was begun with other weights"
+        fix = "put the old files back"
+        changes = differences(old.target.weights, new.target.weights)
     if changes:
-        first = "; ".join(changes[:5]) + (
-            f"; and {len(changes) - 5} more" if len(changes) > 5 else ""
-        )
+        shown = "; ".join(changes[:SHOWN])
+        if len(changes) > SHOWN:
+            shown += f"; and {len(changes) - SHOWN} more"
         raise UserError(
-            f"run {path.name!r} {what} ({first}): give --fresh to start a new run beside it, {fix}."
+            f"run {path.name!r} {found} ({shown}): give --fresh to start a new run next to it, or"
+            f" {fix}."
         )
-    return {**old, "resumed": [*old.get("resumed", []), {"at": new["created"]}]}
+    resumption = Resumption(at=new.created)
+    return old.model_copy(update={"resumed": [*old.resumed, resumption]})
+
+
+def _other_prompts(old: RunRecord, new: RunRecord) -> list[str]:
+    """Return how the prompts differ."""
+    pairs = {
+        "prompts.source": (old.prompts.source, new.prompts.source),
+        "prompts.hash": (old.prompts.hash, new.prompts.hash),
+    }
+    return [
+        f"{name}: {before} -> {after}"
+        for name, (before, after) in pairs.items()
+        if after is not None and before != after
+    ]
 
 
 def free(path: Path) -> Path:
-    """The first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
-    names = itertools.chain(
-        [path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    )
-    return next(name for name in names if not name.exists())
-
-
-def _append_whole(fd: int, line: bytes) -> None:
-    """Append in one write; a part of a line (disk full) is taken back."""
-    size = os.fstat(fd).st_size
-    try:
-        if os.write(fd, line) != len(line):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        os.fsync(fd)
-    except OSError:
-        with suppress(OSError):
-            os.ftruncate(fd, size)
-        raise
-
-
-def _write_json(path: Path, value: Any) -> None:
-    text = json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)
-    with replacing(path, OUT) as file:
-        file.write(text.encode("utf-8", "replace") + b"\n")
+    """Return the first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
+    if not path.exists():
+        return path
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(place for place in numbered if not place.exists())

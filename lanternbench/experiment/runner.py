@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
 from lanternbench.experiment.worker import Executor, Facts, Job, OnStep, Unit
 from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.run_record import MethodRecord, PromptsRecord, RunConfig, RunRecord
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
 from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_sets, summarise
@@ -71,13 +72,13 @@ def run(
         setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
         scorers = []
         if not config.draws_noise:
-            scorers = scorers_for(config.metrics, facts.target["evaluators"], setup)
+            scorers = scorers_for(config.metrics, facts.target.evaluators or "none", setup)
         with open_run(out, config, facts, prompts, expand(config), fresh) as folder:
             folder.score_with(weights_of(scorers))
             costs = _measure(folder, config, workers, prompts, watch)
-            remarks = workers.notes() + (
-                [facts.target["remark"]] if "remark" in facts.target else []
-            )
+            remarks = workers.notes()
+            if facts.target.remark:
+                remarks.append(facts.target.remark)
             summary = _summary(folder, config, scorers, costs, remarks)
             folder.finish(summary)
             return folder.path, summary
@@ -94,20 +95,28 @@ def open_run(
     """The run folder of these settings and prompts, new or continued.  Raises UserError if it
     cannot be used.
     """
-    record = config.record(facts.sampling) | {"device": facts.device}
-    name = f"{config.name}-{config_hash(record | prompts.record())[:8]}"
-    about = {"environment": facts.environment, "prompts": prompts.record(), "target": facts.target}
-    rows = [
-        {
-            "label": m.label,
-            "key": m.key,
-            "method": m.preset,
-            "options": m.options,
-            "lossless": facts.lossless[m.label],
-        }
-        for m in methods
-    ]
-    return RunFolder.open(out, name, record, fresh=fresh, **about, methods=rows)
+    settings = config.record(facts.sampling) | {"device": facts.device}
+    digest = config_hash(settings | prompts.record())[:8]
+    record = RunRecord(
+        run_id=f"{config.name}-{digest}",
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        config=RunConfig.model_validate(settings),
+        config_hash=config_hash(settings),
+        environment=facts.environment,
+        prompts=PromptsRecord.model_validate(prompts.record()),
+        target=facts.target,
+        methods=[
+            MethodRecord(
+                label=one.label,
+                key=one.key,
+                method=one.preset,
+                options=one.options,
+                lossless=facts.lossless[one.label],
+            )
+            for one in methods
+        ],
+    )
+    return RunFolder.open(out, record, fresh)
 
 
 def _summary(
@@ -125,13 +134,15 @@ def _summary(
     scoring = Scoring(scorers, Setup(), again=intact)
     scoring.score_sets(folder.images, kept_sets(folder.figures, old))
     unchanged = {name for columns in scoring.sets.values() for name in columns} - scoring.computed
-    summary = summarise(folder.figures, folder.run, scoring.sets, config.seed)
+    summary = summarise(folder.figures, folder.run, scoring.sets)
     notes = summary.notes + scoring.notes
     notes += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
     notes += [note for note in old.notes if note.metric in unchanged]
     notes += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
     costs = old.costs | costs | scoring.costs
-    return replace(summary, notes=list(dict.fromkeys(notes)), costs=costs, reference=old.reference)
+    notes = list(dict.fromkeys(notes))
+    changes = {"notes": notes, "costs": costs, "reference": old.reference}
+    return summary.model_copy(update=changes)
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
@@ -147,7 +158,12 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
         rows = folder.figures.of(m.label)
         accepted, steps = round(top[rows].sum()), round(bottom[rows].sum())
         note = shortfall(
-            row, m.proposal.drafter_kind or "", m.choices.tree, config.temperature, accepted, steps
+            row,
+            m.proposal.drafter_kind or "",
+            m.choices.tree,
+            folder.run.config.temperature,
+            accepted,
+            steps,
         )
         notes += [note._replace(text=f"{m.label}: {note.text}")] if note else []
     return notes
@@ -161,7 +177,7 @@ def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[
     stored.
     """
     done, keys = folder.done, {m.label: m.key for m in expand(config)}
-    recorded = {str(method.get("label")): method.get("key") for method in folder.run["methods"]}
+    recorded = {method.label: method.key for method in folder.run.methods}
     if other := [label for label, key in keys.items() if recorded.get(label) != key]:
         text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
         raise UserError(
@@ -227,7 +243,7 @@ def _measure(
     measured = [name for name in names if name not in left_out]
 
     def told_apart() -> bool:
-        return complete in looks and all_told_apart(Figures(folder.samples()), measured)
+        return complete in looks and all_told_apart(Figures(folder.samples), measured)
 
     if done := told_apart():  # a run that stopped there before
         units = []

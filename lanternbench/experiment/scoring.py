@@ -6,16 +6,14 @@ costs one batch.
 """
 
 import hashlib
-import json
-import math
-import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
@@ -23,8 +21,11 @@ from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summary import (
+    NOTHING,
     RANDOM_NOTE,
+    Cost,
     Costs,
+    Reference,
     Row,
     Sets,
     Summary,
@@ -33,7 +34,6 @@ from lanternbench.measure.summary import (
     summarise,
 )
 from lanternbench.metrics import (
-    Evaluators,
     ImageMetric,
     SetMetric,
     SetScore,
@@ -47,7 +47,9 @@ from lanternbench.metrics.class_names import class_caption
 from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in
 from lanternbench.metrics.reference import described
 from lanternbench.notes import Note
-from lanternbench.utils.files import APPEND, cache_dir
+from lanternbench.settings import Caption
+from lanternbench.utils.files import HOME, cache_dir, writing
+from lanternbench.utils.ledger import Lines
 
 BATCH = 32
 Progress = Callable[[int, int, str], None]  # done, of, what is being done or was just done
@@ -73,53 +75,50 @@ class Item(NamedTuple):
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-class Entry(TypedDict):
-    """One score on disk, and the seconds that it took."""
+class Score(BaseModel):
+    """One line of ``scores.jsonl``: the score of one image by one metric, and its seconds."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     key: str
     metric: str
-    stamp: str
+    stamp: str = ""
     value: float | None
     seconds: float
 
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.key, self.metric
+
 
 class Journal:
-    """Scores by image and metric, append-only: a JSON line each; a torn or damaged line counts as
-    not scored.
+    """Scores by image and metric; a damaged line counts as not scored, and a later one replaces an
+    earlier one.
     """
 
     def __init__(self, path: Path):
-        self._path = path
-        self._entries: dict[tuple[str, str], Entry] = {}  # by image and metric
-        data = path.read_bytes() if path.is_file() else b""
-        self._torn = bool(data) and not data.endswith(b"\n")
-        for line in data.splitlines():
-            with suppress(ValueError, KeyError, TypeError, RecursionError, OverflowError):
-                entry = json.loads(line)
-                figures = (entry["seconds"], 0 if entry["value"] is None else entry["value"])
-                if all(map(math.isfinite, figures)):
-                    self._entries[entry["key"], entry["metric"]] = entry
+        with writing(path, HOME):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._scores: dict[tuple[str, str], Score] = {}
+        self._lines = Lines(path, Score, lambda s: s.place, self._remember, lenient=True)
+        self.close = self._lines.close
+
+    def _remember(self, score: Score) -> None:
+        self._scores[score.place] = score
 
     def scores(self, scorer: ImageMetric, items: Iterable[Item]) -> Values:
         """Return the scores of those items that have one by the scorer's weights."""
         scores: Values = {}
         for item in items:
-            entry = self._entries.get((item.key, scorer.name))
-            if entry and entry.get("stamp") == item.stamp(scorer):
-                scores[item.key] = entry["value"]
+            score = self._scores.get((item.key, scorer.name))
+            if score is not None and score.stamp == item.stamp(scorer):
+                scores[item.key] = score.value
         return scores
 
     def cost(self, metric: str) -> Costs:
-        """What the scores of a metric took, as they were computed; nothing where there are none."""
-        images = 0
-        seconds = 0.0
-        for entry in self._entries.values():
-            if entry["metric"] == metric:
-                images += 1
-                seconds += entry["seconds"]
-        if not images:
-            return {}
-        return {metric: {"images": images, "seconds": seconds}}
+        """Return what the scores of a metric took; nothing if there are none."""
+        seconds = [score.seconds for score in self._scores.values() if score.metric == metric]
+        return {metric: Cost(len(seconds), sum(seconds))} if seconds else {}
 
     def add(
         self,
@@ -128,31 +127,22 @@ class Journal:
         values: Sequence[float | None],
         seconds: float,
     ) -> None:
-        """Store scores and their time on disk when this returns.  Raises UserError when it is full
-        or not writable.
+        """Store scores and the time that they took together.  Raises UserError if they cannot be
+        written.
         """
-        lines = [b""] if self._torn else []
+        scores = []
         for item, value in zip(items, values, strict=True):
-            entry = Entry(
+            score = Score(
                 key=item.key,
                 metric=scorer.name,
                 stamp=item.stamp(scorer),
                 value=value,
                 seconds=seconds / len(items),
             )
-            self._entries[item.key, scorer.name] = entry
-            lines.append(json.dumps(entry).encode())
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(self._path, os.O_CREAT | APPEND, 0o644), "ab") as file:
-                file.write(b"\n".join([*lines, b""]))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise UserError(
-                f"cannot write {self._path} ({error.strerror}): make room for the scores there."
-            ) from None
-        self._torn = False
+            scores.append(score)
+        self._lines.extend(scores)
+        for score in scores:
+            self._remember(score)
 
 
 class Scoring:
@@ -252,7 +242,7 @@ class Scoring:
     def _is_to_do(self, scorer: SetMetric, groups: Iterable[str]) -> bool:
         """Return whether a set has no score, or all are to be scored again and can be."""
         for label in groups:
-            if self.sets.get(label, {}).get(scorer.name, Estimate()).value is None:
+            if self.sets.get(label, {}).get(scorer.name, NOTHING).value is None:
                 return True
         redo = self.again or self._sees_real_images(scorer) or self.is_stale(scorer)
         return redo and not scorer.available()
@@ -274,7 +264,7 @@ class Scoring:
             self._keep(scorer, label, score)
             self._note_unreadable(scorer, images.broken)
         if count:
-            self.costs[scorer.name] = {"images": count, "seconds": seconds}
+            self.costs[scorer.name] = Cost(count, seconds)
 
     def _keep(self, scorer: SetMetric, label: str, score: SetScore) -> None:
         columns = {scorer.name: score.value, **score.more}
@@ -297,24 +287,24 @@ class Scoring:
                 metrics[scorer.name] = self.values[scorer.name][sample.key]
         return sample.model_copy(update={"metrics": metrics})
 
-    def real_images(
-        self, compared: set[str], before: dict[str, Any] | None = None
-    ) -> dict[str, Any] | None:
-        """The record of the real images that metrics were ``compared`` with; without any, the one
+    def real_images(self, compared: set[str], before: Reference | None = None) -> Reference | None:
+        """Return the real images that metrics were ``compared`` with; without any, those
         ``before``.
 
         Notes what metrics that are not among them were compared with, if these were other images.
         """
         if self.setup.reference is None or not compared:
             return before
-        record = described(self.setup.reference)
-        earlier = set(before["metrics"]) - compared if before else set()
-        if before and record["hash"] == before["hash"]:
-            return record | {"metrics": sorted(compared | earlier)}
-        for name in sorted(earlier):
-            text = f"against the real images in {before and before['folder']}."
-            self.notes.append(Note("warning", name, text))
-        return record | {"metrics": sorted(compared)}
+        record = Reference.model_validate(described(self.setup.reference))
+        metrics = set(compared)
+        if before is not None:
+            earlier = set(before.metrics) - compared
+            if record.hash == before.hash:
+                metrics |= earlier
+            else:
+                text = f"against the real images in {before.folder}."
+                self.notes += [Note("warning", name, text) for name in sorted(earlier)]
+        return record.model_copy(update={"metrics": sorted(metrics)})
 
     def unread_reference(self) -> list[Note]:
         """A note if there are real images that no metric uses."""
@@ -352,35 +342,36 @@ def score_run(
     """
     setup = setup or Setup()
     with RunFolder.existing(Path(path)) as folder:
-        target = folder.run.get("target") or {}
-        evaluators: Evaluators = target.get("evaluators") or "tiny"
-        if evaluators == "none":
+        target = folder.run.target
+        if not target.draws_images:
             raise UserError(
                 f"{folder.path} has no images to score, as its target has no image tokeniser: "
                 "leave it out"
             )
-        scorers = scorers_for(metrics, evaluators, setup)
-        scoring = Scoring(scorers, setup, again, progress, folder.metric_weights)
-        items, scored = read_items(folder, bool(target.get("labels")))
+        scorers = scorers_for(metrics, target.evaluators or "tiny", setup)
+        scoring = Scoring(scorers, setup, again, progress, folder.run.metric_weights)
+        items, scored = read_items(folder)
         old = previous_summary(folder)
-        journal = Journal(folder.path / "scores.jsonl")
-        scoring.score_images(items, journal, () if again else scored)
+        with closing(Journal(folder.path / "scores.jsonl")) as journal:
+            scoring.score_images(items, journal, () if again else scored)
         scoring.score_sets(folder.images, kept_sets(folder.figures, old))
-        folder.replace(map(scoring.rescored, folder.samples()))
-        folder.record(metric_weights=folder.metric_weights | weights_of(scorers))
+        folder.replace(map(scoring.rescored, folder.samples))
+        folder.record(metric_weights=folder.run.metric_weights | weights_of(scorers))
         summary = rescored_summary(folder, scoring, old)
         folder.finish(summary)
-        return replace(summary, notes=summary.notes + scoring.unread_reference())
+        notes = summary.notes + scoring.unread_reference()
+        return summary.model_copy(update={"notes": notes})
 
 
-def read_items(folder: RunFolder, labels: bool) -> tuple[list[Item], set[tuple[str, str]]]:
+def read_items(folder: RunFolder) -> tuple[list[Item], set[tuple[str, str]]]:
     """Return the images of a run and which (metric, image) have a score.
 
-    ``labels``: whether its prompts are classes.  Raises UserError where it has lost its images.
+    Raises UserError where it has lost its images.
     """
     items = []
     scored = set()
-    for sample in folder.samples():
+    labels = folder.run.target.labels
+    for sample in folder.samples:
         for name, value in sample.metrics.items():
             if value is not None:
                 scored.add((name, sample.key))
@@ -396,13 +387,13 @@ def read_items(folder: RunFolder, labels: bool) -> tuple[list[Item], set[tuple[s
 
 def rescored_summary(folder: RunFolder, scoring: Scoring, old: Summary) -> Summary:
     """Return the summary of a run with its new scores."""
-    seed = folder.run.get("config", {}).get("seed") or 0
-    summary = summarise(folder.figures, folder.run, scoring.sets, seed)
+    summary = summarise(folder.figures, folder.run, scoring.sets)
     real = scoring.real_images(scoring.compared, old.reference)
     kept = [note for note in old.notes if note.metric not in scoring.computed]
     notes = dict.fromkeys(summary.notes + kept + scoring.notes)
     costs = old.costs | scoring.costs
-    return replace(summary, notes=list(notes), costs=costs, reference=real)
+    changes = {"notes": list(notes), "costs": costs, "reference": real}
+    return summary.model_copy(update=changes)
 
 
 def score_folder(
@@ -412,7 +403,7 @@ def score_folder(
     setup: Setup | None = None,
     *,
     again: bool = False,
-    caption: prompts.Caption = "first",
+    caption: Caption = "first",
     progress: Progress = silent,
 ) -> Summary:
     """Score a plain folder of images; returns a summary with one row.  Nothing is written into the
@@ -437,12 +428,13 @@ def score_folder(
     if len(items) < len(paths):
         without = f"{len(paths) - len(items)} of {len(paths)} images have no caption"
         scoring.notes.append(Note("warning", None, f"{without} and are left out."))
-    scoring.score_images(items, Journal(cache_dir() / "scores" / f"{name}.jsonl"))
+    with closing(Journal(cache_dir() / "scores" / f"{name}.jsonl")) as journal:
+        scoring.score_images(items, journal)
     scoring.score_sets({"": [item.path for item in items]}, {})
     return folder_summary(folder, scoring, len(items))
 
 
-def captioned(paths: Sequence[Path], captions: str | None, caption: prompts.Caption) -> list[Item]:
+def captioned(paths: Sequence[Path], captions: str | None, caption: Caption) -> list[Item]:
     """Return the images to score: all, or those that a file of captions names.
 
     Raises UserError where it names none.
@@ -450,7 +442,7 @@ def captioned(paths: Sequence[Path], captions: str | None, caption: prompts.Capt
     if not captions:
         return [Item(path.name, path, None) for path in paths]
     texts: dict[str | None, str] = {}
-    for prompt in prompts.load(captions, caption=caption).prompts:
+    for prompt in prompts.load(captions, caption=caption):
         texts.setdefault(prompt.image, prompt.text)
     items = [Item(path.name, path, texts[path.name]) for path in paths if path.name in texts]
     if not items:
@@ -467,19 +459,21 @@ def folder_summary(folder: Path, scoring: Scoring, images: int) -> Summary:
     figures: dict[str, Estimate] = {}
     for metric, scores in scoring.values.items():
         defined = [value for value in scores.values() if value is not None]
-        figures[metric] = bootstrap_mean(defined) if defined else Estimate()
+        figures[metric] = bootstrap_mean(defined) if defined else NOTHING
     figures |= sets
     real = scoring.real_images(
         {name for name in scoring.compared if figures[name].value is not None}
     )
     random = [RANDOM_NOTE] if scoring.setup.random else []
     notes = dict.fromkeys(scoring.notes + random + scoring.unread_reference())
-    row = Row(folder.resolve().name, "", images, figures)
-    return Summary([row], list(notes), list(sets), scoring.costs, real)
+    row = Row(label=folder.resolve().name, method="", n=images, figures=figures)
+    return Summary(
+        rows=[row], notes=list(notes), sets=list(sets), costs=scoring.costs, reference=real
+    )
 
 
 def previous_summary(folder: RunFolder) -> Summary:
     """A run's summary; an empty one if there is none, or it is damaged."""
     with suppress(UserError):
         return read_summary(folder.path)
-    return Summary([])
+    return Summary()

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -21,9 +21,11 @@ from lanternbench.engine.trace import trace_bytes
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import expand
 from lanternbench.experiment.environment import environment
+from lanternbench.experiment.run_folder import Device
 from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
+from lanternbench.measure.run_record import Environment, TargetRecord
 from lanternbench.measure.samples import Sample, sample_key
-from lanternbench.measure.summary import Costs
+from lanternbench.measure.summary import Cost, Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.metrics import ImageMetric, Setup, scorers_for
@@ -63,7 +65,7 @@ class Finished(NamedTuple):
 
     sample: Sample
     image: Any  # PIL image
-    where: dict[str, Any] | None = None  # the device that decoded it, where there are several
+    where: Device | None = None  # that decoded it, if there are several
 
 
 class Facts(NamedTuple):
@@ -72,8 +74,13 @@ class Facts(NamedTuple):
     device: str
     sampling: Sampling
     lossless: dict[str, bool | None]  # by label
-    target: dict[str, Any]
-    environment: dict[str, Any]
+    target: TargetRecord
+    environment: Environment
+
+    def run_by(self, executor: str, workers: int) -> Self:
+        """Return the facts with the executor and the number of its workers."""
+        changes = {"executor": executor, "workers": workers}
+        return self._replace(environment=self.environment.model_copy(update=changes))
 
 
 class Worker:
@@ -133,35 +140,40 @@ class Worker:
         return [s for s in scorers if isinstance(s, ImageMetric)]
 
     def facts(self) -> Facts:
-        decoders, t = self.decoders, self.target
-        lossless = {label: decoder.lossless for label, decoder in decoders.items()}
-        # digests of the target's files, and of those of the drafters that methods name
-        weights = dict(t.weights)
-        for spec, drafted in self.targets.items():
-            for part in (part for part in drafted.weights if part not in t.weights):
-                name = (
-                    part.replace("drafter", f"drafter.{spec}", 1)
-                    if len(self.targets) > 2
-                    else part
-                )
-                weights[name] = drafted.weights[part]
-        target = {
-            "name": t.name,
-            "grid": list(t.grid),
-            "vocab": t.vocab,
-            "evaluators": t.evaluators,
+        target = self.target
+        facts = {
+            "name": target.name,
+            "grid": target.grid,
+            "vocab": target.vocab,
+            "evaluators": target.evaluators,
+            "weights": self._weights(),
+            "prompt_template": target.prompt_template,
         }
-        target |= {"weights": weights, "prompt_template": t.prompt_template}
-        target |= {"tokens_before": t.length - size(t.grid)} if len(t.grids) > 1 else {}
-        target |= {"remark": t.remark} if t.remark else {}
-        target |= {"labels": True} if t.labels else {}
+        if len(target.grids) > 1:
+            facts["tokens_before"] = target.length - size(target.grid)
+        if target.remark:
+            facts["remark"] = target.remark
+        if target.labels:
+            facts["labels"] = True
         return Facts(
             self.device,
-            t.sampling.updated(self.config.part(Sampling)),
-            lossless,
-            target,
-            environment() | mode(t),
+            target.sampling.updated(self.config.part(Sampling)),
+            {label: decoder.lossless for label, decoder in self.decoders.items()},
+            TargetRecord.model_validate(facts),
+            Environment.model_validate(environment() | mode(target)),
         )
+
+    def _weights(self) -> dict[str, str]:
+        """Return digests of the files of the target and of the drafters that methods name."""
+        weights = dict(self.target.weights)
+        several = len(self.targets) > 2
+        for spec, drafted in self.targets.items():
+            for part, digest in drafted.weights.items():
+                if part in self.target.weights:
+                    continue
+                name = part.replace("drafter", f"drafter.{spec}", 1) if several else part
+                weights[name] = digest
+        return weights
 
     def prepare(self, captions: list[str]) -> None:
         """Encode captions and load scorers before any clock starts; the text encoder is loaded
@@ -215,10 +227,8 @@ class Worker:
                 clock = time.perf_counter()
                 value = sample.metrics[scorer.name] = scorer.score([image], [caption])[0]
                 if value is not None:
-                    add_costs(
-                        self.costs,
-                        {scorer.name: {"images": 1, "seconds": time.perf_counter() - clock}},
-                    )
+                    seconds = time.perf_counter() - clock
+                    add_costs(self.costs, {scorer.name: Cost(1, seconds)})
             yield sample, image
 
     def forget_recordings(self) -> None:
@@ -246,7 +256,7 @@ class Executor:
         """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
         self.worker = Worker(config, device)
         self.costs, facts = self.worker.costs, self.worker.facts()
-        return facts._replace(environment=facts.environment | {"executor": "local", "workers": 1})
+        return facts.run_by("local", 1)
 
     def samples(
         self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None
@@ -330,11 +340,8 @@ def executor(
 def add_costs(total: Costs, more: Costs) -> None:
     """Add what some scores took to ``total``."""
     for name, cost in more.items():
-        old = total.setdefault(name, {"images": 0, "seconds": 0.0})
-        old["images"], old["seconds"] = (
-            old["images"] + cost["images"],
-            old["seconds"] + cost["seconds"],
-        )
+        before = total.get(name, Cost())
+        total[name] = Cost(before.images + cost.images, before.seconds + cost.seconds)
 
 
 def mode(target: Target) -> dict[str, str]:

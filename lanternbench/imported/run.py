@@ -39,6 +39,7 @@ from lanternbench.experiment.scoring import Progress, silent
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.measure.fidelity import FLOOR
 from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.run_record import MethodRecord
 from lanternbench.measure.samples import IMPORTED, Sample, sample_key
 from lanternbench.measure.summary import summarise
 from lanternbench.metrics import read_image
@@ -377,9 +378,9 @@ def import_run(
         method = _declare(
             folder, f"{label} ({IMPORTED})", config_hash({"entries": [_plain(e) for e in entries]})
         )
-        base, done, outside = expand(config)[0].key, folder.done, 0
+        base, done, outside = expand(config)[0].key, folder.samples.keys, 0
         alone = [item for item in items if config.baseline and item.key(base) not in done]
-        missing = [item for item in items if item.key(method["key"]) not in done]
+        missing = [item for item in items if item.key(str(method.key)) not in done]
         worker.prepare([item.prompt.text for item in alone + missing])
         if alone:
             worker.warm_up(BASELINE, alone[0].prompt.text)
@@ -395,9 +396,9 @@ def import_run(
             for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
                 score = {LOG_PROB: _scored(worker, item, np.array(sample.token_ids)).mean().item()}
                 folder.append(sample.model_copy(update={"metrics": score}), image)
-        summary = summarise(folder.figures, folder.run, seed=config.seed)
+        summary = summarise(folder.figures, folder.run)
         if outside:
-            text = f"{outside} tokens of {method['label']} are outside the target's top-k or top-p and count as"
+            text = f"{outside} tokens of {method.label} are outside the target's top-k or top-p and count as"
             fix = "give the --temperature, --top-k, --top-p and --guidance that they were drawn with."
             summary.notes.append(Note("warning", LOG_PROB, f"{text} probability 1e-10: {fix}"))
         folder.finish(summary)
@@ -414,14 +415,19 @@ def _plain(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _declare(folder: RunFolder, name: str, digest: str) -> dict[str, Any]:
+def _declare(folder: RunFolder, name: str, digest: str) -> MethodRecord:
     """The method of run.json that the entries have.  Raises UserError where other entries have
     their name.
     """
-    method: dict[str, Any] = {"label": name, "key": digest[:16], "method": IMPORTED}
-    method |= {"options": {"digest": digest[:16]}, "lossless": None}
-    others = [other for other in folder.run["methods"] if other != method]
-    if any(other["label"] == name for other in others):
+    method = MethodRecord(
+        label=name,
+        key=digest[:16],
+        method=IMPORTED,
+        options={"digest": digest[:16]},
+        lossless=None,
+    )
+    others = [other for other in folder.run.methods if other != method]
+    if any(other.label == name for other in others):
         raise UserError(
             f"{folder.path} has other images labelled '{name}': give another --label, or --fresh."
         )
@@ -452,7 +458,7 @@ def _scored(worker: Worker, item: Matched, tokens: np.ndarray) -> Tensor:
     return log_probs(next(iter(worker.decoders.values())), [item.prompt.text], image)[0]
 
 
-def _store(folder: RunFolder, worker: Worker, item: Matched, method: dict[str, Any]) -> int:
+def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecord) -> int:
     """Store one entry; returns how many of its tokens the warped target excludes."""
     entry, prompt, target, metrics, outside = (
         item.entry,
@@ -476,8 +482,8 @@ def _store(folder: RunFolder, worker: Worker, item: Matched, method: dict[str, A
         )
     steps = round(target.length / entry.per_step) if entry.per_step else entry.steps or 0
     sample = Sample(
-        key=item.key(method["key"]), prompt_id=prompt.id, prompt=prompt.text, category=prompt.category,
-        challenge=prompt.challenge, label=method["label"], method=IMPORTED, options=method["options"], seed=item.seed,
+        key=item.key(str(method.key)), prompt_id=prompt.id, prompt=prompt.text, category=prompt.category,
+        challenge=prompt.challenge, label=method.label, method=IMPORTED, options=method.options, seed=item.seed,
         tokens=target.length, steps=steps, accept_lengths=[], decode_s=0.0, timed=False, stated_s=entry.seconds,
         token_ids=[] if entry.tokens is None else entry.tokens.tolist(), metrics=metrics,
     )  # fmt: skip

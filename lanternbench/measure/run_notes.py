@@ -2,13 +2,12 @@
 was made.
 """
 
-from collections.abc import Container, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.samples import IMPORTED, setting_changes
+from lanternbench.measure.run_record import IMPORTED, Environment, RunRecord, setting_changes
 from lanternbench.measure.statistics import LOOKS
 from lanternbench.notes import Note
 
@@ -24,25 +23,7 @@ def counts(figures: Figures) -> dict[str, int]:
     return {label: int(figures.of(label).sum()) for label in figures.labels}
 
 
-def asked_for(run: Mapping[str, Any], now: Container[str] = ()) -> tuple[list[str], int]:
-    """Methods that a run was to measure, and samples of each; one left out for time counts if it
-    has some ``now``.
-    """
-    prompts, config, left_out = (
-        run.get("prompts") or {},
-        run.get("config") or {},
-        run.get("left_out"),
-    )
-    labels = [str(method.get("label")) for method in run.get("methods") or []]
-    each = (run.get("told_apart_after") or prompts.get("count") or 0, config.get("repeats") or 1)
-    absent = (
-        [label for label in left_out if label not in now] if isinstance(left_out, list) else []
-    )
-    wanted = [label for label in labels if label not in absent]
-    return wanted, each[0] * each[1] if all(isinstance(n, int) for n in each) else 0
-
-
-def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
+def contention(figures: Figures, environment: Environment) -> Note | None:
     """A warning, with advice, if other programs used the machine: a high load, slow steps, or
     little CPU time.
     """
@@ -50,16 +31,13 @@ def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
     load, slow, busy = (
         figures.ratio(name, recorded) for name in ("load", "slow_steps", "cpu_share")
     )
-    cores, on_cpu = (
-        environment.get("cores"),
-        str(environment.get("device") or "cpu").startswith("cpu"),
-    )
+    cores = environment.cores
     marks = []
-    if load is not None and isinstance(cores, int) and load > cores:
+    if load is not None and cores is not None and load > cores:
         marks.append(f"the load was {load:.1f} on {cores} cores")
     if slow is not None and slow > SLOW_SHARE:
         marks.append(f"{slow:.1%} of the steps took more than twice their median")
-    if busy is not None and on_cpu and busy < IDLE_SHARE:
+    if busy is not None and environment.on_cpu and busy < IDLE_SHARE:
         marks.append(f"decoding had the CPU for {busy:.0%} of its time")
     advice = "stop other programs or give fewer --threads and measure again, or read the robust speedup."
     return (
@@ -69,8 +47,8 @@ def contention(figures: Figures, environment: Mapping[str, Any]) -> Note | None:
     )
 
 
-def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
-    """Notes that a reader needs to read the rows of a run correctly; ``run``: its run.json."""
+def run_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
+    """Yield the notes that a reader needs to read the rows of a run correctly."""
     if not len(figures):
         yield Note("warning", None, "The run has no samples yet.")
         return
@@ -88,22 +66,21 @@ def run_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
             f"{fewest} prompts are too few: intervals under {FEW_PROMPTS} prompts are too narrow."
         )
         yield Note("warning", None, text)
-    evaluators = (run.get("target") or {}).get("evaluators")
-    if evaluators == "none":
+    if not run.target.draws_images:
         text = "The target has no image tokeniser: its speed, τ and fidelity are measured, no images and no quality."
         yield Note("missing", None, text)
-    if evaluators == "tiny":
+    if run.target.evaluators == "tiny":
         text = "Metrics named -tiny come from the embedded evaluators and compare only with each other."
         yield Note("info", None, text)
     yield from _setting_notes(run)
-    yield from (
-        Note("info", None, str(note)) for note in (run.get("prompts") or {}).get("notes") or []
-    )
+    for text in run.prompts.notes:
+        yield Note("info", None, text)
 
 
-def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
+def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     now = counts(figures)
-    wanted, each = asked_for(run, now)
+    wanted = run.wanted(now)
+    each = run.samples_per_method
     if any(now.get(label, 0) < each for label in wanted):
         text = f"The run is not finished ({sum(now.values())} of {each * len(wanted)} samples): columns of different"
         yield Note(
@@ -111,20 +88,17 @@ def _progress_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
             None,
             f"{text} methods rest on different prompts, and speedups alone are paired.",
         )
-    if left_out := [label for label in map(str, run.get("left_out") or []) if label not in now]:
+    if left_out := [label for label in run.left_out if label not in now]:
         text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
         yield Note("warning", None, text)
-    if enough := run.get("told_apart_after"):
+    if enough := run.told_apart_after:
         text = f"Every method was told apart from ar after {enough} prompts; p-values are corrected for {LOOKS} looks."
         yield Note("info", None, text)
 
 
-def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
+def _timing_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     timed = figures.column("latency_s")[1] > 0
-    environments = [
-        run.get("environment") or {},
-        *(e.get("environment") or {} for e in run.get("resumed") or []),
-    ]
+    environments = run.environments
     if BASELINE not in figures.labels:
         yield Note(
             "missing", "speedup", "There is no `ar` baseline in this run, so there is no speedup."
@@ -160,37 +134,32 @@ def _timing_notes(figures: Figures, run: Mapping[str, Any]) -> Iterator[Note]:
     if disturbed := contention(figures, environments[0]):
         yield disturbed
     for environment in environments if timed.any() else ():
-        if (environment.get("workers") or 1) > 1:
+        if (environment.workers or 1) > 1:
             shared = (
                 "sharing cores and caches"
-                if environment.get("device") == "cpu"
+                if environment.device == "cpu"
                 else "each on a GPU of its own"
             )
-            text = f"{environment['workers']} workers measured latencies beside each other, {shared}: speedups are"
+            text = f"{environment.workers} workers measured latencies beside each other, {shared}: speedups are"
             text += " paired, as a prompt's methods ran on one worker unless it was lost (devices.jsonl names each"
             yield Note(
                 "warning", "latency_s", f"{text} sample's), but alone a latency may be shorter."
             )
 
 
-def _setting_notes(run: Mapping[str, Any]) -> Iterator[Note]:
-    config = run.get("config") or {}
-    if any("environment" in entry for entry in run.get("resumed") or []):
+def _setting_notes(run: RunRecord) -> Iterator[Note]:
+    if len(run.environments) > 1:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         yield Note("unfit", "latency_s", text)
-    dataset = str((run.get("prompts") or {}).get("dataset") or "demo")
-    if (
-        (run.get("target") or {}).get("name") == "tiny"
-        and dataset not in ("demo", IMPORTED)
-        and "." not in dataset
-    ):
+    dataset = run.prompts.dataset or "demo"
+    if run.target.name == "tiny" and dataset not in ("demo", IMPORTED) and "." not in dataset:
         text = f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count"
         text += ", its images and their scores do not; --prompts demo has captions that it knows."
         yield Note("warning", None, text)
     noise = "the times are real, the images are noise, and no metric is computed."
-    if config.get("random_weights"):
+    if run.config.random_weights:
         yield Note("warning", None, f"Random weights: {noise}")
-    if asked := config.get("simulate_acceptance"):
+    if asked := run.config.simulate_acceptance:
         to = (
             f"rates of {asked} by position"
             if isinstance(asked, list)

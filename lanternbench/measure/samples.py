@@ -1,63 +1,39 @@
-"""One line of ``samples.jsonl``: one image by one method; and the setting in which it was timed."""
+"""One line of ``samples.jsonl``: one image by one method."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lanternbench.utils.json_values import config_hash, differences, plain
+from lanternbench.measure.run_record import IMPORTED
+from lanternbench.utils.json_values import plain
 
 # what any image can have: a file from elsewhere may hold any number
 Count = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
-IMPORTED = "imported"  # the method of samples that other code made
-SETTING = (  # what of an environment changes times: from other machines to other versions
-    *("lanternbench", "python", "torch", "platform", "cpu", "cores", "threads", "cuda", "gpus"),
-    *("device", "dtype", "compile", "executor", "workers"),
-)
-MOMENTARY = ("sm_clock_mhz", "memory_clock_mhz")
-_LIMITS = {
+_LARGEST = {  # entry of each list
     "accept_lengths": 2**24,
     "tree_depths": 2**24,
     "tree_nodes": 2**24,
     "step_s": 1e9,
     "token_ids": 2**31 - 1,
+    "row_loss": 1.0,
+    "column_loss": 1.0,
 }
-_LIMITS |= {"row_loss": 1.0, "column_loss": 1.0}
 # of ``stats``, ``drafter``
 _STATS = ("log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv")
 MEASURED = (  # the figures of every row of a summary, in its order
-    *(
-        "latency_s",
-        "speedup",
-        "robust_latency_s",
-        "robust_speedup",
-        "end_to_end_s",
-        "end_to_end_speedup",
-    ),
-    *(
-        "tokens_per_s",
-        "images_per_s",
-        "step_compression",
-        "accept_len",
-        "tree_depth",
-        "acceptance_rate",
-    ),
-    *(
-        "first_token_acceptance",
-        "fidelity_loss",
-        *_STATS,
-        "draft_fraction",
-        "overhead_fraction",
-        "stated_s",
-    ),
+    *("latency_s", "speedup", "robust_latency_s", "robust_speedup"),
+    *("end_to_end_s", "end_to_end_speedup", "tokens_per_s", "images_per_s"),
+    *("step_compression", "accept_len", "tree_depth", "acceptance_rate"),
+    *("first_token_acceptance", "fidelity_loss", *_STATS),
+    *("draft_fraction", "overhead_fraction", "stated_s"),
 )
 # the figures that follow from the other fields of a sample (``figures.of_sample``)
 FIGURES = frozenset(
@@ -121,28 +97,16 @@ class Sample(BaseModel):
 
     @field_validator("metrics", mode="before")
     @classmethod
-    def _undefined_is_missing(cls, metrics: Any) -> Any:
+    def _undefined_is_missing(cls, metrics: object) -> object:
         return plain(metrics)
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> Sample:
-        method = self.key.removeprefix(f"{self.prompt_id}|").removesuffix(f"|{self.seed}")
-        if self.key != sample_key(self.prompt_id, method, self.seed):
-            raise ValueError("the key is not that of its prompt and seed")
-        if method != self.label and not re.fullmatch("[0-9a-f]{16}", method):
-            raise ValueError("the key is not that of a method")
-        names = [
-            *(self.stats or {}),
-            *(f"drafter_{name}" for name in self.drafter or {}),
-            *self.metrics,
-        ]
-        if len(set(names)) < len(names) or not FIGURES.isdisjoint(names):
-            raise ValueError("two figures have the same name")
-        # once a list: a bound on each entry would double the time of reading
-        for name, most in _LIMITS.items():
-            if (values := getattr(self, name)) and not 0 <= min(values) <= max(values) <= most:
-                raise ValueError(f"{name} has a number that no image can have")
-        if self.method == IMPORTED and not (self.timed or self.decode_s or self.accept_lengths):
+    def _fields_agree(self) -> Self:
+        self._check_key()
+        self._check_names()
+        self._check_lists()
+        unknown_steps = self.method == IMPORTED and not self.timed and not self.decode_s
+        if unknown_steps and not self.accept_lengths:
             return self
         if len(self.accept_lengths) != self.steps or sum(self.accept_lengths) != self.tokens:
             raise ValueError("accept_lengths must have one entry per step and sum to tokens")
@@ -150,51 +114,41 @@ class Sample(BaseModel):
             raise ValueError("tree_depths must have one entry per step")
         return self
 
+    def _check_key(self) -> None:
+        method = self.key.removeprefix(f"{self.prompt_id}|").removesuffix(f"|{self.seed}")
+        if self.key != sample_key(self.prompt_id, method, self.seed):
+            raise ValueError("the key is not that of its prompt and seed")
+        if method != self.label and not re.fullmatch("[0-9a-f]{16}", method):
+            raise ValueError("the key is not that of a method")
+
+    def _check_names(self) -> None:
+        drafter = [f"drafter_{name}" for name in self.drafter or {}]
+        names = [*(self.stats or {}), *drafter, *self.metrics]
+        if len(set(names)) < len(names) or not FIGURES.isdisjoint(names):
+            raise ValueError("two figures have the same name")
+
+    def _check_lists(self) -> None:
+        """Check a list as a whole: a bound on each entry would double the time of reading."""
+        for name, largest in _LARGEST.items():
+            values = getattr(self, name)
+            if values and not 0 <= min(values) <= max(values) <= largest:
+                raise ValueError(f"{name} has a number that no image can have")
+
 
 def sample_key(prompt_id: str, method: str, seed: int) -> str:
-    """The unique key of a sample; ``method``: the method's key, or its label in runs that recorded
-    no keys.
+    """Return the unique key of a sample.  ``method``: the method's key, or its label in runs that
+    recorded no keys.
     """
     return f"{prompt_id}|{method}|{seed}"
 
 
 def image_name(sample: Sample) -> str:
-    """A readable file name that is safe and unique for any prompt id and label."""
-    parts = [_slug(sample.prompt_id), _slug(sample.label), str(sample.seed)]
+    """Return a readable file name that is safe and unique for any prompt id and label."""
     digest = hashlib.sha256(sample.key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    return "-".join([part for part in parts if part] + [digest]).lstrip("+-") + ".png"
+    parts = [_slug(sample.prompt_id), _slug(sample.label), str(sample.seed), digest]
+    return "-".join(filter(None, parts)).lstrip("+-") + ".png"
 
 
 def _slug(text: str) -> str:
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9+]+", "-", ascii_text)[:40].strip("-")
-
-
-def without_momentary(environment: Any) -> Any:
-    """An environment without what changes from moment to moment."""
-    if isinstance(environment, Mapping):
-        return {k: without_momentary(v) for k, v in environment.items() if k not in MOMENTARY}
-    return (
-        [without_momentary(item) for item in environment]
-        if isinstance(environment, list)
-        else environment
-    )
-
-
-def setting(environment: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The part of an environment that changes times."""
-    return {k: v for k, v in without_momentary(environment or {}).items() if k in SETTING}
-
-
-def setting_name(environment: Mapping[str, Any] | None) -> str | None:
-    """A name that two environments share if their settings are the same; None where there is none."""
-    values = setting(environment)
-    return config_hash(values)[:8] if values else None
-
-
-def setting_changes(environments: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What differs between the first environment's setting and the others', each once."""
-    settings = [values for environment in environments if (values := setting(environment))]
-    return list(
-        dict.fromkeys(line for other in settings[1:] for line in differences(settings[0], other))
-    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from lanternbench.costs.roofline import BYTES, THIS, DeviceModel, Load, Values
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import AnyProposer
 from lanternbench.engine.recording import SPAN
-from lanternbench.experiment.config import sweep
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
@@ -128,7 +128,7 @@ def by_levels(
 
 
 def probe(
-    record: Mapping[str, Any],
+    record: RunRecord,
     where: Path,
     cases: Cases,
     caption: str,
@@ -140,7 +140,7 @@ def probe(
     ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter
     cannot be loaded.
     """
-    c = sweep({k: v for k, v in record["config"].items() if k != "device"}, str(where))
+    c = record.config
     target = load_with_drafter(c.part(ModelSpec), choose("auto", threads))
     methods, costs = {BASE: method(BASE), **cases.methods}, {}
     proposals = {case.label: case.measured for case in cases.traces}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -18,6 +18,7 @@ from lanternbench.costs.operators import baseline_operators, count_operators
 from lanternbench.costs.roofline import Operators, Values
 from lanternbench.engine.proposal import AnyProposer
 from lanternbench.errors import UserError
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build_proposer
 from lanternbench.methods.method import Method, method
@@ -275,12 +276,12 @@ def cases(
     return Cases(traces, methods, notes)
 
 
-def of_run(record: dict[str, Any]) -> tuple[str, str | None, float | None]:
-    """A run's target, drafter and guidance, out of its run.json."""
-    config = record.get("config", {})
-    name = config.get("target") or record.get("target", {}).get("name")
-    if not isinstance(name, str):
+def of_run(record: RunRecord) -> tuple[str, str | None, float | None]:
+    """Return a run's target, drafter and guidance."""
+    config, known = record.config, record.config.model_fields_set
+    name = config.target if "target" in known else record.target.name
+    if name is None:
         raise UserError(
             "run.json does not say which target the run is of: give a run that this version made"
         )
-    return name, config.get("drafter"), config.get("guidance")
+    return name, config.drafter, config.guidance if "guidance" in known else None

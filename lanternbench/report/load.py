@@ -8,14 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import yaml
 
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_folder import read_run, samples_digest, scan
+from lanternbench.experiment.run_folder import read_run, samples_digest, scan_samples
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import counts
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import Row, read_summary, renewed
 from lanternbench.notes import Note
@@ -23,69 +24,40 @@ from lanternbench.registry import components
 from lanternbench.report.columns import Column, columns
 from lanternbench.utils.files import open_file
 
-_SETTINGS = (
-    *(
-        "drafter",
-        "random_weights",
-        "simulate_acceptance",
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
-        "guidance",
-        "batch",
-    ),
-    *("dtype", "compile", "threads", "workers", "torch"),
-)
 AnyRow = TypeVar("AnyRow", bound=Row)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder: `run.json` as `info`, `summary.json` as `rows` and `notes`."""
+    """One run folder: `run.json` as `record`, `summary.json` as `rows` and `notes`."""
 
     folder: Path
-    info: dict[str, Any]
+    record: RunRecord
     rows: list[Row]
     notes: list[Note]
 
-    def part(self, name: str) -> dict[str, Any]:
-        """A part of run.json: config, environment, prompts or target."""
-        return self.info.get(name) or {}
-
     @property
     def run_id(self) -> str:
-        return str(self.info.get("run_id") or self.folder.name)
+        return self.record.run_id or self.folder.name
 
     @property
     def target(self) -> str:
-        return str(self.part("target").get("name") or "–")
+        return self.record.target.name or "–"
 
     @property
     def dataset(self) -> str:
-        return str(
-            self.part("prompts").get("dataset") or self.part("prompts").get("source") or "–"
-        )
+        return self.record.prompts.dataset or self.record.prompts.source or "–"
 
     @property
     def setup(self) -> dict[str, str]:
         """What figures of two runs must share to be compared, by name."""
-        values = self.part("environment") | {
-            k: v for k, v in self.part("config").items() if v is not None
-        }
-        settings = {
-            name.replace("_", " "): str(values[name]) for name in _SETTINGS if name in values
-        }
-        prompts = f"{self.dataset} {str(self.part('prompts').get('hash'))[:8]}"
-        return {"target": self.target, "prompts": prompts, **settings, "hardware": self.hardware}
+        prompts = f"{self.dataset} {str(self.record.prompts.hash)[:8]}"
+        return {"target": self.target, "prompts": prompts, **self.record.setup()}
 
     @property
     def weights(self) -> dict[str, str]:
-        """Digests of the target's and drafter's files by part; nothing where the run does not
-        record them.
-        """
-        digests = self.part("target").get("weights")
-        return {str(k): str(v) for k, v in digests.items()} if isinstance(digests, dict) else {}
+        """Digests of the target's and drafter's files by part, if the run records them."""
+        return self.record.target.weights
 
     def like(self, other: Run) -> bool:
         """May figures of the two runs be compared?"""
@@ -96,70 +68,48 @@ class Run:
     @property
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of image tokens, None when run.json does not say."""
-        match self.part("target").get("grid"):
-            case [int(rows), int(columns)] if 0 < rows <= 4096 and 0 < columns <= 4096:
-                return rows, columns
-        return None
+        return self.record.target.grid
 
     @property
     def before(self) -> int:
         """Image tokens of grids that were drawn before that one."""
-        count = self.part("target").get("tokens_before", 0)
-        return count if isinstance(count, int) and 0 < count <= 4096**2 else 0
+        return self.record.target.tokens_before
 
     @property
     def draws(self) -> bool:
-        """Has its target an image tokeniser?"""
-        return self.part("target").get("evaluators") != "none"
+        """Whether its target has an image tokeniser."""
+        return self.record.target.draws_images
 
     @property
     def hardware(self) -> str:
-        """The GPU's name, or the CPU's where there is none or the run did not use it."""
-        environment = self.part("environment")
-        device = str(environment.get("device") or self.part("config").get("device") or "")
-        gpus = environment.get("gpus")
-        first = (
-            gpus[0]
-            if isinstance(gpus, list) and gpus and not device.startswith("cpu")
-            else environment.get("gpu")
-        )
-        name = first.get("name") if isinstance(first, dict) else first
-        return str(name or environment.get("cpu") or "–")
+        """The GPU's name, or the CPU's if there is none or the run did not use it."""
+        return self.record.environment.hardware or "–"
 
     @property
     def recipe(self) -> dict[str, str]:
-        """How it was made, beside every table of its figures; the defaults of a target are named
-        as such.
-        """
-        environment, prompts = self.part("environment"), self.part("prompts")
-        settings, template = (
-            environment | self.part("config"),
-            self.part("target").get("prompt_template"),
-        )
-
-        def value(name: str, silent: str = "not recorded") -> str:
-            return silent if settings.get(name) is None else str(settings[name])
-
-        quoted = json.dumps(template) if isinstance(template, str) else "not recorded"
+        """How it was made; the defaults of a target are named as such."""
+        record, environment = self.record, self.record.environment
+        template = record.target.prompt_template
+        quoted = "not recorded" if template is None else json.dumps(template)
+        count = f", {record.prompts.count} prompts" if record.prompts.count else ""
+        device = environment.device or record.config.device or "not recorded"
+        threads = "not recorded" if environment.threads is None else str(environment.threads)
         recipe = {
             "target": self.target,
-            "guidance": value("guidance", "target's default"),
-            "temperature": value("temperature"),
-            "top-k": value("top_k", "target's default"),
-            "top-p": value("top_p"),
-            "prompts": self.dataset
-            + (f", {prompts['count']} prompts" if prompts.get("count") else ""),
+            **record.sampling(),
+            "prompts": f"{self.dataset}{count}",
             "prompt template": "the caption alone" if template == "{caption}" else quoted,
             "resize": "none; each metric scales the decoded images for its network",
             "images": f"{sum(row.n for row in self.rows)} ({len(self.rows)} methods)",
-            "seed": value("seed"),
-            "batch": value("batch", "1"),
-            "device": f"{value('device')} ({self.hardware})",
-            "threads": value("threads"),
+            "seed": str(record.config.seed),
+            "batch": str(record.config.batch),
+            "device": f"{device} ({self.hardware})",
+            "threads": threads,
         }
-        recipe |= {"suite": value("suite")} if self.part("config").get("suite") else {}
-        dtype, compiled = environment.get("dtype"), environment.get("compile")
-        recipe |= {"dtype": f"{dtype}, {compiled}" if compiled else str(dtype)} if dtype else {}
+        if record.config.suite:
+            recipe["suite"] = record.config.suite
+        if environment.dtype:
+            recipe["dtype"] = ", ".join(filter(None, [environment.dtype, environment.compile]))
         return recipe
 
     def image_path(self, sample: Sample) -> Path | None:
@@ -168,7 +118,6 @@ class Run:
         return path if path.is_relative_to(self.folder.resolve()) and path.is_file() else None
 
 
-@dataclass(frozen=True)
 class ReportRow(Row):
     """A row in a report: of which run, measured where; rows of unequal ``setup`` must not be
     compared.
@@ -210,10 +159,8 @@ def load_run(folder: Path, figures: Figures | None = None) -> Run:
     info, summary = read_run(folder), read_summary(folder)
     changed = summary.samples not in (None, samples_digest(folder))
     if figures is None and (changed or summary.samples is None):
-        figures = Figures(line.sample for line in scan(folder / "samples.jsonl") if line.sample)
-    if figures and (
-        changed or (summary.rows and counts(figures) != {row.label: row.n for row in summary.rows})
-    ):
+        figures = Figures(line.entry for line in scan_samples(folder) if line.entry)
+    if figures and (changed or counts(figures) != {row.label: row.n for row in summary.rows}):
         summary = renewed(figures, info, summary)
     if not summary.rows:
         raise UserError(
@@ -266,7 +213,7 @@ def differing(runs: list[Run]) -> str | None:
     parts = dict.fromkeys(part for digests in weights for part in digests)
     if others := [part for part in parts if len({digests.get(part) for digests in weights}) > 1]:
         unequal.append(f"the weights of {', '.join(others)}, whose files are not the same")
-    scored = [run.part("metric_weights") for run in runs]
+    scored = [run.record.metric_weights for run in runs]
     for metric in dict.fromkeys(metric for digests in scored for metric in digests):
         if len({digests[metric] for digests in scored if metric in digests}) > 1:
             unequal.append(f"the weights of the metric {metric}")
@@ -282,8 +229,8 @@ def read_contents(run: Run, prompts: int) -> Contents:
     each its first seed.
     """
     contents, seeds = Contents(), dict[str, int]()
-    for line in scan(run.folder / "samples.jsonl"):
-        sample = line.sample
+    for line in scan_samples(run.folder):
+        sample = line.entry
         if sample is None:
             contents.damaged += 1
             continue
@@ -347,7 +294,7 @@ class View(NamedTuple):
         }
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
-        return [replace(row, label=self.name(row.label, row.method)) for row in rows]
+        return [row.model_copy(update={"label": self.name(row.label, row.method)}) for row in rows]
 
     def columns_for(self, rows: Sequence[Row], table: str) -> list[Column]:
         """The columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else those it

@@ -128,7 +128,15 @@ def category_rows(figures: Figures) -> list[tuple[str, Row]]:
             ratios = {name: figures.ratio(name, samples) for name in names}
             values = {name: Estimate(value) for name, value in ratios.items() if value is not None}
             rows.append(
-                (str(category), Row(label, figures.methods[label][0], int(samples.sum()), values))
+                (
+                    str(category),
+                    Row(
+                        label=label,
+                        method=figures.methods[label][0],
+                        n=int(samples.sum()),
+                        figures=values,
+                    ),
+                )
             )
     return rows
 

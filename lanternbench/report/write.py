@@ -7,7 +7,6 @@ and one page.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,7 +164,7 @@ def _part(run: Run, contents: Contents, labels: list[str], view: View, budget: f
     those not shown.
     """
     names = view.labels({row.label: row.method for row in run.rows})
-    looks = LOOKS if run.part("config").get("until_told_apart") else 1
+    looks = LOOKS if run.record.config.until_told_apart else 1
     pairs = [
         pair
         for pair in compared(contents.figures, labels, looks)
@@ -174,7 +173,7 @@ def _part(run: Run, contents: Contents, labels: list[str], view: View, budget: f
     pairs = [
         pair._replace(method=names[pair.method], against=names[pair.against]) for pair in pairs
     ]
-    rows = [replace(row, label=names[row.label]) for row in run.rows]
+    rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
     return Part(run, contents, pairs, answer(rows, pairs, run.notes, budget))
 
 
@@ -298,7 +297,7 @@ def html_page(
         "Target": [run.target for run in runs],
         "Prompts": [run.recipe["prompts"] for run in runs],
         "Hardware": [run.hardware for run in runs],
-        "Made": [str(run.info.get("created") or MISSING).replace("T", " ")[:16] for run in runs],
+        "Made": [(run.record.created or MISSING).replace("T", " ")[:16] for run in runs],
     }
     # columns that were not chosen, by default those that do not fit a terminal, are folded
     every, compact = columns(rows), view.columns_for(rows, "terminal")
@@ -326,7 +325,11 @@ def html_page(
         grids=grids,
         drawn=any(run.draws for run in runs),
         environments=[
-            [(name, _flat(run.part(name))) for name in ("environment", "config")] for run in runs
+            [
+                ("environment", _flat(run.record.environment.written())),
+                ("config", _flat(run.record.config.written())),
+            ]
+            for run in runs
         ],
     )
 

@@ -1,7 +1,6 @@
 """The leaderboard: submissions of a folder by target and device, as Markdown and as a page."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,18 +42,15 @@ class Entry(NamedTuple):
     @property
     def about(self) -> list[str]:
         """What a reader must know to compare it with another."""
-        environment, weights, load = (
-            self.run.part("environment"),
-            self.run.weights,
-            self.submission.clock.get("load"),
-        )
+        environment, weights = self.run.record.environment, self.run.weights
+        load = self.submission.clock.get("load")
         facts = {
-            "": f"{environment.get('dtype')}, {environment.get('compile')}, {environment.get('threads')} CPU threads",
-            "torch": environment.get("torch"),
-            "lanternbench": environment.get("lanternbench"),
-            "commit": str(environment.get("commit") or MISSING)[:12],
+            "": f"{environment.dtype}, {environment.compile}, {environment.threads} CPU threads",
+            "torch": environment.torch,
+            "lanternbench": environment.lanternbench,
+            "commit": (environment.commit or MISSING)[:12],
             "weights": weights.get("target") or weights.get("model") or MISSING,
-            "load": None if load is None else f"{load:.1f} on {environment.get('cores')} cores",
+            "load": None if load is None else f"{load:.1f} on {environment.cores} cores",
             "measured": self.submission.run.created[:10],
         }
         return [f"{name} {value}".strip() for name, value in facts.items() if value is not None]
@@ -78,7 +74,10 @@ class Board(NamedTuple):
         """(number of its entry, row) of every method but the baseline, the fastest first."""
         runs = [(i, e.run.rows, ms_per_token(e.run.rows)) for i, e in enumerate(self.entries, 1)]
         rows = [(i, row, ar) for i, rows, ar in runs for row in rows if row.label != BASELINE]
-        lines = [(i, replace(row, figures=row.figures | {AR.key: ar})) for i, row, ar in rows]
+        lines = [
+            (i, row.model_copy(update={"figures": row.figures | {AR.key: ar}}))
+            for i, row, ar in rows
+        ]
         return sorted(
             lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0])
         )
@@ -97,7 +96,7 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
             refused[path.name] = reasons
         else:
             entries.append(
-                Entry(submission, Run(Path(path.name), submission.about, summary.rows, []))
+                Entry(submission, Run(Path(path.name), submission.run, summary.rows, []))
             )
     return entries, refused
 

@@ -1,6 +1,8 @@
 """The suite: protocols, one a target, of what is frozen and what of a run departs from it;
-submissions, one run in one file, whose figures follow from the samples in it: else it is
-refused."""
+submissions, one run in one file, whose figures follow from the samples in it: else it is refused.
+"""
+
+from __future__ import annotations
 
 import json
 import math
@@ -18,27 +20,26 @@ from lanternbench import __version__, prompts
 from lanternbench.errors import UserError, unknown
 from lanternbench.experiment.config import sweep
 from lanternbench.experiment.environment import commit
-from lanternbench.experiment.run_folder import RunFile, iter_samples, read_run, reason
+from lanternbench.experiment.run_folder import iter_samples, read_run, reason
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.samples import IMPORTED, Sample, sample_key
+from lanternbench.measure.run_record import IMPORTED, RunRecord
+from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summary import LARGEST, NOTHING, Row, Summary, read_summary, summarise
+from lanternbench.measure.summary import NOTHING, Row, Summary, read_summary, summarise
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt
 from lanternbench.prompts.sources import prompts_hash
-from lanternbench.settings import Sweep
+from lanternbench.settings import MethodSpec, Sampling, Sweep
 from lanternbench.utils.files import read_yaml, replacing
 from lanternbench.utils.json_values import SCHEMA_VERSION, config_hash, plain, read_object
 
 VERSION = "v1"
 FOLDER = Path(__file__).parent
-# settings that no protocol has
-_OFF = ("random_weights", "simulate_acceptance", "until_told_apart")
 PLACE = "choose another file with -o"
-CLOCK = ("load", "slow_steps", "cpu_share")  # signs of a disturbed clock
-NEAR = 1e-6  # relative: sums in another order
-# what its method and prompt say of a sample, its tokens and its image: what no submission repeats
-_KNOWN = {
+CLOCK = ("load", "slow_steps", "cpu_share")  # signs of noisy timing
+TOLERANCE = 1e-6  # relative: sums in another order
+# what the method and the prompt say of a sample, its tokens and its image: no submission repeats it
+KNOWN = {
     "key",
     "prompt",
     "category",
@@ -49,18 +50,16 @@ _KNOWN = {
     "token_ids",
     "image",
 }
-MEASURED = set(Sample.model_fields) - _KNOWN
+MEASURED = Sample.model_fields.keys() - KNOWN
 Measured = dict[str, list[dict[str, Any]]]  # what was measured of the samples of each label
 
 
 class Protocol(NamedTuple):
-    """``settings``: the frozen ones; ``methods``: entries of a sweep file that are measured by
-    default.
-    """
+    """What is frozen for a target; ``methods`` are measured by default."""
 
     name: str  # v1/tiny
     settings: dict[str, Any]
-    methods: list[Any]
+    methods: list[MethodSpec]
 
     @property
     def stamp(self) -> str:
@@ -68,78 +67,91 @@ class Protocol(NamedTuple):
         return f"{self.name} {config_hash(self.settings)[:16]}"
 
     @property
+    def run(self) -> Sweep:
+        """The frozen settings of a run."""
+        frozen = {k: v for k, v in self.settings.items() if k not in ("prompts_hash", "weights")}
+        name = f"suite-{self.name.replace('/', '-')}"
+        return Sweep.model_validate(frozen | {"name": name, "methods": self.methods})
+
+    @property
     def recipe(self) -> str:
         """The most important frozen settings."""
-        s = self.settings
-        top_k = f"top-k {s['top_k']}" if s["top_k"] else "no top-k"
-        return f"{s['num_prompts']} prompts of {s['prompts']}, T {s['temperature']:g}, {top_k}, CFG {s['guidance']:g}"
+        run = self.run
+        top_k = f"top-k {run.top_k}" if run.top_k else "no top-k"
+        return (
+            f"{run.num_prompts} prompts of {run.prompts}, T {run.temperature:g}, {top_k}, CFG"
+            f" {run.guidance:g}"
+        )
 
-    def sweep(self, settings: Mapping[str, Any]) -> Sweep:
-        """The run of the protocol, with ``settings`` that it leaves open.  Raises UserError for
+    def sweep(self, changes: Mapping[str, object]) -> Sweep:
+        """Return the run of the protocol, with settings that it leaves open.  Raises UserError for
         other prompts.
         """
-        frozen = {k: v for k, v in self.settings.items() if k not in ("prompts_hash", "weights")}
-        values = (
-            frozen
-            | {"name": f"suite-{self.name.replace('/', '-')}", "methods": self.methods}
-            | dict(settings)
-        )
+        values = self.run.model_dump(exclude_unset=True) | dict(changes)
         config = sweep(values, self.name).model_copy(update={"suite": self.stamp})
         chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
-        if chosen.hash != self.settings["prompts_hash"]:
-            text = f"the prompts of {config.prompts} are not those of {self.name} (hash {chosen.hash[:8]}…, not"
+        expected = self.settings["prompts_hash"]
+        if chosen.hash != expected:
+            text = f"the prompts of {config.prompts} are not those of {self.name}"
+            digests = f"(hash {chosen.hash[:8]}…, not {expected[:8]}…)"
             fix = f"give the official file, --prompts {self.settings['prompts']}:FILE"
-            raise UserError(f"{text} {self.settings['prompts_hash'][:8]}…): {fix}")
+            raise UserError(f"{text} {digests}: {fix}")
         return config
 
-    def deviations(self, run: Mapping[str, Any]) -> list[str]:
-        """What of a run, by its run.json, is not as the protocol has it."""
-        config, target = run.get("config") or {}, run.get("target") or {}
-        actual = {"repeats": 1} | config | {
-            "target": target.get("name"),
-            "prompts_hash": (run.get("prompts") or {}).get("hash"),
-            "weights": {part: (target.get("weights") or {}).get(part) for part in self.settings.get("weights", ())},
-        }  # fmt: skip
-        # compared by their hash
-        frozen = [(name, value) for name, value in self.settings.items() if name != "prompts"]
-        wrong = [
-            f"{name} is {actual.get(name)}, not {value}"
-            for name, value in frozen
-            if actual.get(name) != value
-        ]
-        wrong += [f"{name} is {config[name]}" for name in _OFF if config.get(name)]
-        labels = [method.get("label") for method in run.get("methods") or []]
-        return wrong + ([] if BASELINE in labels else [f"it has no baseline {BASELINE}"])
+    def deviations(self, run: RunRecord) -> list[str]:
+        """Return what of a run is not as the protocol has it."""
+        actual = run.config.model_dump() | {
+            "target": run.target.name,
+            "prompts_hash": run.prompts.hash,
+            "weights": {p: run.target.weights.get(p) for p in self.settings.get("weights", ())},
+        }
+        reasons = []
+        for name, value in self.settings.items():
+            if name != "prompts" and actual.get(name) != value:  # prompts: by their hash
+                reasons.append(f"{name} is {actual.get(name)}, not {value}")
+        if run.config.part(Sampling) != self.run.part(Sampling):
+            reasons.append("it samples otherwise")
+        if run.config.draws_noise:
+            reasons.append("it draws noise")
+        if run.config.until_told_apart:
+            reasons.append("until_told_apart is True")
+        if BASELINE not in run.labels:
+            reasons.append(f"it has no baseline {BASELINE}")
+        return reasons
 
 
 def names() -> list[str]:
-    """Targets that have a protocol."""
+    """Return the targets that have a protocol."""
     return sorted(path.stem for path in (FOLDER / VERSION).glob("*.yaml"))
 
 
 def protocol(target: str) -> Protocol:
-    """The protocol of a target.  Raises UserError for one that has none."""
+    """Return the protocol of a target.  Raises UserError for one that has none."""
     if target not in names():
         raise unknown(f"the suite has no target '{target}'", target, names())
     values = read_yaml(FOLDER / VERSION / f"{target}.yaml", "a protocol")
-    return Protocol(f"{VERSION}/{target}", values, values.pop("methods"))
+    methods = values.pop("methods")
+    return Protocol(f"{VERSION}/{target}", values, methods)
 
 
 def of_stamp(stamp: str | None) -> Protocol | None:
-    """The protocol of a name and hash; None where this version does not have it."""
+    """Return the protocol of a name and hash; None if this version does not have it."""
     return next((one for one in map(protocol, names()) if one.stamp == stamp), None)
 
 
 class Submission(BaseModel):
-    """``run``: its run.json, folders left out; ``rows``: as in its summary; ``sets``: figures of
+    """A run in one file.
+
+    ``run``: its run.json, folders left out; ``rows``: as in its summary; ``sets``: figures of
     whole sets of images, which alone do not follow from ``samples``, by label; ``clock``: mean
-    load, share of slow steps, CPU share; ``submitted``: when, and by which version."""
+    load, share of slow steps, CPU share; ``submitted``: when, and by which version.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: int
     suite: str
-    run: RunFile
+    run: RunRecord
     ar_ms_per_token: Estimate
     clock: dict[str, float | None]
     rows: list[Row]
@@ -149,67 +161,68 @@ class Submission(BaseModel):
     prompts: list[Prompt]
     samples: Measured
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """run.json."""
-        return self.run.model_dump(exclude_unset=True)
-
 
 def submission(folder: Path) -> Submission:
-    """The submission of a run folder.  Raises UserError for one that was not made by the suite, or
-    is damaged.
+    """Return the submission of a run folder.  Raises UserError for one that was not made by the
+    suite, or is damaged.
     """
-    run = _without_places(read_run(folder))
-    if not (stamp := run.get("config", {}).get("suite")):
-        raise UserError(
-            f"{folder} does not follow the suite: make a run that does with `lanternbench suite NAME`."
-        )
+    run = read_run(folder)
+    if run.config.suite is None:
+        text = f"{folder} does not follow the suite"
+        raise UserError(f"{text}: make a run that does with `lanternbench suite NAME`.")
     stored = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
-    selected = _prompts(read_run(folder), stored)
+    selected = _prompts(run, stored)
+    samples = _measured(run, selected, stored)
+    old = read_summary(folder)
+    figures = Figures(samples_of(run, selected, samples))
+    summary = recomputed(run, figures, old)
+    return Submission(
+        schema_version=SCHEMA_VERSION,
+        suite=run.config.suite,
+        run=RunRecord.model_validate(_without_places(run.written())),
+        ar_ms_per_token=ms_per_token(summary.rows),
+        clock=clock(figures),
+        rows=summary.rows,
+        notes=summary.notes,
+        sets=old.sets,
+        submitted={
+            "at": datetime.now(UTC).isoformat(),
+            "lanternbench": __version__,
+            "commit": commit(),
+        },
+        prompts=selected,
+        samples=samples,
+    )
+
+
+def _measured(run: RunRecord, selected: Sequence[Prompt], stored: list[Sample]) -> Measured:
+    """Return what was measured of each label's samples, in the order of prompts and seeds."""
     order = {prompt.id: i for i, prompt in enumerate(selected)}
-    stored.sort(key=lambda sample: (order.get(sample.prompt_id, len(order)), sample.seed))
-    samples: Measured = {str(method.get("label")): [] for method in run.get("methods", [])}
+    stored = sorted(stored, key=lambda s: (order.get(s.prompt_id, len(order)), s.seed))
+    samples: Measured = {label: [] for label in run.labels}
     for sample in stored:
-        samples.setdefault(sample.label, []).append(
-            sample.model_dump(include=MEASURED, exclude_defaults=True)
-        )
-    old, figures = read_summary(folder), Figures(samples_of(run, selected, samples))
-    summary = recomputed(run, figures, old.rows, old.sets)
-    parts: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "suite": stamp,
-        "run": RunFile.model_validate(run),
-    }
-    parts |= {
-        "ar_ms_per_token": ms_per_token(summary.rows),
-        "clock": clock(figures),
-        "rows": summary.rows,
-    }
-    parts |= {"notes": summary.notes, "sets": old.sets, "prompts": selected, "samples": samples}
-    submitted = {
-        "at": datetime.now(UTC).isoformat(),
-        "lanternbench": __version__,
-        "commit": commit(),
-    }
-    return Submission(**parts, submitted=submitted)
+        fields = sample.model_dump(include=set(MEASURED), exclude_defaults=True)
+        samples.setdefault(sample.label, []).append(fields)
+    return samples
 
 
-def _prompts(run: dict[str, Any], samples: list[Sample]) -> list[Prompt]:
-    """The prompts of a run in their order: that of its samples, or of their file where workers
+def _prompts(run: RunRecord, samples: list[Sample]) -> list[Prompt]:
+    """Return the prompts of a run in their order: that of its samples, or of their file if workers
     shared them.
     """
-    config, recorded = run.get("config") or {}, run.get("prompts") or {}
-    by_id = {s.prompt_id: Prompt(s.prompt_id, s.prompt, s.category, s.challenge) for s in samples}
-    if prompts_hash(by_id.values()) == recorded.get("hash") or not config.get("prompts"):
+    by_id: dict[str, Prompt] = {}
+    for s in samples:
+        by_id[s.prompt_id] = Prompt(s.prompt_id, s.prompt, s.category, s.challenge)
+    config = run.config
+    has_source = "prompts" in config.model_fields_set
+    if prompts_hash(by_id.values()) == run.prompts.hash or not has_source:
         return list(by_id.values())
-    chosen = prompts.load(
-        config["prompts"], config.get("num_prompts"), config["seed"], config["caption"]
-    )
+    chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
     return [prompt._replace(image=None) for prompt in chosen]
 
 
 def _without_places(value: Any, key: str = "") -> Any:
-    """A run.json without the folders of its files, which may name a person."""
+    """Return a run.json without the folders of its files, which may name a person."""
     if isinstance(value, dict):
         return {re.sub(r"[^=:]*/", "", k): _without_places(item, k) for k, item in value.items()}
     if isinstance(value, list):
@@ -219,161 +232,160 @@ def _without_places(value: Any, key: str = "") -> Any:
     return value
 
 
-def samples_of(
-    run: Mapping[str, Any], selected: Sequence[Prompt], samples: Measured
-) -> Iterator[Sample]:
-    """The samples, method by method.  Raises ValueError for one that no run can have."""
+def samples_of(run: RunRecord, selected: Sequence[Prompt], samples: Measured) -> Iterator[Sample]:
+    """Yield the samples, method by method.  Raises ValueError for one that no run can have."""
     by_id = {prompt.id: prompt for prompt in selected}
-    for method in run.get("methods", []):
-        label, key = str(method.get("label")), str(method.get("key"))
-        about = {
-            "label": label,
-            "method": str(method.get("method")),
-            "options": method.get("options") or {},
-        }
-        for values in samples.get(label, []):
-            if (
-                prompt := by_id.get(str(values.get("prompt_id")))
-            ) is None or values.keys() - MEASURED:
-                raise ValueError(f"a sample of {label} has no prompt, or what no sample has")
-            about |= {
+    for method in run.methods:
+        for values in samples.get(method.label, []):
+            prompt = by_id.get(str(values.get("prompt_id")))
+            if prompt is None or values.keys() - MEASURED:
+                text = f"a sample of {method.label} has no prompt, or what no sample has"
+                raise ValueError(text)
+            known = {
+                "key": sample_key(prompt.id, str(method.key), values.get("seed", 0)),
+                "label": method.label,
+                "method": method.method,
+                "options": method.options,
                 "prompt": prompt.text,
                 "category": prompt.category,
                 "challenge": prompt.challenge,
             }
-            yield Sample.model_validate(
-                values | about | {"key": sample_key(prompt.id, key, values.get("seed", 0))}
-            )
+            yield Sample.model_validate(values | known)
 
 
-def recomputed(
-    run: Mapping[str, Any], figures: Figures, stated: Sequence[Row], sets: Sequence[str]
-) -> Summary:
-    """The summary by the samples; figures of whole sets of images are as stated."""
-    whole = {row.label: {name: row.figure(name) for name in sets} for row in stated}
-    return summarise(figures, run, whole, int(run.get("config", {}).get("seed") or 0))
+def recomputed(run: RunRecord, figures: Figures, stated: Summary | Submission) -> Summary:
+    """Return the summary by the samples; figures of whole sets of images are as stated."""
+    whole = {row.label: {name: row.figure(name) for name in stated.sets} for row in stated.rows}
+    return summarise(figures, run, whole)
 
 
 def clock(figures: Figures) -> dict[str, float | None]:
-    """The signs of a disturbed clock, over all samples."""
-    return {name: figures.ratio(name, np.ones(len(figures), bool)) for name in CLOCK}
+    """Return the signs of noisy timing, over all samples."""
+    every = np.ones(len(figures), bool)
+    return {name: figures.ratio(name, every) for name in CLOCK}
 
 
-def ms_per_token(rows: list[Row]) -> Estimate:
-    """Milliseconds of an autoregressive token."""
+def ms_per_token(rows: Sequence[Row]) -> Estimate:
+    """Return the milliseconds of an autoregressive token."""
     speed = next((row.figure("tokens_per_s") for row in rows if row.label == BASELINE), NOTHING)
-    value, hi, lo = (None if not x else 1000 / x for x in speed[:3])
+    value, hi, lo = (1000 / speed if speed else None for speed in speed[:3])
     return Estimate(value, lo, hi, speed.n)
 
 
 def judged(stated: Submission) -> tuple[Summary | None, list[str]]:
-    """The summary recomputed from the samples, and the reasons to refuse it; none where it fits."""
+    """Return the summary recomputed from the samples, and the reasons to refuse it, if any."""
+    frozen = of_stamp(stated.suite)
+    if frozen is None:
+        known = ", ".join(protocol(name).stamp for name in names())
+        return None, [f"its suite '{stated.suite}' is none of this version ({known})"]
     try:
-        run, frozen = stated.about, of_stamp(stated.suite)
-        if frozen is None:
-            known = ", ".join(protocol(name).stamp for name in names())
-            return None, [f"its suite '{stated.suite}' is none of this version ({known})"]
-        samples = list(samples_of(run, stated.prompts, stated.samples))
-        reasons = (
-            [] if stated.run.config.suite == stated.suite else ["its run followed another suite"]
-        )
-        reasons += frozen.deviations(run) + _incomplete(stated, frozen, samples)
-        if reasons or not samples:
-            return None, reasons or ["it has no samples"]
-        figures = Figures(samples)
-        summary = recomputed(run, figures, stated.rows, stated.sets)
-        reasons = _tampered(stated, summary, figures)
-        return summary, reasons + [
-            note.text.partition(": ")[0] for note in summary.notes if note.kind == "unfit"
-        ]
+        return _judged(stated, frozen)
     # of a file from elsewhere
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         return None, [f"it has what no run can have ({reason(error)})"]
 
 
+def _judged(stated: Submission, frozen: Protocol) -> tuple[Summary | None, list[str]]:
+    samples = list(samples_of(stated.run, stated.prompts, stated.samples))
+    reasons = []
+    if stated.run.config.suite != stated.suite:
+        reasons.append("its run followed another suite")
+    reasons += frozen.deviations(stated.run) + _incomplete(stated, frozen, samples)
+    if not samples:
+        reasons = reasons or ["it has no samples"]
+    if reasons:
+        return None, reasons
+    figures = Figures(samples)
+    summary = recomputed(stated.run, figures, stated)
+    reasons = _tampered(stated, summary, figures)
+    unfit = [note.text.partition(": ")[0] for note in summary.notes if note.kind == "unfit"]
+    return summary, reasons + unfit
+
+
 def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample]) -> list[str]:
-    """Other prompts, samples that are absent, and such as no run of the protocol has."""
+    """Return what its prompts and samples lack, or have that no run of the protocol has."""
     if prompts_hash(stated.prompts) != frozen.settings["prompts_hash"]:
         return ["its prompts are not the suite's"]
-    labels = [str(method.get("label")) for method in stated.run.methods]
-    seeds = range(frozen.settings["seed"], frozen.settings["seed"] + frozen.settings["repeats"])
-    expected = Counter(
-        (label, p.id, seed) for label in labels for p in stated.prompts for seed in seeds
-    )
-    have = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
-    counts = Counter(label for label, *_ in expected.keys() & have.keys())
-    each = len(stated.prompts) * len(seeds)
-    few = [label for label in dict.fromkeys(labels) if counts[label] < each]
-    reasons = [f"it has {counts[label]} of {each} samples of {label}" for label in few]
-    if not reasons and (have != expected or stated.samples.keys() - set(labels)):
+    labels = list(dict.fromkeys(stated.run.labels))
+    seeds = frozen.run.seeds
+    ids = [prompt.id for prompt in stated.prompts]
+    expected = Counter((label, id_, seed) for label in labels for id_ in ids for seed in seeds)
+    found = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
+    counts = Counter(label for label, *_ in expected.keys() & found.keys())
+    of = len(ids) * len(seeds)
+    incomplete = [label for label in labels if counts[label] < of]
+    reasons = [f"it has {counts[label]} of {of} samples of {label}" for label in incomplete]
+    if not reasons and (found != expected or stated.samples.keys() - set(labels)):
         reasons.append("it has samples that no run of the suite has")
+    return reasons + _impossible(stated.run, samples)
+
+
+def _impossible(run: RunRecord, samples: Sequence[Sample]) -> list[str]:
+    """Return what samples have that a run of the suite cannot measure."""
+    reasons = []
     if any(sample.method == IMPORTED for sample in samples):
         reasons.append("it has imported figures, which were not measured")
-    if tokens := {s.tokens for s in samples} - {math.prod(stated.run.target.get("grid") or [0])}:
-        reasons.append(f"it has images of {tokens.pop()} tokens")
+    tokens = math.prod(run.target.grid or (0,))
+    if other := {sample.tokens for sample in samples} - {tokens}:
+        reasons.append(f"it has images of {other.pop()} tokens")
     if any(s.step_s and sum(s.step_s) > s.decode_s + 1e-3 for s in samples):
         reasons.append("it has steps that took longer than their decode")
     return reasons
 
 
 def _tampered(stated: Submission, summary: Summary, figures: Figures) -> list[str]:
-    """Figures that do not follow from the samples."""
+    """Return a figure that does not follow from the samples."""
     if [row.label for row in stated.rows] != [row.label for row in summary.rows]:
-        return ["its rows are not those of its samples"]
+        return ["its rows are not those that its samples give"]
     wrong = []
     for row, computed in zip(stated.rows, summary.rows, strict=True):
-        names = [
-            n
-            for n in ("method", "n", "lossless", "options")
-            if getattr(row, n) != getattr(computed, n)
-        ]
-        numbers = {name: [x for x in row.figure(name) if x is not None] for name in stated.sets}
-        names += [
-            name
-            for name, values in numbers.items()
-            if any(abs(x) > LARGEST or x != x for x in values)
-        ]
-        names += [
-            name
-            for name, figure in row.figures.items()
-            if not all(map(_near, figure, computed.figure(name)))
-        ]
-        wrong += [f"{name} of {row.label}" for name in names]
-    wrong += (
-        []
-        if all(map(_near, stated.ar_ms_per_token, ms_per_token(summary.rows)))
-        else ["ar_ms_per_token"]
-    )
-    wrong += [
-        name for name, value in clock(figures).items() if not _near(stated.clock.get(name), value)
-    ]
+        wrong += [f"{name} of {row.label}" for name in _unequal(row, computed)]
+    if not _all_close(stated.ar_ms_per_token, ms_per_token(summary.rows)):
+        wrong.append("ar_ms_per_token")
+    for name, value in clock(figures).items():
+        if not _close(stated.clock.get(name), value):
+            wrong.append(name)
     return [f"its samples give another {wrong[0]}"] if wrong else []
 
 
-def _near(a: float | None, b: float | None) -> bool:
-    return a == b or (
-        a is not None and b is not None and math.isclose(a, b, rel_tol=NEAR, abs_tol=1e-9)
-    )
+def _unequal(row: Row, computed: Row) -> list[str]:
+    """Return what a row has that differs from the one that is computed."""
+    facts = ("method", "n", "lossless", "options")
+    names = [name for name in facts if getattr(row, name) != getattr(computed, name)]
+    for name, figure in row.figures.items():
+        if not _all_close(figure, computed.figure(name)):
+            names.append(name)
+    return names
+
+
+def _all_close(a: Estimate, b: Estimate) -> bool:
+    return all(map(_close, a, b))
+
+
+def _close(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=1e-9)
 
 
 def write(submission: Submission, path: Path) -> None:
-    """A sample a line.  Raises UserError where it cannot be written."""
-    parts = plain(dict(submission) | {"run": submission.about})
-    each = {
-        label: ",\n".join(map(json.dumps, samples))
-        for label, samples in parts.pop("samples").items()
-    }
-    methods = ",\n".join(f"{json.dumps(label)}: [\n{lines}]" for label, lines in each.items())
+    """Write a submission, a sample a line.  Raises UserError if it cannot be written."""
+    parts = plain(dict(submission) | {"run": submission.run.written()})
+    methods = []
+    for label, samples in parts.pop("samples").items():
+        lines = ",\n".join(json.dumps(sample) for sample in samples)
+        methods.append(f"{json.dumps(label)}: [\n{lines}]")
     head = json.dumps(parts, indent=1, allow_nan=False).removesuffix("\n}")
+    body = ",\n".join(methods)
+    text = f'{head},\n "samples": {{\n{body}}}\n}}\n'
     with replacing(path, PLACE) as file:
-        file.write(f'{head},\n "samples": {{\n{methods}}}\n}}\n'.encode("utf-8", "replace"))
+        file.write(text.encode("utf-8", "replace"))
 
 
 def read(path: Path) -> Submission:
-    """A submission from its file.  Raises UserError where it is none."""
+    """Return a submission from its file.  Raises UserError if it is none."""
     try:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} is no submission ({reason(error)}): make one with `submit RUN`."
-        ) from None
+        text = f"{path} is no submission ({reason(error)})"
+        raise UserError(f"{text}: make one with `submit RUN`.") from None

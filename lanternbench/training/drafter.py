@@ -6,6 +6,7 @@ computed for every batch.
 """
 
 import hashlib
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.settings import Sampling
 from lanternbench.training import loop
 from lanternbench.training.losses import RECIPES, TRAININGS, Losses
-from lanternbench.utils.files import OUT, WORK, acquire, replacing, writing
+from lanternbench.utils.files import OUT, WORK, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
+from lanternbench.utils.ledger import Ledger
 from lanternbench.utils.memory import BatchLimit
 
 Log = Callable[[str], None]
@@ -120,9 +122,7 @@ def train(
     for name, most in LIMITS.items():
         if getattr(plan, name) > most:
             raise UserError(f"--{name} is larger than {most}: lower it")
-    with writing(work, WORK):
-        work.mkdir(parents=True, exist_ok=True)
-    with acquire(work, WORK):
+    with Ledger(work, WORK, WORK) as ledger:
         target = load_unpacked(plan.target, device, dtype=plan.dtype)
         net = initial_drafter(target, plan)
         target = with_net(target, net)
@@ -131,7 +131,7 @@ def train(
             refuse_others(folder, settings, elsewhere)
         for folder, elsewhere in ((out, OUT), (work, WORK)):
             write_recipe(folder, elsewhere, settings)
-        samples = sample_images(target, net, plan, work, log, progress)
+        samples = sample_images(target, net, plan, ledger, log, progress)
         order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
         held = max(1, min(HELD_OUT, len(order) // 4))
         held_out, seen = order[:held], order[held:]
@@ -195,29 +195,35 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
 
 
 def sample_images(
-    target: Target, net: Drafter, plan: Plan, work: Path, log: Log, progress: Progress
+    target: Target, net: Drafter, plan: Plan, ledger: Ledger, log: Log, progress: Progress
 ) -> Samples:
-    """The target's own images of all prompts at its default settings, kept in ``work`` shard by
-    shard.
+    """Return the target's own images of all prompts at its default settings, which are stored
+    shard by shard.
     """
     prompts = plan.prompts.prompts
-    target.prepare([p.text for p in prompts])
-    decoder, size, parts = build(target, method("ar")), max(1, SHARD // target.length), []
+    captions = [prompt.text for prompt in prompts]
+    target.prepare(captions)
+    decoder = build(target, method("ar"))
+    size = max(1, SHARD // target.length)
+    parts = []
     for start in range(0, len(prompts), size):
-        path, shard = work / f"samples-{start:06d}.pt", prompts[start : start + size]
-        if not path.exists():
+        shard = prompts[start : start + size]
 
-            def on_step(tokens: int, of: int, start: int = start) -> None:
-                progress(
-                    start * target.length + tokens,
-                    len(prompts) * target.length,
-                    "image tokens of samples",
-                )
+        def on_step(tokens: int, of: int, start: int = start) -> None:
+            done = start * target.length + tokens
+            progress(done, len(prompts) * target.length, "image tokens of samples")
 
-            loop.save_atomically(images(decoder, shard, plan.seed, on_step), path)
+        def make(start: int = start, shard: Sequence[Prompt] = shard) -> bytes:
+            file = io.BytesIO()
+            torch.save(images(decoder, shard, plan.seed, on_step), file)
             log(f"samples {start + len(shard)}/{len(prompts)}")
-        parts.append(read_tokens(path, (len(shard), target.length), target.vocab))
-    return Samples(target, net, [p.text for p in prompts], torch.cat(parts))
+            return file.getvalue()
+
+        name = f"samples-{start:06d}.pt"
+        ledger.piece(name, make, adopts=True)
+        shape = (len(shard), target.length)
+        parts.append(read_tokens(ledger.folder / name, shape, target.vocab))
+    return Samples(target, net, captions, torch.cat(parts))
 
 
 def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:

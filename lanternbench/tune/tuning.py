@@ -5,19 +5,17 @@ Each intermediate result is stored in a file or line of the search's folder as s
 computed (``Pieces``): an interrupted search resumes from them.
 """
 
-import hashlib
 import io
 import json
-import os
 import random
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from lanternbench import prompts as prompt_sets
 from lanternbench.costs.forward_cost import Shape, Timed, fit, lengths_of, time_steps
@@ -38,10 +36,11 @@ from lanternbench.tune.accepted_lengths import Record
 from lanternbench.tune.result import DEFAULT, Result, Tuning, best
 from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch
 from lanternbench.utils.device import cpu_threads, load_average
-from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
+from lanternbench.utils.files import FRESH, OUT, replacing
 from lanternbench.utils.json_values import config_hash, differences, plain
+from lanternbench.utils.ledger import Ledger, Lines, as_json
 
-SETTINGS, DIGESTS, LINES = "tune.json", "digests.json", "measured.jsonl"
+SETTINGS, LINES = "tune.json", "measured.jsonl"
 SEARCHES: dict[str | None, type[TreeSearch]] = {
     "shape": searches.ShapeSearch,
     "length": searches.LengthSearch,
@@ -78,36 +77,38 @@ class Measured(BaseModel):
     fidelity_loss: float | None = None
 
 
-class Pieces:
-    """Results in files of a folder, locked for this process; a file is valid if its SHA-256 is
-    that in ``DIGESTS``.
+class Pieces(Ledger):
+    """The folder of a search: its settings, pieces and measured images."""
 
-    ``settings``: all that they depend on; its "weights" are digests of the target's files.  Raises
-    UserError for a folder that is in use, or that holds pieces of other settings or weights.
-    """
+    def __init__(self, folder: Path, settings: Mapping[str, object]):
+        """``settings``: all that the pieces depend on; "weights" are digests of the target's files.
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]):
-        with writing(folder, OUT):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        with acquire(folder, FRESH) as locks:
-            old, new = self._stored(SETTINGS), plain(settings)
-            if old and (weights := differences(old.pop("weights", {}), new["weights"])):
-                text = f"{folder} was begun with other weights ({'; '.join(weights[:5])})"
+        Raises UserError for a folder that is in use, or that is of other settings or weights.
+        """
+        super().__init__(folder)
+        try:
+            self._claim(plain(settings))
+        except UserError:
+            self.close()
+            raise
+
+    def _claim(self, new: dict[str, Any]) -> None:
+        """Check that the folder is of these settings, and store them."""
+        old = self.read_json(SETTINGS)
+        if old:
+            weights = differences(old.pop("weights", {}), new["weights"])
+            if weights:
+                text = f"{self.folder} was begun with other weights ({'; '.join(weights[:5])})"
                 raise UserError(f"{text}: put the old files back, or {FRESH}")
-            if old and (
-                changes := differences(old, {k: v for k, v in new.items() if k != "weights"})
-            ):
-                text = "; ".join(line[:200] for line in changes[:5])
-                raise UserError(
-                    f"{folder} has pieces of a search with other settings ({text}): {FRESH}"
-                )
-            self._write(SETTINGS, _json(settings))
-            self.digests = self._stored(DIGESTS)
-            self.close = locks.pop_all().close
+            changes = differences(old, {k: v for k, v in new.items() if k != "weights"})
+            if changes:
+                shown = "; ".join(line[:200] for line in changes[:5])
+                text = f"{self.folder} has pieces of a search with other settings ({shown})"
+                raise UserError(f"{text}: {FRESH}")
+        self.write_json(SETTINGS, new)
 
-    def json(self, name: str, make: Callable[[], Any]) -> Any:
-        return json.loads(self._piece(name, lambda: _json(make())))
+    def json(self, name: str, make: Callable[[], object]) -> Any:
+        return json.loads(self.piece(name, lambda: as_json(make())))
 
     def arrays(self, name: str, make: Callable[[], Record]) -> Record:
         def npz() -> bytes:
@@ -115,77 +116,13 @@ class Pieces:
             np.savez_compressed(file, **make())  # type: ignore[arg-type]
             return file.getvalue()
 
-        with np.load(io.BytesIO(self._piece(f"{name}.npz", npz))) as arrays:
+        with np.load(io.BytesIO(self.piece(f"{name}.npz", npz))) as arrays:
             return dict(arrays)
 
-    def measured(self, expected: Collection[tuple[str, str]]) -> list[Measured]:
-        """The complete lines, of ``expected`` (name, prompt); an incomplete last line is dropped.
-        Raises UserError.
-        """
-        content = self._read(LINES) or b""
-        complete = content[: content.rfind(b"\n") + 1]
-        if complete != content:
-            self._write(LINES, complete)
-        lines, missing = list[Measured](), set(expected)
-        for number, line in enumerate(complete.splitlines(), 1):
-            with suppress(ValidationError, KeyError):
-                measured = Measured.model_validate_json(line)
-                missing.remove((measured.name, measured.prompt))
-                lines.append(measured)
-                continue
-            path = self.folder / LINES
-            raise UserError(
-                f"{path} line {number} is damaged: delete it, and the same command measures it again"
-            )
-        return lines
-
-    def append(self, line: Measured) -> None:
-        path = self.folder / LINES
-        with writing(path, OUT), open(os.open(path, os.O_CREAT | APPEND, 0o644), "ab") as file:
-            file.write(line.model_dump_json().encode() + b"\n")
-
-    def _piece(self, name: str, make: Callable[[], bytes]) -> bytes:
-        """The content of a file, computed where it is missing.  Raises UserError for a changed
-        file.
-        """
-        content = self._read(name)
-        if content is None or name not in self.digests:
-            content = make()
-            self._write(name, content)
-            self.digests[name] = hashlib.sha256(content).hexdigest()
-            self._write(DIGESTS, _json(self.digests))
-        if hashlib.sha256(content).hexdigest() != self.digests[name]:
-            raise self._damaged(name)
-        return content
-
-    def _stored(self, name: str) -> dict[str, Any]:
-        """A JSON object that this class wrote, {} where the file is missing.  Raises UserError."""
-        with suppress(ValueError, RecursionError):
-            if isinstance(value := json.loads(self._read(name) or b"{}"), dict):
-                return value
-        raise self._damaged(name)
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            with open_file(self.folder / name) as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-        except OSError:
-            raise self._damaged(name) from None
-
-    def _write(self, name: str, content: bytes) -> None:
-        with replacing(self.folder / name, OUT) as file:
-            file.write(content)
-
-    def _damaged(self, name: str) -> UserError:
-        return UserError(
-            f"{self.folder / name} is damaged: delete it, and the same command makes it again"
-        )
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(plain(value), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+    @cached_property
+    def measured(self) -> Lines[Measured]:
+        """The measured images."""
+        return self.lines(LINES, Measured, lambda line: (line.name, line.prompt))
 
 
 def tune(
@@ -213,7 +150,7 @@ def tune(
     root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | hardware)[:8]}"
     folder = free(out / root) if fresh else out / root
     inputs = {"selection": selected.hash, "machine": hardware, "weights": target.weights}
-    with closing(Pieces(folder, config.model_dump(mode="json") | inputs)) as pieces:
+    with Pieces(folder, config.model_dump(mode="json") | inputs) as pieces:
         captions = [p.text for p in selected]
         target.prepare(captions)
         cost = fit(_costs(pieces, search, captions[0], progress))
@@ -293,8 +230,11 @@ def _measure(
         for prompt in selected
     ]
     jobs = [(name, prompt) for prompt, order in orders for name in order]
-    lines = pieces.measured({(name, prompt.id) for name, prompt in jobs})
-    done = {(line.name, line.prompt) for line in lines}
+    stored = pieces.measured
+    lines = list(stored)
+    done = stored.keys
+    if not done <= {(name, prompt.id) for name, prompt in jobs}:
+        raise pieces.damaged(LINES)
     if len(done) < len(jobs):
         for decoder in decoders.values():
             generate(decoder, [selected.prompts[0].text], max_steps=WARMUP_STEPS)
@@ -302,7 +242,7 @@ def _measure(
         if (name, prompt.id) not in done:
             progress(i, len(jobs), f"measuring {name}: {prompt.text}")
             lines.append(_image(name, decoders[name], prompt, seed))
-            pieces.append(lines[-1])
+            stored.append(lines[-1])
     return sorted(lines, key=lambda line: line.prompt)
 
 

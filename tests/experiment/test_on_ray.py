@@ -122,7 +122,7 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     assert known(shared) == known(undisturbed)
     assert len(devices(shared)) == 5
     assert len({d["process"] for d in devices(shared)}) in (2, 3)
-    assert results.read_run(path)["resumed"][0]["environment"]["workers"] == 2
+    assert results.read_run(path).resumed[0].environment.workers == 2
     assert any(
         "2 workers measured latencies beside each other" in note.text for note in summary.notes
     )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_records import run_record
 
 from lanternbench import load_run
 from lanternbench.errors import UserError
@@ -24,7 +25,7 @@ def make(
         environment={"cores": 2, "device": "cpu"}, target={"name": "tiny"}, methods=methods
     )
     with RunFolder.open(
-        root, name, {"of": of}, prompts={"dataset": "demo", "count": of}, **facts
+        root, run_record(name, {"of": of}, prompts={"dataset": "demo", "count": of}, **facts)
     ) as folder:
         for i in range(prompts):
             for label in ("ar", "eagle-1"):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from jsonschema import ValidationError
+from run_records import run_record
 from suite_runs import schema
 from test_results import CONFIG, image, sample
 
@@ -21,16 +22,18 @@ from tools.schemas import current
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.open(tmp_path, "r", CONFIG, methods=[{"label": "ar", "key": "ab"}]) as run:
+    with RunFolder.open(
+        tmp_path, run_record("r", CONFIG, methods=[{"label": "ar", "key": "ab"}])
+    ) as run:
         run.append(sample(metrics={"clip": 0.3}), image())
         row = Row(
-            "ar",
-            "ar",
-            1,
-            {"clip": Estimate(0.3, 0.2, 0.4, 1, 0.5)},
+            label="ar",
+            method="ar",
+            n=1,
+            figures={"clip": Estimate(0.3, 0.2, 0.4, 1, 0.5)},
             accept_len_by_position=[1.0, None],
         )
-        run.finish(Summary([row], [Note("info", "clip", "few")], suite="v1/tiny ab"))
+        run.finish(Summary(rows=[row], notes=[Note("info", "clip", "few")], suite="v1/tiny ab"))
     return run.path
 
 

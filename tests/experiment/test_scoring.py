@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 from conftest import mistake
 from PIL import Image
+from run_records import run_record
+from typer.testing import CliRunner
 
 from lanternbench import experiment as results
 from lanternbench import prompts, registry
-from lanternbench.cli.main import main
+from lanternbench.cli.main import app, main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, sample_key, scoring
 from lanternbench.experiment.config import Sweep
@@ -89,7 +92,7 @@ def run(tmp_path, monkeypatch) -> Path:
     root = tmp_path / "results"
     target = {"name": "tiny", "evaluators": "tiny"}
     with RunFolder.open(
-        root, "r", {"seed": 0}, target=target, prompts={"source": "demo"}
+        root, run_record("r", {"seed": 0}, target=target, prompts={"source": "demo"})
     ) as folder:
         for label, shade in SHADES.items():
             for i in range(3):
@@ -99,9 +102,9 @@ def run(tmp_path, monkeypatch) -> Path:
                     metrics={"image-reward": None},
                 )  # fmt: skip
                 folder.append(sample, Image.new("RGB", (8, 8), (shade + i,) * 3))
-        summary = summarise(Figures(folder.samples()), folder.run)
+        summary = summarise(Figures(folder.samples), folder.run)
         more = [Note("missing", "image-reward", "gone"), Note("info", None, "a word of its own")]
-        folder.finish(replace(summary, notes=summary.notes + more))
+        folder.finish(summary.model_copy(update={"notes": summary.notes + more}))
     return root / "r"
 
 
@@ -168,7 +171,8 @@ def test_a_score_of_another_image_or_caption_is_not_taken(tmp_path):
     Image.new("RGB", (2, 2)).save(path)
     item = scoring.Item("a", path, "one")
     scorer, other = ImageMetric("m", Setup()), ImageMetric("other", Setup())
-    scoring.Journal(tmp_path / "j.jsonl").add(scorer, [item], [0.5], 0.0)
+    with closing(scoring.Journal(tmp_path / "j.jsonl")) as journal:
+        journal.add(scorer, [item], [0.5], seconds=0.0)
     journal = scoring.Journal(tmp_path / "j.jsonl")
     assert journal.scores(scorer, [item]) == {"a": 0.5}
     assert journal.scores(scorer, [item._replace(caption="two")]) == {}
@@ -272,12 +276,12 @@ def test_real_images_are_recorded_for_the_metrics_that_look_at_them_alone(run, t
     assert unread.reference is None
     assert any(note.startswith("No metric here (fid-tiny) compares") for note in texts(unread))
     read = scoring.score_run(run, ["precision-recall", "fid"], Setup(real))
-    assert read.reference["folder"] == "real"
-    assert read.reference["metrics"] == ["precision-tiny", "recall-tiny"]
+    assert read.reference.folder == "real"
+    assert read.reference.metrics == ["precision-tiny", "recall-tiny"]
     assert not any("No metric here" in note for note in texts(read))
     assert scoring.score_run(run, ["fid"], Setup(other), again=True).reference == read.reference
     again = scoring.score_run(run, ["precision-recall"], Setup(other))
-    assert again.reference["folder"] == "other"
+    assert again.reference.folder == "other"
     assert not any("against 2 real images in real" in note for note in texts(again))
 
 
@@ -366,7 +370,7 @@ def test_a_run_of_classes_scores_them_by_name_too(brightness):
     worker.target = replace(worker.target, labels=True)
     list(worker.work(Job("ar", [prompts.Prompt("0", "379")], 0)))
     assert brightness.asked == ["a photo of a howler monkey."]
-    assert worker.facts().target["labels"]
+    assert worker.facts().target.labels
 
 
 # --- plain folders ---
@@ -480,8 +484,8 @@ def test_odd_images_and_captions_are_scored_and_a_torn_one_costs_itself_alone(od
 
 def test_what_a_metric_took_is_recorded_and_kept(run, count, brightness):
     summary = scoring.score_run(run, ["brightness", "count"])
-    assert summary.costs["brightness"]["images"] == summary.costs["count"]["images"] == 6
-    assert all(cost["seconds"] > 0 for cost in summary.costs.values())
+    assert summary.costs["brightness"].images == summary.costs["count"].images == 6
+    assert all(cost.seconds > 0 for cost in summary.costs.values())
     (note,) = [note for note in texts(summary) if "per 1,000 images" in note]
     assert "brightness" in note
     assert "count" in note
@@ -516,6 +520,14 @@ def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(
 # --- the command ---
 
 
+def test_an_unknown_kind_of_caption_is_refused_with_the_kinds(photographs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = ["score", "photographs", "--captions", "captions.tsv", "--caption", "shortest"]
+    refused = CliRunner().invoke(app, args)
+    assert refused.exit_code == 2
+    assert all(word in refused.output for word in ("'shortest'", "'first'", "'longest'"))
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -528,10 +540,6 @@ def test_a_run_repeated_without_its_images_keeps_what_whole_sets_scored(
         (["r", "--captions", "captions.tsv"], "knows its captions"),
         (["stripped"], "no images left"),
         (["r", "--device", "quantum"], "unknown device 'quantum'"),
-        (
-            ["photographs", "--captions", "captions.tsv", "--caption", "shortest"],
-            "first, longest, random",
-        ),
         (["r", "--random-weights", "--metrics", "clip-tiny"], "leave out --random-weights"),
         (["photographs", "--metrics", "clip:ViT-L-14/nobody"], "clip:MODEL/TAG"),
     ],
@@ -541,7 +549,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(
 ):
     (tmp_path / "empty").mkdir()
     (tmp_path / "wrong.tsv").write_text("image\tcaption\nz.png\tfour\n")
-    with RunFolder.open(tmp_path / "results", "stripped", {}) as folder:
+    with RunFolder.open(tmp_path / "results", run_record("stripped", {})) as folder:
         folder.append(results.read_samples(run)[0])
     monkeypatch.chdir(tmp_path)
     assert says in mistake(monkeypatch, capfd, "score", *args)
@@ -682,5 +690,5 @@ def test_a_finished_run_repeated_keeps_what_was_scored_afterwards(
     assert again.costs.keys() == scored.costs.keys()
     assert again.reference == scored.reference
     assert any("precision and recall over 2 images" in note for note in texts(again))
-    assert scored.reference["images"] == 2
+    assert scored.reference.images == 2
     assert any("Real images: 2 in images" in note for note in texts(again))

@@ -16,6 +16,7 @@ import torch
 import typer
 from click.testing import Result
 from conftest import ROOT, interrupted, mistake, two_layers
+from run_records import run_record
 from typer.testing import CliRunner
 
 from lanternbench import experiment as results
@@ -238,7 +239,8 @@ def test_a_folder_of_another_configuration_is_not_mixed_with(swept):
     run = results.latest(swept / "results")
     with pytest.raises(UserError, match=r"other settings.*temperature.*--fresh"):
         results.RunFolder.open(
-            run.parent, run.name, results.read_run(run)["config"] | {"temperature": 0.3}
+            run.parent,
+            run_record(run.name, results.read_run(run).config.written() | {"temperature": 0.3}),
         )
 
 
@@ -259,7 +261,7 @@ def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path, monkeypatc
     assert halved.record() == plain.record() | {"dtype": "bfloat16"}
     second = sweeps.run(halved, tmp_path)[0]
     assert first != second
-    assert [results.read_run(p)["environment"]["dtype"] for p in (first, second)] == [
+    assert [results.read_run(p).environment.dtype for p in (first, second)] == [
         "float32",
         "bfloat16",
     ]
@@ -267,7 +269,12 @@ def test_another_dtype_is_another_run_and_is_not_mixed_with(tmp_path, monkeypatc
     run = results.read_run(first)
     with pytest.raises(UserError, match=r'other settings \(dtype: null -> "bfloat16"\)'):
         results.RunFolder.open(
-            tmp_path, first.name, run["config"] | {"dtype": "bfloat16"}, prompts=run["prompts"]
+            tmp_path,
+            run_record(
+                first.name,
+                run.config.written() | {"dtype": "bfloat16"},
+                prompts=run.prompts.written(),
+            ),
         )
 
 

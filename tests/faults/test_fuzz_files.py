@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from run_records import record_of, run_record
 from safetensors.torch import load_file, save_file
 from test_fuzz import VALUES, one_sentence
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, read_run
-from lanternbench.experiment.run_folder import scan
+from lanternbench.experiment.run_folder import scan_samples
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.summary import read_summary, summarise
@@ -104,10 +105,10 @@ ROW_KEYS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     with RunFolder.open(
-        tmp_path_factory.mktemp("fuzz"), "r", {"seed": 0}, target={"name": "tiny"}
+        tmp_path_factory.mktemp("fuzz"), run_record("r", {"seed": 0}, target={"name": "tiny"})
     ) as run:
         run.append(Sample(**SAMPLE))
-        run.finish(summarise(Figures(run.samples()), run.run))
+        run.finish(summarise(Figures(run.samples), run.run))
     return run.path
 
 
@@ -122,8 +123,8 @@ def test_any_sample_is_one_sentence_or_summarised(changes, tmp_path):
     path.write_bytes(written(SAMPLE | changes) + b"\n")
 
     def work() -> None:
-        figures = Figures(line.sample for line in scan(path) if line.sample)
-        summary = summarise(figures, {"methods": [{"label": "ar", "lossless": True}]})
+        figures = Figures(line.entry for line in scan_samples(tmp_path) if line.entry)
+        summary = summarise(figures, record_of({"methods": [{"label": "ar", "lossless": True}]}))
         if summary.rows:
             markdown_table(summary.rows), csv_text(frame(summary.rows)), latex_table(summary.rows)
 
@@ -135,7 +136,7 @@ def test_any_sample_is_one_sentence_or_summarised(changes, tmp_path):
 def test_any_lines_are_one_sentence_or_samples(lines, folder):
     path, whole = folder / "samples.jsonl", (folder / "samples.jsonl").read_bytes()
     path.write_bytes(b"\n".join(lines))
-    judged(lambda: RunFolder.open(folder.parent, "r", {"seed": 0}).close())
+    judged(lambda: RunFolder.open(folder.parent, run_record("r", {"seed": 0})).close())
     path.write_bytes(whole)
 
 

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from run_records import run_record
 from test_fuzz import METHODS, OPTIONS, SENSIBLE, VALUES, one_sentence
 from test_fuzz_files import ODD, SAMPLE, written
 from test_tuning_faults import CONTENTS, WHOLE, search
@@ -97,7 +98,8 @@ def folder(tmp_path_factory) -> Path:
     root, config = tmp_path_factory.mktemp("fuzz"), {"seed": 0, "target": "tiny", "batch": 1}
     methods = [{"label": label, "method": label, "lossless": True} for label in ("ar", "eagle-1")]
     with RunFolder.open(
-        root, "r", config, target={"name": "tiny", "evaluators": "tiny"}, methods=methods
+        root,
+        run_record("r", config, target={"name": "tiny", "evaluators": "tiny"}, methods=methods),
     ) as run:
         for prompt in "12":
             for label in ("ar", "eagle-1"):
@@ -111,7 +113,7 @@ def folder(tmp_path_factory) -> Path:
                     Sample(**SAMPLE | made | {"tree_nodes": [6, 6]}),
                     Image.new("RGB", (8, 8), "red"),
                 )
-        run.finish(summarise(Figures(run.samples()), run.run))
+        run.finish(summarise(Figures(run.samples), run.run))
     return run.path
 
 

@@ -26,8 +26,18 @@ from tools.train_tiny.evaluators import export_clip
 
 pytestmark = pytest.mark.usefixtures("in_time")
 ROWS = [
-    Row("ar", "ar", 2, {"speedup": Estimate(1.0), "clip-tiny": Estimate(0.3)}),
-    Row("eagle-1", "eagle-1", 2, {"speedup": Estimate(1.4), "clip-tiny": Estimate(0.3)}),
+    Row(
+        label="ar",
+        method="ar",
+        n=2,
+        figures={"speedup": Estimate(1.0), "clip-tiny": Estimate(0.3)},
+    ),
+    Row(
+        label="eagle-1",
+        method="eagle-1",
+        n=2,
+        figures={"speedup": Estimate(1.4), "clip-tiny": Estimate(0.3)},
+    ),
 ]
 PLACES = ["speed.png", "speed.pdf", "00000/samples/0000.png", "00000/metadata.jsonl", "7.png",
           "trace.json", "target.safetensors", "clip.safetensors"]  # fmt: skip

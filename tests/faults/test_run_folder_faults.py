@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 from conftest import mistake
+from run_records import run_record
 
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, read_run
+from lanternbench.experiment.run_folder import Device
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.summary import summarise
@@ -40,11 +42,13 @@ def sample(prompt_id: str = "1", label: str = "ar", **changes: Any) -> Sample:
 def made(root: Path, name: str = "r") -> Path:
     """A finished run of two methods and three prompts."""
     methods = [{"label": "ar", "method": "ar"}, {"label": "eagle-1", "method": "eagle-1"}]
-    with RunFolder.open(root, name, {"seed": 0}, target={"name": "tiny"}, methods=methods) as run:
+    with RunFolder.open(
+        root, run_record(name, {"seed": 0}, target={"name": "tiny"}, methods=methods)
+    ) as run:
         for prompt in "123":
             for label in ("ar", "eagle-1"):
                 run.append(sample(prompt, label))
-        run.finish(summarise(Figures(run.samples()), run.run))
+        run.finish(summarise(Figures(run.samples), run.run))
     return run.path
 
 
@@ -65,18 +69,18 @@ def said(monkeypatch, capfd, *args: str) -> tuple[int, str, str]:
 
 
 def test_a_deleted_lock_lets_no_second_writer_in(tmp_path):
-    with RunFolder.open(tmp_path, "r", {}) as run:
+    with RunFolder.open(tmp_path, run_record("r", {})) as run:
         (run.path / ".lock").unlink()
         with pytest.raises(UserError, match="in use by another process"):
-            RunFolder.open(tmp_path, "r", {})
+            RunFolder.open(tmp_path, run_record("r", {}))
         with pytest.raises(UserError, match="in use by another process"):
             RunFolder.existing(run.path)
-    RunFolder.open(tmp_path, "r", {}).close()
+    RunFolder.open(tmp_path, run_record("r", {})).close()
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced", "folder deleted"])
 def test_samples_deleted_under_a_run_end_it_with_a_sentence(how, tmp_path):
-    with RunFolder.open(tmp_path, "r", {}) as run:
+    with RunFolder.open(tmp_path, run_record("r", {})) as run:
         run.append(sample("1"))
         if how == "folder deleted":
             shutil.rmtree(run.path)
@@ -97,8 +101,8 @@ def test_a_planted_link_is_not_followed(name, tmp_path):
     path = made(tmp_path)
     (path / name).unlink(missing_ok=True)
     (path / name).symlink_to(tmp_path / "victim")
-    with suppress(UserError), RunFolder.open(tmp_path, "r", {"seed": 0}) as run:
-        run.append(sample("9"), where={"node": "x"})
+    with suppress(UserError), RunFolder.open(tmp_path, run_record("r", {"seed": 0})) as run:
+        run.append(sample("9"), where=Device(node="x"))
     assert (tmp_path / "victim").read_text() == "precious"
 
 
@@ -119,7 +123,7 @@ def test_a_pipe_in_a_run_folder_keeps_nobody_waiting(name, args, tmp_path, monke
     said(monkeypatch, capfd, *args)
     if name != "summary.json":
         with pytest.raises(UserError):
-            RunFolder.open(tmp_path / "results", "r", {"seed": 0})
+            RunFolder.open(tmp_path / "results", run_record("r", {"seed": 0}))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to a device", "folder"])
@@ -178,8 +182,11 @@ def test_an_edited_sample_is_a_sentence_or_a_report(fault, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     code, _, _ = said(monkeypatch, capfd, "report", "--format", "md,csv,tex,json,html")
     said(monkeypatch, capfd, "compare", "r", "r")
-    with suppress(UserError), RunFolder.open(tmp_path / "results", "r", {"seed": 0}) as run:
-        run.finish(summarise(Figures(run.samples()), run.run))
+    with (
+        suppress(UserError),
+        RunFolder.open(tmp_path / "results", run_record("r", {"seed": 0})) as run,
+    ):
+        run.finish(summarise(Figures(run.samples), run.run))
     written = (path / "summary.json").read_text()
     assert "Infinity" not in written
     assert "NaN" not in written
@@ -214,7 +221,7 @@ RUNS: dict[str, Any] = {
 @pytest.mark.parametrize("fault", RUNS)
 def test_an_edited_run_is_a_sentence_or_a_report(fault, tmp_path, monkeypatch, capfd):
     path = made(tmp_path / "results")
-    run = read_run(path) | RUNS[fault]
+    run = read_run(path).written() | RUNS[fault]
     (path / "run.json").write_text(json.dumps(run))
     monkeypatch.chdir(tmp_path)
     _, out, err = said(monkeypatch, capfd, "report", "r", "--format", "md,csv,html")

@@ -51,9 +51,11 @@ def search(folder: Path) -> tuple[object, object, list[Measured]]:
     try:
         costs = pieces.json("costs.json", lambda: COSTS)
         record = pieces.arrays("chain-0", lambda: {"reached": np.ones(3)})
-        lines = pieces.measured({("ar", "1")})
+        lines = list(pieces.measured)
+        if not pieces.measured.keys <= {("ar", "1")}:
+            raise pieces.damaged("measured.jsonl")
         if not lines:
-            pieces.append(LINE)
+            pieces.measured.append(LINE)
         return costs, {name: array.tolist() for name, array in record.items()}, lines or [LINE]
     finally:
         pieces.close()
@@ -100,7 +102,7 @@ def test_a_linked_piece_leads_nowhere(tmp_path):
     (folder / "measured.jsonl").symlink_to(other)
     pieces = Pieces(folder, SETTINGS)
     with pytest.raises(UserError, match=r"cannot write .*measured\.jsonl"):
-        pieces.append(LINE)
+        pieces.measured.append(LINE)
     (folder / "costs.json").symlink_to(other)
     assert pieces.json("costs.json", lambda: COSTS) == COSTS
     pieces.close()

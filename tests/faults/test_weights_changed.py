@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_records import run_record
 from safetensors.torch import load_file, save_file
 
 from lanternbench import prompts
@@ -49,10 +50,10 @@ def change(folder: Path, scale: float) -> None:
     save_file({k: v * scale if k == "fc.weight" else v for k, v in state.items()}, path)
 
 
-def facts(folder: Path, **changes: object) -> dict[str, Any]:
+def facts(folder: Path) -> dict[str, Any]:
     """What a run records of the target in ``folder``."""
     config = Sweep(methods=["eagle-1"], target=str(folder))
-    return Worker(config, "cpu").facts().target | changes
+    return Worker(config, "cpu").facts().target.written()
 
 
 def test_weights_changed_in_place_are_not_mixed(tmp_path):
@@ -60,30 +61,36 @@ def test_weights_changed_in_place_are_not_mixed(tmp_path):
     first = facts(folder)
     assert set(first["weights"]) >= {"target", "eagle", "vq", "text"}
     assert facts(folder) == first
-    RunFolder.open(tmp_path, "r", {}, target=first).close()
-    RunFolder.open(tmp_path, "r", {}, target=first).close()  # the same files: it is resumed
+    RunFolder.open(tmp_path, run_record("r", {}, target=first)).close()
+    RunFolder.open(
+        tmp_path, run_record("r", {}, target=first)
+    ).close()  # the same files: it is resumed
     change(folder, 1.5)
     with pytest.raises(UserError, match=r"begun with other weights \(eagle: .*--fresh"):
-        RunFolder.open(tmp_path, "r", {}, target=facts(folder))
-    RunFolder.open(tmp_path, "r", {}, target=facts(folder), fresh=True).close()
+        RunFolder.open(tmp_path, run_record("r", {}, target=facts(folder)))
+    RunFolder.open(tmp_path, run_record("r", {}, target=facts(folder)), fresh=True).close()
 
 
 def test_a_run_that_does_not_record_its_weights_is_resumed_and_compared(tmp_path):
-    RunFolder.open(tmp_path, "r", {}, target={"name": "tiny"}).close()
-    RunFolder.open(tmp_path, "r", {}, target={"name": "tiny", "weights": {"eagle": "1"}}).close()
-    assert "weights" not in read_run(tmp_path / "r")["target"]
-    RunFolder.open(tmp_path, "s", {}, target={"name": "tiny", "weights": {"eagle": "1"}}).close()
+    RunFolder.open(tmp_path, run_record("r", {}, target={"name": "tiny"})).close()
+    RunFolder.open(
+        tmp_path, run_record("r", {}, target={"name": "tiny", "weights": {"eagle": "1"}})
+    ).close()
+    assert read_run(tmp_path / "r").target.weights == {}
+    RunFolder.open(
+        tmp_path, run_record("s", {}, target={"name": "tiny", "weights": {"eagle": "1"}})
+    ).close()
     assert differing([as_report(tmp_path / name) for name in "rs"]) is None
 
 
 def as_report(path: Path) -> Run:
-    return Run(path, read_run(path), [Row("ar", "ar", 1, {})], [])
+    return Run(path, read_run(path), [Row(label="ar", method="ar", n=1, figures={})], [])
 
 
 def test_two_folders_of_one_name_are_told_apart(tmp_path, monkeypatch, capfd):
     for name, weights in (("r", "1"), ("s", "2"), ("t", "1")):
         RunFolder.open(
-            tmp_path, name, {}, target={"name": "tiny", "weights": {"eagle": weights}}
+            tmp_path, run_record(name, {}, target={"name": "tiny", "weights": {"eagle": weights}})
         ).close()
     runs = [as_report(tmp_path / name) for name in "rst"]
     assert "the weights of eagle" in str(differing(runs))
@@ -100,7 +107,7 @@ def test_two_folders_of_one_name_are_told_apart(tmp_path, monkeypatch, capfd):
 def test_runs_scored_by_other_weights_of_a_metric_are_not_compared(tmp_path):
     by_run = ({"clip": "1", "fid": "1"}, {"clip": "2"}, {"clip": "1"}, {})
     for name, weights in zip("rstu", by_run):
-        with RunFolder.open(tmp_path, name, {}) as folder:
+        with RunFolder.open(tmp_path, run_record(name, {})) as folder:
             folder.record(metric_weights=weights)
     runs = [as_report(tmp_path / name) for name in "rstu"]
     assert "differ in the weights of the metric clip:" in str(differing(runs))

@@ -332,11 +332,11 @@ GOOD = [[5] * LENGTH] * 2
             "line 1 has token 1024, and the codebook of tiny 1024: give indices",
         ),
         (rows([[-1] + [5] * 63] * 2), "line 1 has token -1"),
-        (rows(GOOD, seconds=-1), "line 1: seconds: Input should be greater"),
-        (rows(GOOD, steps=0), "line 1: steps: Input should be greater"),
+        (rows(GOOD, seconds=-1), "line 1: seconds must be at least 0"),
+        (rows(GOOD, steps=0), "line 1: steps must be at least 1"),
         (rows([[0.5] * LENGTH] * 2), "line 1: tokens"),
         ([{"caption": "a red circle"}], "line 1: it has neither tokens nor image"),
-        ([{"tokens": [1]}], "line 1: caption: Field required"),
+        ([{"tokens": [1]}], "line 1: caption is missing"),
         (
             [{"caption": "x", "image": "../../etc/passwd"}],
             "image '../../etc/passwd' is outside its folder",
@@ -363,7 +363,7 @@ def test_nan_is_one_sentence(tmp_path):
         ({"tokens": np.full((2, 4), np.nan)}, "tokens are float64"),
         (
             {"tokens": np.ones((2, 4), int), "seconds": [1.0, np.nan]},
-            r"seconds\.1: Input should be a finite number",
+            r"seconds\.1 must be a finite number",
         ),
         (
             {"tokens": np.ones((2, 4), int), "captions": np.array(["a"])},
@@ -371,7 +371,7 @@ def test_nan_is_one_sentence(tmp_path):
         ),
         (
             {"tokens": np.ones((2, 4), int), "steps": [0, 1]},
-            r"steps\.0: Input should be greater than or equal to 1",
+            r"steps\.0 must be at least 1",
         ),
         ({"tokens": np.array([{"a": 1}], object)}, "allow_pickle=False"),
         ({"images": np.zeros((2, 4, 4), np.uint8)}, "images are uint8"),
@@ -443,5 +443,5 @@ def test_the_command_imports_images_with_stated_figures_and_without_ar(
         ("mine (imported)", 0.5, 4.0)
     ]
     assert found["rows"][0]["clip-tiny"] is not None
-    assert read_run(Path(found["run"]))["methods"][0]["method"] == "imported"
+    assert read_run(Path(found["run"])).methods[0].method == "imported"
     assert "nothing to import" in mistake(monkeypatch, capfd, "import", "x.pt", "--label", "mine")

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from run_records import record_of
 
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.samples import setting_name
+from lanternbench.measure.run_record import Environment, RunRecord
 from lanternbench.measure.statistics import Estimate, bootstrap_mean, bootstrap_ratio, paired_test
 from lanternbench.measure.summary import RANDOM_NOTE, Row, Summary, summarise
 from lanternbench.notes import Note
@@ -175,11 +176,11 @@ RUN = {
 
 
 def rows(samples, run=RUN, sets=None) -> dict[str, Row]:
-    return {row.label: row for row in summarise(Figures(samples), run, sets).rows}
+    return {row.label: row for row in summarise(Figures(samples), record_of(run), sets).rows}
 
 
 def texts(samples, run=RUN) -> list[str]:
-    return [note.text for note in summarise(Figures(samples), run).notes]
+    return [note.text for note in summarise(Figures(samples), record_of(run)).notes]
 
 
 def pair_of_methods() -> list[Sample]:
@@ -193,7 +194,7 @@ def pair_of_methods() -> list[Sample]:
 
 
 def test_the_summary_states_what_the_samples_say():
-    summary = summarise(Figures(pair_of_methods()), RUN)
+    summary = summarise(Figures(pair_of_methods()), record_of(RUN))
     assert [row.label for row in summary.rows] == ["ar", "fast λ=2"]
     ar, fast = summary.rows
     assert (fast.n, fast.target, fast.dataset, fast.temperature) == (3, "tiny", "coco2017", 1.0)
@@ -270,7 +271,9 @@ def test_figures_of_target_and_drafter_reach_the_summary_and_perplexity_is_of_th
 
 def test_scores_of_random_weights_are_told():
     told = [
-        summarise(Figures([sample("0", "ar", 1.0, [1], metrics={name: 0.5})]), RUN).notes
+        summarise(
+            Figures([sample("0", "ar", 1.0, [1], metrics={name: 0.5})]), record_of(RUN)
+        ).notes
         for name in ("clip-random", "clip")
     ]
     assert [RANDOM_NOTE in notes for notes in told] == [True, False]
@@ -281,18 +284,18 @@ def test_metrics_of_a_whole_label_come_without_interval_but_with_their_count():
     assert found["ar"].figure("fid-tiny") == Estimate(30.0, n=2)
     assert found["fast λ=2"].value("fid-tiny") is None
     assert summarise(
-        Figures(pair_of_methods()), RUN, {"ar": {"fid-tiny": Estimate(30.0, n=2)}}
+        Figures(pair_of_methods()), record_of(RUN), {"ar": {"fid-tiny": Estimate(30.0, n=2)}}
     ).sets == ["fid-tiny"]
 
 
 def test_speedup_counts_timed_pairs_only():
     samples = [*pair_of_methods(), sample("9", "fast λ=2", 100.0, [4])]  # no ar beside it
     samples.append(sample("0", "fast λ=2", 100.0, [4], seed=1, timed=False))
-    summary = summarise(Figures(samples), RUN)
+    summary = summarise(Figures(samples), record_of(RUN))
     assert summary.rows[1].value("speedup") == pytest.approx(2.0)
     assert any("2 of 5 samples have no `ar` pair" in note.text for note in summary.notes)
     untimed = summarise(
-        Figures([s.model_copy(update={"timed": False}) for s in pair_of_methods()]), RUN
+        Figures([s.model_copy(update={"timed": False}) for s in pair_of_methods()]), record_of(RUN)
     )
     assert all(
         row.value(name) is None
@@ -316,14 +319,16 @@ def test_seeds_of_one_prompt_are_no_independent_evidence():
 
 
 def test_one_prompt_no_baseline_and_no_samples_are_told():
-    summary = summarise(Figures([sample("1", "fast λ=2", 1.0, [2], metrics={"clip": 0.3})]), RUN)
+    summary = summarise(
+        Figures([sample("1", "fast λ=2", 1.0, [2], metrics={"clip": 0.3})]), record_of(RUN)
+    )
     (row,) = summary.rows
     assert row.figure("clip") == Estimate(0.3, n=1)
     assert (row.value("speedup"), row.figure("latency_s")) == (None, Estimate(1.0, n=1))
     assert any("no `ar` baseline" in note.text for note in summary.notes)
     assert any("single prompt" in note.text for note in summary.notes)
-    assert summarise(Figures([]), {}) == Summary(
-        [], [Note("warning", None, "The run has no samples yet.")]
+    assert summarise(Figures([]), RunRecord()) == Summary(
+        notes=[Note("warning", None, "The run has no samples yet.")]
     )
 
 
@@ -342,7 +347,9 @@ def resumed_under(more: dict[str, int | None]) -> tuple[list[Sample], dict]:
     threads it then had.
     """
     samples = [
-        s.model_copy(update={"setting": setting_name({"threads": more.get(i) or 1})})
+        s.model_copy(
+            update={"setting": Environment.model_validate({"threads": more.get(i) or 1}).setting}
+        )
         for i, s in enumerate(pair_of_methods())
     ]
     return samples, RUN | {
@@ -355,7 +362,7 @@ def test_a_speedup_whose_sides_were_timed_under_other_settings_is_withheld():
     count = len(pair_of_methods())
     methods = {i: 2 for i, s in enumerate(pair_of_methods()) if s.label != "ar"}
     samples, run = resumed_under(methods)
-    summary = summarise(Figures(samples), run)
+    summary = summarise(Figures(samples), record_of(run))
     names = ("speedup", "robust_speedup", "end_to_end_speedup")
     assert [summary.rows[1].figure(name) for name in names] == [Estimate(n=0)] * 3
     assert summary.rows[1].value("latency_s") is not None
@@ -364,15 +371,21 @@ def test_a_speedup_whose_sides_were_timed_under_other_settings_is_withheld():
         "(threads: 1 -> 2): there is no speedup; run again with --fresh."
     ]
     alike, run = resumed_under(dict.fromkeys(range(count), 2))
-    assert not any("timed under" in note.text for note in summarise(Figures(alike), run).notes)
+    assert not any(
+        "timed under" in note.text for note in summarise(Figures(alike), record_of(run)).notes
+    )
 
 
 def test_pairs_of_one_setting_keep_their_speedup():
     last = max(i for i, s in enumerate(pair_of_methods()) if s.label != "ar")
     samples, run = resumed_under({last: 2})
     samples[last] = samples[last].model_copy(update={"decode_s": 1e-3})  # would be the headline
-    summary = summarise(Figures(samples), run)
-    fair = summarise(Figures(samples[:last] + samples[last + 1 :]), RUN).rows[1].figure("speedup")
+    summary = summarise(Figures(samples), record_of(run))
+    fair = (
+        summarise(Figures(samples[:last] + samples[last + 1 :]), record_of(RUN))
+        .rows[1]
+        .figure("speedup")
+    )
     assert summary.rows[1].figure("speedup") == fair
     assert any(
         f"speedup rests on the other {fair.n}; run again" in note.text for note in summary.notes
@@ -388,7 +401,7 @@ def test_a_pair_under_clearly_another_load_gives_no_speedup(load, kept):
     samples = [
         s.model_copy(update={"load": 1.0 if s.label == "ar" else load}) for s in pair_of_methods()
     ]
-    summary = summarise(Figures(samples), RUN)
+    summary = summarise(Figures(samples), record_of(RUN))
     assert (summary.rows[1].value("speedup") is not None) is kept
     assert (
         any("under another load: there is no speedup" in note.text for note in summary.notes)
@@ -400,7 +413,7 @@ def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss(
     run = RUN | {
         "methods": [{"label": "fast λ=2", "lossless": True}, {"label": "ar", "lossless": True}]
     }
-    summary = summarise(Figures(pair_of_methods()), run)  # a mean loss of 0.1
+    summary = summarise(Figures(pair_of_methods()), record_of(run))  # a mean loss of 0.1
     assert [row.lossless for row in summary.rows] == [True, False]
     assert (
         Note(
@@ -411,6 +424,6 @@ def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss(
         in summary.notes
     )
     exact = [s.model_copy(update={"fidelity_loss": 1e-7}) for s in pair_of_methods()]
-    assert [row.lossless for row in summarise(Figures(exact), run).rows] == [True, True]
+    assert [row.lossless for row in summarise(Figures(exact), record_of(run)).rows] == [True, True]
     # nobody promised anything
-    assert [row.lossless for row in summarise(Figures(exact), {}).rows] == [None, None]
+    assert [row.lossless for row in summarise(Figures(exact), RunRecord()).rows] == [None, None]

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from run_records import record_of
 
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import PARTS, Figures, Steps, by_position, robust
 from lanternbench.measure.run_notes import contention
+from lanternbench.measure.run_record import Environment, RunRecord
 from lanternbench.measure.summary import summarise
 
 
@@ -45,7 +47,7 @@ def test_one_thread_s_robust_latency_is_its_cpu_time():
     )
     slow = [sample(i, "ar", [0.02] * 10, cpu_s=0.1, threads=1) for i in range(6)]
     slow += [sample(i, "fast", [0.02] * 10, cpu_s=0.05, threads=1) for i in range(6)]
-    _, fast = summarise(Figures(slow), {}).rows
+    _, fast = summarise(Figures(slow), RunRecord()).rows
     assert (fast.figure("speedup").value, fast.figure("robust_speedup").value) == (
         1.0,
         pytest.approx(2.0),
@@ -55,7 +57,7 @@ def test_one_thread_s_robust_latency_is_its_cpu_time():
 def test_a_robust_speedup_stands_beside_the_one_of_the_wall_clock():
     samples = [sample(i, "ar", [0.02] * 10) for i in range(6)]
     samples += [sample(i, "fast", [0.01] * 9 + ([0.5] if i == 0 else [0.01])) for i in range(6)]
-    fast = summarise(Figures(samples), {}).rows[1]
+    fast = summarise(Figures(samples), RunRecord()).rows[1]
     assert fast.value("robust_speedup") == pytest.approx(2.0)
     assert fast.value("speedup") == pytest.approx(6 * 0.2 / (5 * 0.1 + 0.59))
     assert fast.value("robust_latency_s") == pytest.approx(0.1)
@@ -70,7 +72,7 @@ def test_percentiles_are_over_all_steps_and_over_all_images():
     ranks = np.percentile(0.001 * np.arange(1, 101), [50, 95, 99])
     assert [found[f"step_p{p}_s"] for p in (50, 95, 99)] == pytest.approx(ranks, rel=0.02)
     assert [found[f"latency_p{p}_s"] for p in (50, 95)] == pytest.approx(7 * ranks[:2], rel=0.02)
-    assert summarise(Figures([sample(0, "m", [0.5, 0.5])]), {}).rows[0].value(
+    assert summarise(Figures([sample(0, "m", [0.5, 0.5])]), RunRecord()).rows[0].value(
         "images_per_s"
     ) == pytest.approx(1.0)
 
@@ -141,7 +143,7 @@ def test_contention_is_noticed_by_its_marks_and_said_in_one_sentence(marks, devi
     step_s = (QUIET | marks)["step_s"]
     more = {k: v for k, v in (QUIET | marks).items() if k != "step_s"}
     figures = Figures(sample(i, "m", step_s, [1] * 100, decode_s=1.0, **more) for i in range(3))
-    note = contention(figures, {"cores": 2, "device": device})
+    note = contention(figures, Environment.model_validate({"cores": 2, "device": device}))
     if says is None:
         assert note is None
     else:
@@ -152,5 +154,7 @@ def test_contention_is_noticed_by_its_marks_and_said_in_one_sentence(marks, devi
 
 def test_a_disturbed_clock_is_in_the_summary():
     samples = [sample(i, "ar", [0.01] * 90 + [0.2] * 10) for i in range(3)]
-    notes = summarise(Figures(samples), {"environment": {"cores": 8, "device": "cpu"}}).notes
+    notes = summarise(
+        Figures(samples), record_of({"environment": {"cores": 8, "device": "cpu"}})
+    ).notes
     assert any("The clock was disturbed" in note.text for note in notes)

@@ -106,7 +106,7 @@ def test_a_run_goes_on_until_its_methods_are_told_apart_and_does_not_start_again
     made_by = Pretended({"ar": 1.0, "eagle-1": 0.5})
     path, summary = runner.run(asked, tmp_path, executor=made_by)
     assert len(read_samples(path)) == 2 * look_sizes(1)[0]
-    assert read_run(path)["told_apart_after"] == look_sizes(1)[0]
+    assert read_run(path).told_apart_after == look_sizes(1)[0]
     assert not any("not finished" in note.text for note in summary.notes)
     runner.run(asked, tmp_path, executor=made_by)
     assert made_by.made == 2 * look_sizes(1)[0]
@@ -135,12 +135,12 @@ class Pretended:
 
     def start(self, asked, device, units):
         from lanternbench.experiment.worker import Facts
+        from lanternbench.measure.run_record import Environment, TargetRecord
         from lanternbench.settings import Sampling
 
-        target = {"name": "tiny", "evaluators": "tiny"}
-        return Facts(
-            device, Sampling(), dict.fromkeys(self.seconds, True), target, {"device": "cpu"}
-        )
+        lossless = dict.fromkeys(self.seconds, True)
+        target = TargetRecord(name="tiny", evaluators="tiny")
+        return Facts(device, Sampling(), lossless, target, Environment(device="cpu"))
 
     def estimate(self, units):
         return self.seconds

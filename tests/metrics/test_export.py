@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import mistake
 from PIL import Image
+from run_records import run_record
 from typer.testing import CliRunner
 
 from lanternbench import prompts
@@ -33,7 +34,9 @@ def runs(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("geneval_metadata.jsonl").write_text("\n".join(map(json.dumps, LINES)))
     for seed in range(4):
-        with RunFolder.open(tmp_path / "results", f"seed{seed}", {"seed": seed}) as folder:
+        with RunFolder.open(
+            tmp_path / "results", run_record(f"seed{seed}", {"seed": seed})
+        ) as folder:
             for i, line in enumerate(LINES[1:], 1):
                 for label in ("ar", "cool-sd λ=2"):
                     sample = Sample(

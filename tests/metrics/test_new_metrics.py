@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from lanternbench.errors import UserError
 from lanternbench.experiment import Sample, sample_key
 from lanternbench.measure.figures import Figures
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.summary import summarise
 from lanternbench.metrics import (
     Setup,
@@ -578,7 +579,7 @@ def test_genevals_score_is_the_mean_of_the_means_of_its_tasks():
         for label, own in values.items()
         for i, (t, v) in enumerate(zip(tasks, own))
     ]
-    rows = {row.label: row for row in summarise(Figures(samples), {}).rows}
+    rows = {row.label: row for row in summarise(Figures(samples), RunRecord()).rows}
     assert rows["ar"].figure("geneval").value == pytest.approx((5 / 6 + 1 / 2) / 2)
     assert rows["sjd"].figure("geneval").value == pytest.approx(1 / 2)
     assert rows["sjd"].figure("clip").value == pytest.approx(6 / 8)

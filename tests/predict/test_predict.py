@@ -5,12 +5,12 @@ touched.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import torch
 from conftest import mistake, two_layers
 from counted_clock import CountedClock
 from rich.console import Console
+from run_records import run_record
 from typer.testing import CliRunner
 
 from lanternbench.cli import study_cmd
@@ -96,7 +97,7 @@ def run(tmp_path):
         "device": "cpu",
     }
     with RunFolder.open(
-        tmp_path, "measured", config, target={"name": "tiny", "grid": [16, 16]}
+        tmp_path, run_record("measured", config, target={"name": "tiny", "grid": [16, 16]})
     ) as folder:
         for number in range(2):
             folder.append(sample(**AR, number=number))
@@ -376,7 +377,10 @@ def test_probing_machines_predicts_the_run_that_was_measured_on_it(tmp_path, mon
         "guidance": 3.0,
         "device": "cpu",
     }
-    with RunFolder.open(tmp_path, "real", config, target={"name": "tiny"}) as folder, clock:
+    with (
+        RunFolder.open(tmp_path, run_record("real", config, target={"name": "tiny"})) as folder,
+        clock,
+    ):
         decoder = build(shallow, method("eagle-1"))
         ((made, _),) = make_samples(decoder, [Prompt("demo-1", "a red star")], 0, True)
         folder.append(made)
@@ -461,19 +465,24 @@ def test_speedups_are_ratios_of_predicted_latencies(run):
         ),
         (["--target", "nope"], "unknown target 'nope'"),
         (["--dtype", "int3"], "unknown dtype 'int3'"),
-        (["--compile", "fast"], "unknown mode 'fast'"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(run, monkeypatch, capfd, args, sentence):
     assert sentence in mistake(monkeypatch, capfd, "predict", str(run), *args)
 
 
+def test_an_unknown_compile_mode_is_refused_with_the_modes(run):
+    refused = CliRunner().invoke(app, ["predict", str(run), "--compile", "fast"])
+    assert refused.exit_code == 2
+    assert all(word in refused.output for word in ("'fast'", "'graphs'", "'eager'"))
+
+
 def test_a_run_without_samples_or_without_trees_is_one_sentence(tmp_path, monkeypatch, capfd):
     config = Sweep(num_prompts=1, methods=["ar"]).record()
-    with RunFolder.open(tmp_path, "empty", config):
+    with RunFolder.open(tmp_path, run_record("empty", config)):
         pass
     assert "has no samples yet" in mistake(monkeypatch, capfd, "predict", str(tmp_path / "empty"))
-    with RunFolder.open(tmp_path, "plain", config) as folder:
+    with RunFolder.open(tmp_path, run_record("plain", config)) as folder:
         folder.append(sample(**AR))
     said = mistake(monkeypatch, capfd, "predict", str(tmp_path / "plain"))
     assert "there are no draft trees to replay" in said
@@ -500,5 +509,5 @@ def test_a_device_is_named_by_how_its_name_begins_in_any_spelling(asked, name):
 
 
 def test_help_names_every_device_model():
-    device = inspect.signature(study_cmd.predict, eval_str=True).parameters["device"].annotation
+    device = get_type_hints(study_cmd.Elsewhere, include_extras=True)["device"]
     assert all(name in device.__metadata__[0].help for name in device_models())

@@ -7,11 +7,14 @@ import math
 import random
 
 import pytest
+from run_records import record_of, run_record
 from test_report import flat, make_run, row
 
 from lanternbench import experiment as results
+from lanternbench.errors import UserError
 from lanternbench.measure import summary as measure
 from lanternbench.measure.figures import Figures, acceptance, conditional_rates, joint_rates
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import read_summary
 from lanternbench.report.plots import panels
@@ -42,7 +45,7 @@ def test_the_product_of_conditional_rates_is_the_joint_rate():
 
 def test_rates_are_counts_of_samples_by_hand():
     lengths = [[3, 1, 4, 2], [1, 1, 4]]
-    rows = measure.summarise(Figures(made("eagle-1", lengths, 3)), {}).rows
+    rows = measure.summarise(Figures(made("eagle-1", lengths, 3)), RunRecord()).rows
     steps = [n for one in lengths for n in one]
     # without the bonus token, or the one drawn after a rejection
     accepted = [n - 1 for n in steps]
@@ -58,7 +61,7 @@ def test_rates_are_counts_of_samples_by_hand():
 
 
 def test_a_method_that_drafts_nothing_has_no_acceptance():
-    (ar,) = measure.summarise(Figures(made("ar", [[1, 1, 1]], 0)), {}).rows
+    (ar,) = measure.summarise(Figures(made("ar", [[1, 1, 1]], 0)), RunRecord()).rows
     assert (ar.acceptance, ar.value("acceptance_rate")) == ({}, None)
     assert (
         acceptance([])
@@ -90,7 +93,7 @@ def test_the_summary_the_tables_and_the_page_have_the_rates(tmp_path):
 
 
 def test_the_summary_of_a_run_has_the_rates_in_its_json(tmp_path):
-    with results.RunFolder.open(tmp_path, "r", {}) as run:
+    with results.RunFolder.open(tmp_path, run_record("r", {})) as run:
         for one in made("sjd", [[3, 1], [2, 2]], 4):
             run.append(one)
         run.finish(measure.summarise(run.figures, run.run))
@@ -100,13 +103,15 @@ def test_the_summary_of_a_run_has_the_rates_in_its_json(tmp_path):
     assert read_summary(run.path).rows[0].acceptance == kept["acceptance"]
 
 
-def test_a_histogram_from_elsewhere_breaks_nothing(tmp_path):
-    folder = make_run(
-        tmp_path / "r",
-        [flat(), flat("x", "x", 2.0, accept_histogram=[-3, "a", None, 1e300, -1, 2])],
-    )
+def test_an_impossible_histogram_breaks_nothing_and_one_of_words_is_one_sentence(tmp_path):
+    negative = flat("x", "x", 2.0, accept_histogram=[-3, 10**300, -1, 2])
+    folder = make_run(tmp_path / "negative", [flat(), negative])
     report([folder])
     assert (folder / "report" / "acceptance.md").is_file()
+    words = flat("x", "x", 2.0, accept_histogram=[-3, "a", None], acceptance={})
+    folder = make_run(tmp_path / "words", [flat(), words])
+    with pytest.raises(UserError, match=r"rows\.1\.accept_histogram\.1 must be a whole number"):
+        report([folder])
 
 
 @pytest.mark.parametrize(("target", "dataset", "warned"), [
@@ -115,7 +120,7 @@ def test_a_histogram_from_elsewhere_breaks_nothing(tmp_path):
 ])  # fmt: skip
 def test_captions_of_photographs_on_the_embedded_target_are_warned_of(target, dataset, warned):
     info = {"target": {"name": target}, "prompts": {"dataset": dataset}}
-    notes = measure.summarise(Figures(made("sjd", [[3, 1]], 3)), info).notes
+    notes = measure.summarise(Figures(made("sjd", [[3, 1]], 3)), record_of(info)).notes
     assert (
         any("draws coloured shapes" in note.text and note.kind == "warning" for note in notes)
         == warned

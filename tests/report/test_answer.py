@@ -13,7 +13,7 @@ from lanternbench.report.findings import Pair, answer
 def row(label: str, speedup: float | None, loss: float = 0.0, lossless: bool = True) -> Row:
     figures = {"speedup": Estimate(speedup, speedup and speedup - 0.1, speedup and speedup + 0.1),
                "fidelity_loss": Estimate(loss)}  # fmt: skip
-    return Row(label, label, 20, figures, lossless=lossless)
+    return Row(label=label, method=label, n=20, figures=figures, lossless=lossless)
 
 
 def pair(
@@ -102,7 +102,10 @@ def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
     said = answer(ROWS, PAIRS, [note])
     assert said[0] == "Preliminary, do not quote: the clock was disturbed (…)."
     assert said[-1] == note.text
-    steady = [Row("ar", "ar", 1, {"robust_latency_s": Estimate(1.0)}), *ROWS[1:]]
+    steady = [
+        Row(label="ar", method="ar", n=1, figures={"robust_latency_s": Estimate(1.0)}),
+        *ROWS[1:],
+    ]
     assert answer(steady, PAIRS, [])[-1] == "The clock shows no sign of a disturbance."
     assert not any("clock" in sentence for sentence in answer(ROWS, PAIRS, []))
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from flat_rows import summary_text
 
 from lanternbench.experiment import Sample
 from lanternbench.measure.figures import Figures
@@ -39,7 +40,7 @@ def samples() -> list[dict]:
 def run(folder: Path, lines: list[dict]) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"run_id": "r"}))
-    (folder / "summary.json").write_text(json.dumps({"rows": ROWS, "notes": []}))
+    (folder / "summary.json").write_text(summary_text(ROWS, []))
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from run_records import run_record
 
 from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.measure.statistics import Estimate
@@ -30,7 +31,9 @@ def going_on(root: Path, finished: int, more: int, sets: bool = False) -> Path:
     as fast.
     """
     methods = [{"label": label, "method": label, "lossless": True} for label in ("ar", "eagle-1")]
-    with RunFolder.open(root, "r", {}, prompts={"count": 8}, methods=methods) as folder:
+    with RunFolder.open(
+        root, run_record("r", {}, prompts={"count": 8}, methods=methods)
+    ) as folder:
         for prompt in range(finished + more):
             for label, seconds in (("ar", 1.0), ("eagle-1", 0.5 if prompt < finished else 0.25)):
                 folder.append(sample(label, prompt, seconds))
@@ -72,7 +75,7 @@ def test_scores_that_a_killed_command_stored_are_in_the_table(tmp_path):
     folder = going_on(tmp_path, 2, 0)
     with RunFolder.existing(folder) as opened:  # ``score`` stores samples first, then the summary
         opened.replace(
-            [s.model_copy(update={"metrics": {"clip-tiny": 0.5}}) for s in opened.samples()]
+            [s.model_copy(update={"metrics": {"clip-tiny": 0.5}}) for s in opened.samples]
         )
     assert load_run(folder).rows[0].value("clip-tiny") == pytest.approx(0.5)
 
@@ -85,4 +88,4 @@ def test_a_summary_of_the_samples_that_are_there_is_read_as_it_stands(tmp_path):
     del known["samples"]  # of an older version
     (folder / "summary.json").write_text(json.dumps(known))
     assert load_run(folder) == before
-    assert re.fullmatch(r"\d+", str(read_run(folder)["prompts"]["count"]))
+    assert re.fullmatch(r"\d+", str(read_run(folder).prompts.count))

@@ -18,18 +18,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import DATA, SHARED
+from flat_rows import row_of, summary_text
 from PIL import Image
 from rich.console import Console
+from run_records import run_record
 
 from lanternbench import experiment as results
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.measure import summary as measure
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summary import RANDOM_NOTE, read_summary, row_of
+from lanternbench.measure.summary import RANDOM_NOTE, read_summary
 from lanternbench.methods.method import all_options
-from lanternbench.notes import Note
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.images import image_uri, token_map
 from lanternbench.report.load import ReportRow, joined_rows, load_run, load_runs, read_contents
@@ -88,7 +88,7 @@ def make_run(folder: Path, rows: list[dict] | None = None, prompts: int = 2, cap
             "environment": {"gpus": [{"name": "NVIDIA A100-SXM4-80GB"}], "cpu": "C"},
             "prompts": {"source": "demo", "count": prompts}, "target": {"name": "tiny", "grid": [2, 2]}}  # fmt: skip
     (folder / "run.json").write_text(json.dumps(info))
-    (folder / "summary.json").write_text(json.dumps({"rows": rows, "notes": ["few prompts"]}))
+    (folder / "summary.json").write_text(summary_text(rows, ["few prompts"]))
     (folder / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples) + torn)
     return folder
 
@@ -251,15 +251,17 @@ def test_rows_of_batches_have_images_per_second_in_every_table():
     assert "images_per_s" not in [c.key for c in columns([timed], "terminal")]
 
 
-def test_nan_and_words_in_place_of_numbers_count_as_missing():
+def test_nan_and_impossible_numbers_count_as_missing_and_words_are_a_sentence(tmp_path):
     column = metric_column("clip")
-    wrong = (float("nan"), "0.3", True, None, [1], 10**400)
-    assert {column.cell(row_of(flat(clip=v))) for v in wrong} == {"–"}
-    assert {column.cell(row_of({"figures": {"clip": {"value": v}}})) for v in wrong} == {"–"}
-    assert (
-        column.cell(row_of({"figures": {"clip": {"value": 0.25, "lo": 0.2, "hi": 0.3}}}))
-        == "0.2500 [0.2000, 0.3000]"
-    )
+    assert {column.cell(row_of(flat(clip=v))) for v in (float("nan"), None, 1e300)} == {"–"}
+    one = flat(clip=0.25, clip_lo=0.2, clip_hi=0.3)
+    assert column.cell(row_of(one)) == "0.2500 [0.2000, 0.3000]"
+    for number, wrong in enumerate(("0.3", True, [1], 10**400)):
+        folder = make_run(tmp_path / str(number), [flat(clip=wrong)])
+        with pytest.raises(
+            UserError, match=r"summary\.json cannot be read \(rows\.0\.figures\.clip"
+        ):
+            read_summary(folder)
 
 
 def test_latex_and_markdown_print_special_signs_as_text():
@@ -311,7 +313,9 @@ def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
 
 def test_runs_written_by_this_package_can_be_reported(tmp_path):
     target = {"name": "tiny", "grid": [2, 2], "evaluators": "tiny"}
-    with results.RunFolder.open(tmp_path, "r", {}, environment={"cpu": "C"}, target=target) as run:
+    with results.RunFolder.open(
+        tmp_path, run_record("r", {}, environment={"cpu": "C"}, target=target)
+    ) as run:
         for prompt in ("1", "2"):
             for label, seconds in (("ar", 1.0), ("sjd", 0.5)):
                 stored = results.Sample(key=f"{prompt}|{label}|0", prompt_id=prompt, prompt="x", label=label,
@@ -356,7 +360,9 @@ def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
 def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
     made = dict(prompt="x", seed=0, tokens=4, steps=2, accept_lengths=[3, 1], tree_depths=[4, 4])
     for threads, seconds in {1: {"ar": 1.0, "sjd": 0.5}, 2: {"eagle-1": 0.01}}.items():
-        with results.RunFolder.open(tmp_path, "r", {}, environment={"threads": threads}) as run:
+        with results.RunFolder.open(
+            tmp_path, run_record("r", {}, environment={"threads": threads})
+        ) as run:
             for prompt, (label, each) in itertools.product("12", seconds.items()):
                 key = f"{prompt}|{label}|0"
                 run.append(
@@ -403,7 +409,10 @@ def test_runs_of_other_settings_are_told_apart_and_share_no_frontier(tmp_path):
     (runs[2] / "run.json").write_text(json.dumps(info))
     report(runs, tmp_path / "out", formats=["md"])
     table = (tmp_path / "out" / "table.md").read_text()
-    assert "The runs differ in temperature (–, 0); threads (–, 3): do not compare" in table
+    assert (
+        "The runs differ in temperature (target's default, 0.0); threads (–, 3): do not compare"
+        in table
+    )
     joined = joined_rows(load_runs(runs))
     assert [r.setup for r in joined] == [1, 1, 1, 1, 2, 2]
     frontiers = trade_off(joined, quality_columns(joined)[0]).frontiers
@@ -450,7 +459,13 @@ def test_labels_with_dollars_and_backslashes_draw_as_text(tmp_path):
     [
         (lambda f: (f / "run.json").unlink(), "not a run folder"),
         (lambda f: (f / "summary.json").unlink(), "did not finish"),
-        (lambda f: (f / "summary.json").write_text('{"rows": []}'), "holds no results"),
+        (
+            lambda f: [
+                (f / "summary.json").write_text('{"rows": []}'),
+                (f / "samples.jsonl").unlink(),
+            ],
+            "holds no results",
+        ),
         (lambda f: (f / "summary.json").write_text('{"rows": ['), "cannot be read"),
         (lambda f: (f / "run.json").write_text("[]"), "no JSON object"),
     ],
@@ -487,46 +502,21 @@ def test_a_latex_table_of_several_runs_names_all_their_setups(tmp_path):
 OLD = DATA / "run_of_flat_figures"
 
 
-def test_a_run_of_flat_figures_and_notes_as_sentences_is_still_read(tmp_path):
+def test_a_run_of_an_early_version_is_summed_up_anew(tmp_path):
+    """Its summary has another form; figures of whole sets of images have to be scored again."""
     folder = tmp_path / "old"
     shutil.copytree(OLD, folder)
     kept = json.loads((folder / "summary.json").read_text())
     assert "speedup_lo" in kept["rows"][1]
-    old = read_summary(folder)
-    for row, fields in zip(old.rows, kept["rows"], strict=True):
-        for name in ("speedup", "accept_len", "clip-tiny"):
-            assert row.figure(name)[:3] == (
-                fields[name],
-                fields[f"{name}_lo"],
-                fields[f"{name}_hi"],
-            )
-        assert row.figure("fid-tiny") == Estimate(fields["fid-tiny"], n=fields["fid-tiny_n"])
-        assert row.figure("clip-tiny").p == fields["clip-tiny_p"]
-        assert (row.lossless, row.n, row.options) == (
-            fields["lossless"],
-            fields["n"],
-            fields["options"],
-        )
-    assert old.sets == ["fid-tiny"]
-    assert Note("info", "image-reward", "the files o") in [
-        note._replace(text=note.text[:11]) for note in old.notes
-    ]
-    again = measure.summarise(Figures(results.iter_samples(folder)), results.read_run(folder))
-    # by the code of today, from the same samples
-    for before, now in zip(old.rows, again.rows, strict=True):
-        for name in (
-            "speedup",
-            "latency_s",
-            "accept_len",
-            "step_compression",
-            "fidelity_loss",
-            "perplexity",
-        ):
-            assert now.value(name) == pytest.approx(before.value(name)), name
-            assert now.figure(name).lo == pytest.approx(before.figure(name).lo, rel=0.02), name
-    report([folder], formats=["md"])
-    table = (folder / "report" / "table.md").read_text()
-    assert f"{kept['rows'][1]['speedup']:.2f}×" in table
+    run = load_run(folder)
+    assert any("which summary.json does not sum up" in note.text for note in run.notes)
+    for row, fields in zip(run.rows, kept["rows"], strict=True):
+        facts = (row.label, row.lossless, row.n, row.options)
+        assert facts == tuple(fields[name] for name in ("label", "lossless", "n", "options"))
+        for name in ("speedup", "latency_s", "accept_len", "fidelity_loss", "perplexity"):
+            assert row.value(name) == pytest.approx(fields[name]), name
+        assert row.value("clip-tiny") == pytest.approx(fields["clip-tiny"])
+        assert row.value("fid-tiny") is None
 
 
 # --- samples, images and maps ---
@@ -621,7 +611,7 @@ def test_captions_labels_and_names_cannot_inject_anything(tmp_path):
         ),
     ]
     folder = make_run(tmp_path / "r", rows, caption=EVIL, run_id=EVIL)
-    (folder / "summary.json").write_text(json.dumps({"rows": rows, "notes": [EVIL]}))
+    (folder / "summary.json").write_text(summary_text(rows, [EVIL]))
     text = page(folder, published=True)
     plain = Tags(page(make_run(tmp_path / "plain", [flat()])))
     evil = Tags(text)
@@ -661,7 +651,7 @@ def test_no_escape_sequence_reaches_a_terminal_or_a_file(tmp_path, monkeypatch, 
     folder = make_run(tmp_path / "results" / "r", [flat(), flat(f"m{ESCAPES}", "sjd", 1.5)], caption=ESCAPES,
                       run_id=f"r{ESCAPES}")  # fmt: skip
     kept = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(kept | {"notes": [ESCAPES]}))
+    (folder / "summary.json").write_text(json.dumps(kept | {"notes": [["info", None, ESCAPES]]}))
     monkeypatch.chdir(tmp_path)
     for options in ([], ["--json"]):
         monkeypatch.setattr(sys, "argv", ["lanternbench", "report", *options])

@@ -40,7 +40,10 @@ def path(frozen, tmp_path):
 
 def reasons(path, values) -> str:
     path.write_text(json.dumps(values))
-    return "; ".join(judged(read(path))[1])
+    try:
+        return "; ".join(judged(read(path))[1])
+    except UserError as error:
+        return str(error)
 
 
 def test_a_submission_says_what_its_run_says(frozen, tmp_path, path):
@@ -176,14 +179,14 @@ def edits():
         prompt_removed: "its prompts are not the suite's",
         sample_twice: "it has samples that no run of the suite has",
         sample_changed: "its samples give another",
-        impossible: "it has what no run can have (Value error, accept_lengths must",
+        impossible: "it has what no run can have (accept_lengths must",
         faster_than_its_steps: "it has steps that took longer than their decode",
         shorter: "it has images of 3 tokens",
         settings: "temperature is 0.5, not 1.0",
         suite: "is none of this version",
         method_unknown: "it has samples that no run of the suite has",
         no_baseline: "it has no baseline ar",
-        other_kinds: "it has what no run can have",
+        other_kinds: "is no submission (run.target.weights must be a mapping)",
         no_config: "its run followed another suite",
     }.items()
 

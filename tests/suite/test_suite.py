@@ -13,6 +13,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import config, worker
 from lanternbench.experiment.config import expand, read_sweeps
 from lanternbench.experiment.runner import run
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.entries import catalogue
 from lanternbench.report.load import load_run
@@ -109,15 +110,16 @@ def test_a_run_of_the_suite_says_so_in_every_result(short):
 def test_what_departs_from_the_protocol_is_named(short):
     found, folder = short
     about = json.loads((folder / "run.json").read_text())
-    assert found.deviations(about) == []
+    assert found.deviations(RunRecord.model_validate(about)) == []
     config = about["config"]
     for changes, says in (
         ({"config": config | {"seed": 1}}, "seed is 1, not 0"),
         ({"config": config | {"temperature": 0.5}}, "temperature is 0.5, not 1.0"),
-        ({"config": config | {"random_weights": True}}, "random_weights is True"),
+        ({"config": config | {"random_weights": True}}, "it draws noise"),
         ({"prompts": about["prompts"] | {"hash": "ab"}}, "prompts_hash is ab, not"),
         ({"target": about["target"] | {"name": "anole-7b"}}, "target is anole-7b, not tiny"),
         ({"target": about["target"] | {"weights": {}}}, "weights is"),
         ({"methods": about["methods"][1:]}, "it has no baseline ar"),
     ):
-        assert [reason for reason in found.deviations(about | changes) if says in reason], says
+        changed = RunRecord.model_validate(about | changes)
+        assert [reason for reason in found.deviations(changed) if says in reason], says

@@ -114,14 +114,17 @@ def warp(logits: list[float], sampling: Sampling) -> list[float]:
         kth = sorted(logits, reverse=True)[sampling.top_k - 1]
         logits = [x if x >= kth else -math.inf for x in logits]
     probs = softmax(logits)
-    if sampling.top_p == 1:
-        return probs
-    mass = 0.0
-    for x in sorted(range(len(probs)), key=lambda x: -probs[x]):
-        if mass >= sampling.top_p:
-            logits[x] = -math.inf
-        mass += probs[x]
-    return softmax(logits)
+    if sampling.top_p < 1:
+        mass = 0.0
+        for x in sorted(range(len(probs)), key=lambda x: -probs[x]):
+            if mass >= sampling.top_p:
+                logits[x] = -math.inf
+            mass += probs[x]
+        probs = softmax(logits)
+    if sampling.min_p > 0:
+        least = sampling.min_p * max(probs)
+        probs = normalise([q if q >= least else 0.0 for q in probs])
+    return probs
 
 
 def softmax(logits: list[float]) -> list[float]:
