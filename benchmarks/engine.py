@@ -22,8 +22,7 @@ import torch
 
 from lanternbench.costs.forward_cost import bandwidth
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import causal, raster, run_address
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, causal, raster, run_address
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from lanternbench.engine.address import Lengths
+from lanternbench.engine.cache import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
 from lanternbench.utils.device import cores

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.draft import Draft, Tree, VerifyResult, walk
 from lanternbench.engine.relaxed import ResidualWeights, TokenTest
 from lanternbench.engine.sampling import draw, normalised, rows_at
-from lanternbench.engine.tree import parents, path_to
+from lanternbench.engine.tree import Draft, Tree, VerifyResult, parents, path_to, walk
 
 
 class Siblings(NamedTuple):

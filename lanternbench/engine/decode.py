@@ -27,10 +27,8 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.address import Cursor, Lengths
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import Cursor, DecoderCache, Lengths
 from lanternbench.engine.carry import PerPrompt, select
-from lanternbench.engine.draft import Draft, VerifyResult, additive
 from lanternbench.engine.opening import begin, row_seed
 from lanternbench.engine.proposal import AnyProposer, DraftSize, Size
 from lanternbench.engine.recording import Recordings
@@ -46,9 +44,11 @@ from lanternbench.engine.state import (
     StepResult,
 )
 from lanternbench.engine.trace import Generation, Log, Trace
+from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import RatioTest, Residual, Uniforms
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import additive
 from lanternbench.registry import plugin_errors
 
 C = TypeVar("C")  # what a strategy carries from step to step
@@ -316,12 +316,14 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         return self.proposer.draft(state, carried, u.draft)
 
     def feed(self, state: DecodeState, draft: Draft) -> Feed:
-        tree = draft.tree
+        static = draft.static
+        tree = draft.tree if static is None else static.tree
         cursor = Cursor.at(state.cache.layout, state.now.length, state.span)
         if cursor.layout.any_row_end(cursor.lengths, tree.max_depth):
-            return row_ends.tree_feed(cursor, draft)
-        mask = additive(tree.ancestors) if draft.static is None else draft.static.mask
-        return Feed(draft.tokens, cursor.tree(tree, mask, draft.is_chain))
+            return row_ends.tree_feed(cursor, draft.tokens, tree)
+        if static is None:
+            return Feed(draft.tokens, cursor.tree(tree, additive(tree.ancestors)))
+        return Feed(draft.tokens, cursor.tree(tree, static.mask, static.is_chain))
 
     def decide(
         self, state: DecodeState, draft: Draft, outputs: Outputs, u: Uniforms
@@ -372,22 +374,23 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
 
 def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Commit:
     """Return the new tokens, states, lengths and cache moves of a verification."""
-    draft, q, verified, start, _ = result
-    path = verified.path
-    depth = path.shape[1] - 1
-    columns = state.columns[: depth + 1]
+    draft = result.draft
+    verified = result.verified
+    start = result.start
     shared = state.now.length.shared
+    columns = state.columns[: verified.path.shape[1]]
     length = (start + verified.accepted).add_(1).clamp_(max=state.limit)
-    health = q.select(2, 0).sum()
+    health = result.q.select(2, 0).sum()
     if draft.p is not None:
         health.add_(draft.p.select(2, 0).sum())
     positions: Tensor | slice
     if shared is None:
         positions = start[:, None] + columns
     else:
-        positions = slice(shared, shared + depth + 1)
+        positions = slice(shared, shared + len(columns))
+    is_chain = draft.static is not None and draft.static.is_chain
     commit = Commit(
-        tokens=committed_tokens(draft, verified),
+        tokens=committed_tokens(draft.tokens, verified, is_chain),
         positions=positions,
         advance=length - start,
         length=length,
@@ -395,31 +398,39 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
         health=health,
         hidden=outputs.features,
     )
-    nodes = draft.tokens.shape[1]
-    has_row_ends = outputs.inputs.shape[1] > nodes
-    if not has_row_ends and (draft.is_chain or depth == 0):
+    if outputs.inputs.shape[1] > draft.tokens.shape[1]:
+        return with_moved_row_ends(state, result, outputs, commit)
+    if is_chain or len(columns) == 1:
         return commit  # every node is where it belongs
+    root = state.cache.layout.slot_of[start][:, None]
+    computed = state.cache.places(root + verified.path)
+    belong = state.cache.places(root + columns)
+    hidden = state.cache.states_at(outputs.features, verified.path)
+    return commit._replace(hidden=hidden, moves=(computed, belong))
+
+
+def with_moved_row_ends(
+    state: DecodeState, result: StepResult, outputs: Outputs, commit: Commit
+) -> Commit:
+    """Return the commit of a draft whose forward pass had row ends among its inputs."""
     cache = state.cache
-    hidden = cache.states_at(outputs.features, path)
-    if has_row_ends:
-        computed, belong = row_ends.path_slots(cache.layout, start, path, columns, nodes)
-        before = cache.states_at(outputs.inputs, path)
-    else:
-        root = cache.layout.slot_of[start][:, None]
-        computed, belong = root + path, root + columns
-        before = None
-    moves = (cache.places(computed), cache.places(belong))
-    return commit._replace(hidden=hidden, before=before, moves=moves)
+    path = result.verified.path
+    slots = row_ends.path_slots(cache.layout, result.start, path, result.draft.tokens.shape[1])
+    return commit._replace(
+        hidden=cache.states_at(outputs.features, path),
+        before=cache.states_at(outputs.inputs, path),
+        moves=(cache.places(slots.computed), cache.places(slots.belong)),
+    )
 
 
-def committed_tokens(draft: Draft, verified: VerifyResult) -> Tensor:
-    """Return the accepted tokens and the one after them: [B, D + 1]."""
+def committed_tokens(drafted: Tensor, verified: VerifyResult, is_chain: bool) -> Tensor:
+    """Return the accepted tokens and the one after them: [B, D + 1]; drafted [B, N]."""
     token = verified.token.unsqueeze(1)
     depth = verified.path.shape[1] - 1
     if depth == 0:
         return token
-    tokens = draft.tokens if draft.is_chain else draft.tokens.gather(1, verified.path)
-    tokens = torch.cat([tokens.narrow(1, 1, depth), token], 1)
+    on_path = drafted if is_chain else drafted.gather(1, verified.path)
+    tokens = torch.cat([on_path.narrow(1, 1, depth), token], 1)
     return tokens.scatter_(1, verified.accepted.unsqueeze(1), token)
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lanternbench.engine.address import Layout, Lengths, prefix_address, raster
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, Layout, Lengths, prefix_address, raster
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.state import DecodeState, LastCommit, Progress

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Component
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.draft import Draft
 from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, RatioTest
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lanternbench.engine.address import Lengths, Span
+from lanternbench.engine.cache import Lengths, Span
 from lanternbench.engine.carry import leaves, mapped, rebuilt
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Moment

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from lanternbench.engine.draft import Draft
+from lanternbench.engine.tree import Draft
 
 
 class Group(NamedTuple):

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.address import Address, Cursor, Layout, Lengths, causal
-from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.draft import Draft, additive
+from lanternbench.engine.cache import Address, Cursor, DecoderCache, Layout, Lengths, causal
 from lanternbench.engine.state import Feed
+from lanternbench.engine.tree import Tree
+from lanternbench.models.transformer import additive
 
 # states [R, m, dim] at rows' last tokens, like -> inputs of row ends
 RowEnd = Callable[[Tensor, Tensor], Tensor]
@@ -32,16 +32,14 @@ def tree_row_ends(layout: Layout, count: Tensor) -> Tensor:
     return layout.row_end_of[count]
 
 
-def tree_feed(cursor: Cursor, draft: Draft) -> Feed:
-    """A draft tree's N nodes and, after them, the N row ends that may follow each."""
-    tree = draft.tree
-    n = tree.nodes
+def tree_feed(cursor: Cursor, tokens: Tensor, tree: Tree) -> Feed:
+    """A draft tree's N nodes and, after them, the N row ends that may follow each; tokens [B, N]."""
+    n = tokens.shape[1]
     count = cursor.lengths.device[:, None] + tree.depth
     follows = tree_row_ends(cursor.layout, count)
     inputs = _numbers(2 * n, follows.device)
-    tokens = torch.cat([draft.tokens, draft.tokens], 1)
     return Feed(
-        tokens,
+        torch.cat([tokens, tokens], 1),
         tree_address(cursor, count, tree.ancestors, follows),
         reads=torch.where(follows, inputs[n:], inputs[:n]),
         row_ends=_second_half(n, follows.device),
@@ -85,19 +83,22 @@ def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
     return torch.cat([of_nodes, of_row_ends], 1)
 
 
-def path_slots(
-    layout: Layout, length: Tensor, path: Tensor, columns: Tensor, nodes: int
-) -> tuple[Tensor, Tensor]:
-    """Return the slots in which an accepted path [B, D + 1] and its row ends were computed, and
-    those in which they belong.
-    """
-    count = length[:, None] + columns
-    root = layout.slot_of[length][:, None]
+class PathSlots(NamedTuple):
+    """Slots of an accepted path and its row ends, [B, 2 · (D + 1)] each."""
+
+    computed: Tensor  # where they are
+    belong: Tensor
+
+
+def path_slots(layout: Layout, length: Tensor, path: Tensor, nodes: int) -> PathSlots:
+    """path [B, D + 1] in a draft of ``nodes`` nodes, after ``length`` [B] committed tokens."""
+    count = length[:, None] + _numbers(path.shape[1], path.device)
     slot = layout.slot_of[count]
+    root = layout.slot_of[length][:, None]
     unread = layout.capacity - 1
-    end = torch.where(layout.row_end_of[count], slot + 1, unread)
+    row_end = torch.where(layout.row_end_of[count], slot + 1, unread)
     computed = torch.cat([root + path, root + nodes + path], 1)
-    return computed, torch.cat([slot, end], 1)
+    return PathSlots(computed, torch.cat([slot, row_end], 1))
 
 
 class Group(NamedTuple):
@@ -190,15 +191,15 @@ class RowEnds(NamedTuple):
         cache = self.cache
         layout = self.cursor.layout
         length = self.cursor.lengths.device
-        a = x.shape[1]
-        n = a + 1 + a // layout.width if count is None else count.longest
+        new_tokens = x.shape[1]
+        n = new_tokens + 1 + new_tokens // layout.width if count is None else count.longest
         start = length - new.device
         base = layout.slot_of[start] + 1
         slot = base[:, None] + torch.arange(n, device=x.device)
         token, is_end = token_in(slot - layout.slot_of[1], layout.width)
-        index = (token - start[:, None]).clamp(0, a - 1)
-        ends = cache.states_at(ends, index)
-        x = torch.where(cache.per_row(is_end)[..., None], ends, cache.states_at(x, index))
+        index = (token - start[:, None]).clamp(0, new_tokens - 1)
+        is_end = cache.per_row(is_end)[..., None]
+        x = torch.where(is_end, cache.states_at(ends, index), cache.states_at(x, index))
         at = self.cursor.entries(base, 0, n, slot + layout.lag, causal(n, x.device))
         host = None if count is None else count.host
         slots = Lengths(layout.slot_of[length] - layout.slot_of[start], host)

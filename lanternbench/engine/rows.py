@@ -23,10 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Component
-from lanternbench.engine.address import Address, Layout
+from lanternbench.engine.cache import Address, Layout
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import AnyStrategy, Speculation, Strategy
-from lanternbench.engine.draft import additive
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.proposal import DraftSize, Size
@@ -34,6 +33,7 @@ from lanternbench.engine.state import Commit, DecodeState, Feed, Outputs
 from lanternbench.engine.trace import Trace
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import additive
 
 
 class Order(Component):

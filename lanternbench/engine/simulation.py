@@ -11,8 +11,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
-from lanternbench.engine.draft import Draft, VerifyResult
-from lanternbench.engine.tree import path_to
+from lanternbench.engine.tree import Draft, VerifyResult, path_to
 from lanternbench.errors import UserError
 
 

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lanternbench.engine.address import Address, Lengths, Span
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import Address, DecoderCache, Lengths, Span
 from lanternbench.engine.carry import select
-from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
+from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import Uniforms
 from lanternbench.models.target import Prefix, Target
 

@@ -1,78 +1,235 @@
-"""How draft trees are built, from paths or from parents, and questions about their nodes; see
-``engine.draft``.
+"""Draft trees as tensors: their shapes, how they are built, and questions about their nodes.
+
+Node 0 is the root: the last committed token, which every step reads again.  Shapes: b is 1 if all
+prompts share the tree, else the batch B; N nodes; M of them with children; C = N − 1 children; W
+the widest family of siblings; D the depth.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from lanternbench.engine.draft import MAX_DEPTH as MAX_DEPTH
-from lanternbench.engine.draft import Draft as Draft
-from lanternbench.engine.draft import (
-    LaterRank,
-    Level,
-    Paths,
-    SiblingOrder,
-    StaticTree,
-    Tree,
-    additive,
-)
 from lanternbench.errors import UserError
+from lanternbench.models.transformer import additive
+
+Path = tuple[int, ...]  # ranks among siblings, from the root
+Paths = tuple[Path, ...]
+MAX_DEPTH = 64
+
+
+class Tree(NamedTuple):
+    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of
+    children.
+    """
+
+    depth: Tensor  # [b, N] 0 for the root
+    children: Tensor  # [b, N, W] node ids in draft order, −1 = none
+    ancestors: Tensor  # [b, N, N] bool: may node i attend to node j (itself included)
+    max_depth: int
+
+    @property
+    def nodes(self) -> int:
+        return self.depth.shape[1]
+
+    @property
+    def width(self) -> int:
+        return self.children.shape[2]
+
+
+class Level(NamedTuple):
+    """One depth of a static tree: which nodes are expanded, and where their children go."""
+
+    parents: tuple[int, ...]  # node ids; their children are numbered parent after parent
+    rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
+    ranks: Tensor  # [C] its rank among its siblings
+    shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
+    # [m] index of the parents' parents among those of the level before; None at depth 1
+    above: Tensor | None = None
+    # [m] index of the parents among the nodes of the level before; None at depth 1, and in a chain
+    expanded: Tensor | None = None
+    mask: Tensor | None = None  # additive [1, m, nodes expanded so far but the root]; None as well
+
+
+class LaterRank(NamedTuple):
+    """The j-th children of a static tree, j > 1: m of them, each with an elder sibling."""
+
+    elders: Tensor  # [m] node ids of the siblings before
+    elder_places: Tensor  # [m] places of these siblings among those of their own rank
+    depth: Tensor  # [m]
+
+
+class SiblingOrder(NamedTuple):
+    """The C = N − 1 children of a static tree, first children first, then second children, …
+
+    Column j of a node's W + 1 outcomes: its child j is the first that passed; the first column
+    without a child: none did.
+    """
+
+    nodes: Tensor  # [C] their ids
+    depth: Tensor  # [C]
+    later: tuple[LaterRank, ...]
+    last_child: Tensor  # [N] place of each node's last child; 0 for leaves
+    is_leaf: Tensor  # [N, 1] bool
+    tests: (
+        Tensor  # [N, W + 1] place of the child that decides on an outcome; C where there is none
+    )
+    outcomes: Tensor  # [N] number of each node's first outcome, if all are counted node by node
+    onward: Tensor  # [N · (W + 1)] where an outcome leads: to a child, or nowhere on
+    tried: Tensor  # [N · (W + 1)] how many children an outcome examined
+    paths: Tensor  # [N, D + 1] from the root to each node, padded with the node
+    levels: Tensor  # [N] depth of each node
+
+
+@dataclass(frozen=True, eq=False)
+class StaticTree:
+    """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in
+    draft order.
+    """
+
+    tree: Tree
+    levels: tuple[Level, ...]
+    inner_ids: Tensor  # [M] nodes that have children, in order of depth
+    inner_index: Tensor  # [N] index of each node among the inner ones, −1 for leaves
+    siblings: SiblingOrder
+    sizes: Tensor  # [1, N] number of children of every node
+    paths: Paths  # of every node but the root, ranks from the root
+    mask: Tensor | None  # additive [1, N, N] of ``ancestors``, None for a lone root
+    is_chain: bool  # whether a node's id is its depth; a lone root is a chain
+
+    def to(self, device: torch.device) -> StaticTree:
+        return StaticTree(
+            **tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self))
+        )
+
+
+class Draft(NamedTuple):
+    """What a proposal gives to verification: ``static`` if all prompts share one fixed shape, else
+    ``grown``.
+    """
+
+    tokens: Tensor  # [B, N], node 0 = the last committed token
+    # [B, M, V] distributions that the children of the inner nodes were sampled from
+    p: Tensor | None = None
+    static: StaticTree | None = None  # the tree, if all prompts share one fixed shape
+    grown: Tree | None = None  # else a tree per prompt
+
+    @property
+    def tree(self) -> Tree:
+        """Raises TypeError for a draft without a tree."""
+        if self.static is not None:
+            return self.static.tree
+        if self.grown is None:
+            raise TypeError("a draft has a static tree or a grown one")
+        return self.grown
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is one chain for every prompt."""
+        return self.static is not None and self.static.is_chain
+
+
+class VerifyResult(NamedTuple):
+    """What a verification decides."""
+
+    # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
+    path: Tensor
+    accepted: Tensor  # [B] drafted tokens accepted, 0 … D
+    token: Tensor  # [B] the residual or bonus token
+    tried: Tensor  # [B, N] children of each node that were examined if it was reached
 
 
 def from_paths(paths: Paths) -> StaticTree:
     """Child paths (ranks from the root) -> tensors; none give a lone root.  Raises UserError if a
     node is missing.
     """
-    nodes = sorted(set(map(tuple, paths)), key=lambda p: (len(p), p))
-    if any(not p or min(p) < 0 for p in nodes):
-        raise UserError(
-            "a static tree needs at least one path, each a non-empty list of child ranks such as [0, 1]"
-        )
-    index: dict[tuple[int, ...], int] = {(): 0} | {p: i + 1 for i, p in enumerate(nodes)}
-    for p in nodes:
-        if p[:-1] not in index or (p[-1] > 0 and (*p[:-1], p[-1] - 1) not in index):
+    nodes = sorted(set(map(tuple, paths)), key=lambda path: (len(path), path))
+    check_paths(nodes)
+    index: dict[Path, int] = {(): 0}
+    for path in nodes:
+        index[path] = len(index)
+    parent_of = [-1] + [index[path[:-1]] for path in nodes]
+    depth = [len(path) for path in index]
+    width = 1 + max([path[-1] for path in nodes], default=-1)
+    tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), depth[-1], width)
+    levels = build_levels(nodes, parent_of, tree.ancestors[0])
+    inner = torch.tensor([i for level in levels for i in level.parents], dtype=torch.long)
+    inner_index = torch.full((tree.nodes,), -1)
+    inner_index[inner] = torch.arange(len(inner))
+    return StaticTree(
+        tree=tree,
+        levels=tuple(levels),
+        inner_ids=inner,
+        inner_index=inner_index,
+        siblings=sibling_order(tree, inner),
+        sizes=(tree.children >= 0).sum(-1),
+        paths=tuple(nodes),
+        mask=additive(tree.ancestors) if nodes else None,
+        is_chain=width <= 1,
+    )
+
+
+def check_paths(nodes: list[Path]) -> None:
+    """Raises UserError for paths that are no tree."""
+    known: set[Path] = {()}
+    for path in nodes:
+        if not path or min(path) < 0:
             raise UserError(
-                f"the static tree names {list(p)} but not its parent or its left sibling: add them"
+                "a static tree needs at least one path, each a non-empty list of child ranks such "
+                "as [0, 1]"
             )
-    parent_of, depth = [-1, *(index[p[:-1]] for p in nodes)], [len(p) for p in index]
-    width, deepest = 1 + max((p[-1] for p in nodes), default=-1), depth[-1]
-    tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), deepest, width)
-    ancestors = tree.ancestors[0]
+        parent = path[:-1]
+        left = (*parent, path[-1] - 1)
+        if parent not in known or (path[-1] > 0 and left not in known):
+            raise UserError(
+                f"the static tree names {list(path)} but not its parent or its left sibling: "
+                "add them"
+            )
+        known.add(path)
+
+
+def build_levels(nodes: list[Path], parent_of: list[int], ancestors: Tensor) -> list[Level]:
+    """Return the levels of a static tree: its nodes' paths in order, the parent of each node, and
+    bool [N, N] which nodes attend to which.
+    """
+    is_chain = all(path[-1] == 0 for path in nodes)
     levels: list[Level] = []
-    inner: list[int] = []
-    for d in range(1, deepest + 1):
-        level = [i for i, n in enumerate(depth) if n == d]
-        parents = sorted({parent_of[i] for i in level})
-        rows = [parents.index(parent_of[i]) for i in level]
+    inner: list[int] = []  # the nodes expanded so far
+    first = 1  # node of the level
+    before = 0  # first node of the level before
+    for _, paths in groupby(nodes, key=len):
+        ranks = [path[-1] for path in paths]
+        members = parent_of[first : first + len(ranks)]
+        parents = sorted(set(members))
         inner += parents
-        above = (
-            torch.tensor([levels[-1].parents.index(parent_of[n]) for n in parents])
-            if levels
-            else None
+        level = Level(
+            parents=tuple(parents),
+            rows=torch.tensor([parents.index(parent) for parent in members]),
+            ranks=torch.tensor(ranks),
+            shape=(-1, len(parents), 1 + max(ranks)),
         )
-        below = bool(levels) and width > 1  # a chain needs no index and no mask
-        expanded = torch.tensor(parents) - depth.index(d - 1) if below else None
-        mask = additive(ancestors[parents][:, inner[1:]])[None] if below else None
-        ranks, shape = (
-            torch.tensor([nodes[i - 1][-1] for i in level]),
-            (-1, len(parents), max(map(rows.count, rows))),
-        )
-        levels.append(
-            Level(tuple(parents), torch.tensor(rows), ranks, shape, above, expanded, mask)
-        )
-    ids, inner_index = torch.tensor(inner, dtype=torch.long), torch.full((len(depth),), -1)
-    inner_index[ids] = torch.arange(len(inner))
-    sizes, mask = (tree.children >= 0).sum(-1), additive(tree.ancestors) if nodes else None
-    siblings = sibling_order(tree, ids)
-    return StaticTree(tree, tuple(levels), ids, inner_index, siblings, sizes, tuple(nodes), mask)
+        if levels:
+            above = [levels[-1].parents.index(parent_of[parent]) for parent in parents]
+            level = level._replace(above=torch.tensor(above))
+            if not is_chain:
+                mask = additive(ancestors[parents][:, inner[1:]])[None]
+                level = level._replace(expanded=torch.tensor(parents) - before, mask=mask)
+        levels.append(level)
+        before = first
+        first += len(ranks)
+    return levels
 
 
 def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
-    """The order in which the children of a static tree are tested; ``inner`` [M]: nodes that have
-    children.
+    """Return the order in which the children of a static tree are tested; ``inner`` [M]: nodes
+    that have children.
     """
     children = tree.children[0]
     depth = tree.depth[0]
@@ -112,7 +269,7 @@ def chain(length: int) -> StaticTree:
 
 @cache
 def _earlier(nodes: int, device: torch.device) -> Tensor:
-    """[N, N] bool: is node j before node i, and not the root?"""
+    """[N, N] bool: node j is before node i, and not the root."""
     earlier = torch.ones(nodes, nodes, dtype=torch.bool, device=device).tril(-1)
     earlier[:, 0].fill_(False)
     return earlier
@@ -165,3 +322,20 @@ def path_to(tree: Tree, last: Tensor) -> Tensor:
     # [B, D + 1, N]
     at_depth = depth[:, None] == torch.arange(tree.max_depth + 1, device=last.device)[:, None]
     return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])
+
+
+def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """accept [B, N, W]: which children are accepted if tried -> path [B, D + 1], accepted [B],
+    tried [B, N].
+    """
+    found = accept.any(-1)
+    first = accept.int().argmax(-1)  # the first accepted child
+    child = tree.children.expand_as(accept).gather(-1, first[..., None])[..., 0]
+    stay = torch.arange(tree.nodes, device=accept.device)
+    onward = torch.where(found, child, stay)
+    path = [torch.zeros_like(onward[:, :1])]
+    for _ in range(tree.max_depth):
+        path.append(onward.gather(1, path[-1]))
+    nodes = torch.cat(path, 1)
+    accepted = (nodes[:, 1:] != nodes[:, :-1]).sum(1)
+    return nodes, accepted, torch.where(found, first + 1, exists.sum(-1))

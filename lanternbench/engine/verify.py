@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Component
 from lanternbench.engine.chosen import closed_form, lone_root, rank_by_rank, verify_greedy
-from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.plain import PlainResidual, standard_residual
 from lanternbench.engine.relaxed import RelaxedProb, ResidualWeights, TokenTest
 from lanternbench.engine.sampling import at, draw_each, rows_at
+from lanternbench.engine.tree import Draft, SiblingOrder, StaticTree, VerifyResult
 from lanternbench.models.target import Target
 
 PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
@@ -188,7 +189,7 @@ class RatioTest:
         self, draft: Draft, q: Tensor, u: Uniforms, residual: ResidualWeights, greedy: bool
     ) -> VerifyResult:
         """Choose a path through the tree and the token that ends it; q [B, N, V]."""
-        if draft.tree.nodes == 1:
+        if draft.tokens.shape[1] == 1:
             return lone_root(draft, q, u.verify, greedy)
         if greedy:
             return verify_greedy(self, draft, q)
@@ -318,6 +319,26 @@ def stages(
     return torch.cat(targets, 1), torch.cat(drafters, 1)
 
 
+class Stop(NamedTuple):
+    """Where each prompt's path through a tree ends."""
+
+    node: Tensor  # [B]
+    tried: Tensor  # [B, N] children of each node that were examined if it was reached
+
+
+def walk(siblings: SiblingOrder, passed: Tensor) -> Stop:
+    """Follow the first accepted children from the root; passed [B, C]: the children that are
+    accepted if tried.
+    """
+    decided = F.pad(passed, (0, 1), value=True)[:, siblings.tests]  # [B, N, W + 1]
+    outcome = decided.int().argmax(-1) + siblings.outcomes
+    onward = siblings.onward.take(outcome)
+    depth = siblings.paths.shape[1] - 1
+    for _ in range((depth - 1).bit_length()):  # doubles the number of steps onward
+        onward = onward.gather(1, onward)
+    return Stop(onward.select(1, 0), siblings.tried.take(outcome))
+
+
 def verify_tree(
     test: TokenTest, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
 ) -> VerifyResult:
@@ -326,14 +347,13 @@ def verify_tree(
     targets, drafters = stages(test, draft, q, residual)
     tokens = draft.tokens.index_select(1, siblings.nodes)
     uniforms = u.index_select(1, siblings.nodes)
-    stop, tried = siblings.walk(test.accept(targets, drafters, tokens, siblings.depth, uniforms))
+    stop, tried = walk(siblings, test.accept(targets, drafters, tokens, siblings.depth, uniforms))
     last = siblings.last_child.take(stop)  # place of the last rejected child, unless at a leaf
     prompts = torch.arange(len(q), device=q.device)
     q_last = targets[prompts, last]
-    left = left_over(
-        test, residual, q_last, drafters[prompts, last], tokens[prompts, last],
-        siblings.depth.take(last),
-    )  # fmt: skip
+    p_last = drafters[prompts, last]
+    depth = siblings.depth.take(last)
+    left = left_over(test, residual, q_last, p_last, tokens[prompts, last], depth)
     after_children = torch.where(left.counts, left.weights, q_last)
     final = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)
     token = draw_each(final, u.narrow(1, 0, 1)).squeeze(1)

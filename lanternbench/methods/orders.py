@@ -17,7 +17,6 @@ from torch import Tensor
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import lone_root
 from lanternbench.engine.decode import AnyStrategy, Speculation
-from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.rows import (
     Active,
@@ -30,7 +29,7 @@ from lanternbench.engine.rows import (
 )
 from lanternbench.engine.sampling import at, draw, normalised
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import chain
+from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, chain
 from lanternbench.engine.verify import ExactTest, Uniforms, standard
 from lanternbench.methods.proposals.jacobi import uniform_tokens
 from lanternbench.models.target import Target

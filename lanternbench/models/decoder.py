@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from lanternbench.models.grids import Grid, written
 from lanternbench.models.interface import ImageConfig
 from lanternbench.models.key_names import rotary_pairs, to_published
 from lanternbench.models.loading import State
-from lanternbench.models.transformer import DecoderConfig, Mask, Stack
+from lanternbench.models.transformer import DecoderConfig, Mask, TokenStack
 
 if TYPE_CHECKING:
     from lanternbench.models.target import Prefix, Target
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 def causal_mask(valid: Tensor, n: int) -> Mask:
     """Return ``prefix_mask``, or "causal" if nothing is padded."""
     return "causal" if bool(valid.all()) else prefix_mask(valid, n)
-
-
-def guide(logits: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance, rows [2B, …] (conditional first) -> [B, …]: uncond + scale · (cond
-    − uncond).
-    """
-    if scale == 1.0:
-        return logits
-    cond, uncond = logits.chunk(2)
-    return torch.lerp(uncond, cond, scale)
 
 
 def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
@@ -54,7 +44,7 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
     return (causal & keys[:, None] | itself)[:, None]
 
 
-class ImageDecoder(Stack):
+class ImageDecoder(TokenStack):
     """A stack, prompt encoder, image tokens' table, and head."""
 
     # entries of ``config`` in which an independent drafter must equal its target, and what they
@@ -66,9 +56,7 @@ class ImageDecoder(Stack):
     rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``rotary_pairs``
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
-    tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
     image_ids: Tensor  # [vocab_size] the prompt id of each image token, if it has one
-    output: nn.Module  # hidden states [..., dim] -> logits [..., V]
 
     def __init__(self, config: ImageConfig):
         super().__init__(config.decoder)
@@ -77,10 +65,6 @@ class ImageDecoder(Stack):
     @property
     def device(self) -> torch.device:
         return self.tok_embeddings.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tok_embeddings.weight.dtype
 
     @property
     def grids(self) -> tuple[Grid, ...]:
@@ -112,12 +96,6 @@ class ImageDecoder(Stack):
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
         """The output of ``Target.text`` -> prefix; unused where the target sets ``condition``."""
         raise NotImplementedError
-
-    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
-        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to
-        the guided state.
-        """
-        return self.output(guide(hidden, guidance).to(self.dtype))
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
         """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L]

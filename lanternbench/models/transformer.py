@@ -160,6 +160,23 @@ def aligned(mask: Tensor) -> Tensor:
     return padded[..., :span]
 
 
+def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bool mask -> 0 where visible, −∞ elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, -torch.inf
+    )
+
+
+def guide(logits: Tensor, scale: float) -> Tensor:
+    """Classifier-free guidance, rows [2B, …] (conditional first) -> [B, …]: uncond + scale · (cond
+    − uncond).
+    """
+    if scale == 1.0:
+        return logits
+    cond, uncond = logits.chunk(2)
+    return torch.lerp(uncond, cond, scale)
+
+
 class Direct(nn.Module):
     """A module whose parts are plain attributes; calls go straight to ``forward`` while it has no
     forward hooks.
@@ -428,3 +445,20 @@ class Stack(Direct):
         if not aux_layers:
             return final
         return torch.cat([final, *[inner[number] for number in aux_layers]], -1)
+
+
+class TokenStack(Stack):
+    """A stack with a table of tokens, and a head."""
+
+    tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
+    output: nn.Module  # hidden states [..., dim] -> logits [..., V]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tok_embeddings.weight.dtype
+
+    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
+        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to
+        the guided state.
+        """
+        return self.output(guide(hidden, guidance).to(self.dtype))

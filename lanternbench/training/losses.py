@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.address import raster
+from lanternbench.engine.cache import raster
 from lanternbench.engine.row_ends import token_in
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.dflash import DFlash

@@ -39,12 +39,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder, begin, step
-from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import AnyTreeGrower, Expand
 from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Paths, chain, from_paths
+from lanternbench.engine.tree import Draft, Paths, StaticTree, VerifyResult, chain, from_paths
 from lanternbench.engine.verify import RatioTest, Uniforms
 from lanternbench.methods.acceptance.exact import Annealed
 from lanternbench.methods.build import build_rule

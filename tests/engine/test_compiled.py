@@ -18,8 +18,7 @@ from torch import Tensor
 import lanternbench
 from lanternbench.costs.operators import count_phases, layer_operators
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import Address, raster
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import Address, DecoderCache, raster
 from lanternbench.errors import UserError
 from lanternbench.experiment.worker import mode
 from lanternbench.methods.build import build

@@ -17,8 +17,8 @@ from lanternbench.engine.tree import Draft, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import KINDS, method, named
-from lanternbench.models.decoder import guide
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.models.transformer import guide
 from lanternbench.prompts import load
 from lanternbench.registry import components
 from lanternbench.settings import Sampling

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from golden_checks.common import Found, Vectors, close, read, same, worst
 from lanternbench.engine import chosen, verify
-from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.sampling import Warp
+from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import RatioTest, Residual, Uniforms
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.residuals import lantern_reference, standard

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, worst
-from lanternbench.engine.address import additive, causal, raster, run_address
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, additive, causal, raster, run_address
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
-from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import from_published
+from lanternbench.models.transformer import guide
 
 
 def check(folder: Path) -> list[Found]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, captioned, close, greedy, loaded, read, same
 from golden_checks.drafting import eagle
 from golden_checks.llamagen_hf import config_from_hf
-from lanternbench.engine.address import additive
+from lanternbench.engine.cache import additive
 from lanternbench.engine.decode import Generation
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.models.decoder import prefix_mask

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from golden_checks.common import Vectors, cached, loaded
-from lanternbench.engine.address import Lengths
+from lanternbench.engine.cache import Lengths
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import LastCommit, Progress
 from lanternbench.engine.timing import Clock

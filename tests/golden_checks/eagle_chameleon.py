@@ -14,17 +14,16 @@ from torch import Tensor
 from golden_checks import tree_dynamic, tree_static
 from golden_checks.chameleon_lm import halves
 from golden_checks.common import Found, Vectors, cached, close, loaded, read, same, worst
-from lanternbench.engine.address import Address, additive, raster
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import Address, DecoderCache, additive, raster
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.tree import from_paths
 from lanternbench.methods.trees.dynamic import Bounds, grow_by_confidence
 from lanternbench.methods.trees.static import FixedTree
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig
-from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.key_names import from_published, rotary_pairs
-from lanternbench.models.transformer import rope_1d
+from lanternbench.models.transformer import guide, rope_1d
 from lanternbench.settings import GREEDY, Sampling
 
 FIRST_IMAGE = 4  # image ids are 4 … n_img + 3

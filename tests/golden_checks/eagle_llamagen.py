@@ -9,7 +9,7 @@ from torch import Tensor
 
 from golden_checks.common import Found, close, read
 from golden_checks.drafting import Recorded, grid_of
-from lanternbench.engine.address import additive
+from lanternbench.engine.cache import additive
 from lanternbench.models.transformer import rope_2d
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, same, worst
 from golden_checks.window_model import StandIn, Window
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import Lengths, raster
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, Lengths, raster
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.sampling import Warp

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from golden_checks.common import Found, close, greedy, official_model, read, same
-from lanternbench.models.decoder import guide
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import guide
 
 
 def check(folder: Path) -> list[Found]:

@@ -18,10 +18,11 @@ from golden_checks.common import (
     read,
     same,
 )
-from lanternbench.engine.address import additive
-from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.engine.cache import additive
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
+from lanternbench.models.transformer import guide
 
 
 def config_from_hf(config: dict[str, Any]) -> LlamaGenConfig:

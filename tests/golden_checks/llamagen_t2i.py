@@ -18,9 +18,10 @@ from golden_checks.common import (
     read,
     same,
 )
-from lanternbench.engine.address import additive
-from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.engine.cache import additive
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.llamagen.checkpoint import left_pad
+from lanternbench.models.transformer import guide
 
 
 def check(folder: Path) -> list[Found]:

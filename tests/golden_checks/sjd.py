@@ -16,11 +16,10 @@ from torch import Tensor
 
 from golden_checks.common import Found, close, read, same, worst
 from lanternbench.engine import verify as verification
-from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
-from lanternbench.engine.tree import chain
+from lanternbench.engine.tree import Draft, VerifyResult, chain
 from lanternbench.engine.verify import Uniforms
 from lanternbench.methods.acceptance import chains
 from lanternbench.methods.acceptance.chains import FixedPoint

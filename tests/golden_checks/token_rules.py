@@ -22,7 +22,7 @@ from torch import Tensor
 from golden_checks.common import Found, Vectors, close, read, same
 from lanternbench.engine.sampling import Warp
 from lanternbench.models.chameleon.checkpoint import SIZE_UNIT, size_id
-from lanternbench.models.decoder import guide
+from lanternbench.models.transformer import guide
 from lanternbench.settings import Sampling
 
 

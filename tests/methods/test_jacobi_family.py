@@ -14,9 +14,9 @@ from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
-from lanternbench.engine.draft import Draft
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
+from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import Uniforms
 from lanternbench.lossless.plain import outcomes, without
 from lanternbench.lossless.plain.drafts import coupled

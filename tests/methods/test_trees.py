@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lanternbench.engine import tree as trees
-from lanternbench.engine.address import Lengths
+from lanternbench.engine.cache import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.sampling import Warp

@@ -26,7 +26,6 @@ from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import load_target
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig, ChameleonFamily
-from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
@@ -35,6 +34,7 @@ from lanternbench.models.loading import read_state
 from lanternbench.models.places import locate
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import WordIds
+from lanternbench.models.transformer import guide
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.settings import GREEDY, Sampling
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import Address, additive, raster, shared_address
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import Address, DecoderCache, additive, raster, shared_address
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.decoder import prefix_mask

@@ -24,12 +24,13 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.decoder import guide, prefix_mask
+from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.family import drafter_at
 from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import guide
 from lanternbench.settings import GREEDY, Sampling
 
 State = dict[str, Tensor]

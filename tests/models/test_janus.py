@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import prefix_address, raster, run_address
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, prefix_address, raster, run_address
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method

@@ -18,8 +18,7 @@ from test_anole import ALL_IDS, CAPTIONS, CODES, GUIDANCE, IMAGES, SMALL_TREES, 
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
-from lanternbench.engine.address import Lengths, raster
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, Lengths, raster
 from lanternbench.engine.row_ends import token_in, with_row_ends
 from lanternbench.imported.run import log_probs
 from lanternbench.methods.build import build
@@ -31,11 +30,11 @@ from lanternbench.models.chameleon.checkpoint import (
     ChameleonFamily,
     lumina_frame,
 )
-from lanternbench.models.decoder import guide
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import image_tables
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import guide
 from lanternbench.settings import GREEDY, Sampling
 from lanternbench.utils.graph_capture import Graphs
 

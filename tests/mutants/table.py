@@ -91,7 +91,7 @@ MUTANTS = (
             (
                 "lanternbench/engine/decode.py",
                 "        q = state.warp(outputs.logits)\n        verified",
-                "        from lanternbench.models.decoder import guide\n\n"
+                "        from lanternbench.models.transformer import guide\n\n"
                 "        warped = state.warp(outputs.logits).clamp(min=1e-12).log()\n"
                 "        q = guide(warped, state.guidance).softmax(-1)\n        verified",
             ),
@@ -150,8 +150,13 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/decode.py",
-                "computed, belong = root + path, root + columns",
-                "computed, belong = root + path[:, :-1], root + columns[:depth]",
+                "state.cache.places(root + verified.path)",
+                "state.cache.places(root + verified.path[:, :-1])",
+            ),
+            (
+                "lanternbench/engine/decode.py",
+                "state.cache.places(root + columns)",
+                "state.cache.places(root + columns[:-1])",
             ),
         ),
         "eagle-1",
@@ -316,14 +321,16 @@ MUTANTS = (
         "SJD-PAC: the longest accepted path counts, not the first accepted sibling",
         (
             (
-                "lanternbench/engine/draft.py",
-                "    some, first = accept.any(-1), accept.int().argmax(-1)  # the first accepted child\n",
+                "lanternbench/engine/tree.py",
+                "    found = accept.any(-1)\n"
+                "    first = accept.int().argmax(-1)  # the first accepted child\n",
                 "    reach = torch.zeros(accept.shape[:2], dtype=torch.long, device=accept.device)\n"
                 "    child = tree.children.expand_as(accept).clamp(min=0).flatten(1)\n"
                 "    for _ in range(tree.max_depth + 1):\n"
                 "        each = torch.where(accept, 1 + reach.gather(1, child).view_as(accept), 0)\n"
                 "        reach = each.amax(-1)\n"
-                "    some, first = accept.any(-1), each.argmax(-1)\n",
+                "    found = accept.any(-1)\n"
+                "    first = each.argmax(-1)\n",
             ),
         ),
         "sjd-pac",

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.draft import Draft, VerifyResult
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, rows_at
+from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import (
     AcceptanceRule,
     ExactTest,

@@ -16,10 +16,9 @@ from torch.special import xlogy
 
 from lanternbench.component import option
 from lanternbench.engine.chosen import Siblings
-from lanternbench.engine.draft import Draft, VerifyResult, walk
 from lanternbench.engine.relaxed import Group, RelaxedProb, ResidualWeights
 from lanternbench.engine.sampling import draw, rows_at
-from lanternbench.engine.tree import first_leaf
+from lanternbench.engine.tree import Draft, VerifyResult, first_leaf, walk
 from lanternbench.engine.verify import AcceptanceRule, RatioTest
 from lanternbench.methods.residuals import lantern
 from lanternbench.models.target import Target

@@ -14,10 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lanternbench.engine.address import prefix_address
-from lanternbench.engine.cache import DecoderCache
+from lanternbench.engine.cache import DecoderCache, prefix_address
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.draft import Draft
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import (
@@ -33,6 +31,7 @@ from lanternbench.engine.proposal import (
 )
 from lanternbench.engine.row_ends import ROOT, RowEnds
 from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.jacobi import LoneRoots

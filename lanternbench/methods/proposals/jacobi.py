@@ -22,12 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.draft import Draft, StaticTree
 from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.sampling import draw, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import chain
+from lanternbench.engine.tree import Draft, StaticTree, chain
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.methods.proposals.redraws import (
     PUBLIC_EPSILON,

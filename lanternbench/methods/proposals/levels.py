@@ -17,9 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices
-from lanternbench.engine.address import Address, run_address
-from lanternbench.engine.cache import DecoderCache
-from lanternbench.engine.draft import additive
+from lanternbench.engine.cache import Address, DecoderCache, run_address
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import AnyDrafter, Drafter, Expand, S
 from lanternbench.engine.state import DecodeState
@@ -29,6 +27,7 @@ from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.dflash import DFlash, Medusa
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import additive
 from lanternbench.registry import register
 
 

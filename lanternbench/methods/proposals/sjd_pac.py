@@ -25,13 +25,12 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import longest_path
-from lanternbench.engine.draft import Draft, StaticTree, VerifyResult
 from lanternbench.engine.plain import WindowSpec
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, draw_distinct, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import from_paths
+from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, from_paths
 from lanternbench.engine.verify import AcceptanceRule, ExactTest, RatioTest, SampledDraft
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.jacobi import Window, uniform_tokens

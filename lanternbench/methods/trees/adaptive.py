@@ -18,10 +18,10 @@ from torch import Tensor
 
 from lanternbench.component import option
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.draft import MAX_DEPTH, Draft
 from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
 from lanternbench.engine.proposal import DraftSize, Expand, Search, TreeGrower
 from lanternbench.engine.state import DecodeState
+from lanternbench.engine.tree import MAX_DEPTH, Draft
 from lanternbench.methods.trees.dynamic import (
     Bounds,
     Grown,

@@ -19,7 +19,6 @@ from pydantic import field_validator
 from torch import Tensor
 
 from lanternbench.component import option
-from lanternbench.engine.draft import MAX_DEPTH, Draft, additive
 from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import (
     AnyTreeGrower,
@@ -30,10 +29,11 @@ from lanternbench.engine.proposal import (
     TreePolicy,
 )
 from lanternbench.engine.state import DecodeState
-from lanternbench.engine.tree import chain, from_parents
+from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
 from lanternbench.errors import UserError
 from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import additive
 from lanternbench.registry import register
 
 MAX_CANDIDATES = 5_000_000  # over all levels: 1,000 children per node on 5 levels have fewer

@@ -10,10 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lanternbench.engine.draft import Draft, StaticTree
 from lanternbench.engine.proposal import DraftSize, Expand, TreeGrower
 from lanternbench.engine.sampling import draw_distinct
 from lanternbench.engine.state import DecodeState
+from lanternbench.engine.tree import Draft, StaticTree
 
 
 @dataclass(frozen=True, eq=False)

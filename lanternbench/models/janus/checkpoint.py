@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.decoder import guide
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily
 from lanternbench.models.grids import Grid, grid_of
@@ -28,6 +27,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoderConfig,
     check_type,
 )
+from lanternbench.models.transformer import guide
 from lanternbench.registry import register
 
 BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
