@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening
-from lanternbench.engine.carry import PerPrompt, double, select
-from lanternbench.engine.rows import RowTrace
+from lanternbench.engine.carry import PerPrompt, double, leaves, select
+from lanternbench.engine.rows import RowResult, RowStrategy, RowTrace
 from lanternbench.engine.sampling import BELOW_ONE, draw
-from lanternbench.engine.state import DecodeState
+from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.trace import Trace
+from lanternbench.lossless.plain import Prefix
 from lanternbench.lossless.plain.drafts import inverse_cdf
 from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget
 from lanternbench.measure.fidelity import decode_loss, row_laws
@@ -41,138 +41,140 @@ SECTIONS = 8  # parts an interval is cut into at once
 
 @dataclass
 class Decodes:
-    """R decodes in progress: the engine's state, the proposer's, and probabilities [R].
+    """R decodes in progress: the engine's state, the strategy's, and probabilities [R].
 
-    ``lost`` [R, V ** L]: the loss so far, for every image that a decode may become, where it is
-    known only at the end.
+    ``lost`` [R, V ** L] is the loss so far for every image that a decode may become, if it is
+    known only at the end; else [R, 0].
     """
 
     state: DecodeState
-    proposer_state: Any
+    carried: Any
     weight: Tensor
-    lost: Tensor | None = None
+    lost: Tensor
 
     @property
     def length(self) -> Tensor:
         return self.state.now.length.device
 
-    def take(self, index: Tensor, weight: Tensor | None = None) -> Decodes:
+    def take(self, index: Tensor) -> Decodes:
         """A copy of some of the decodes."""
-        state, places = copy(self.state), index.tolist()
-        state.select(places)
+        prompts = index.tolist()
+        state = copy(self.state)
+        state.select(prompts)
         state.prompts = torch.arange(len(index))[:, None]
-        proposer_state = select(self.proposer_state, places, len(self.weight))
-        lost = None if self.lost is None else self.lost[index]
-        return Decodes(
-            state, proposer_state, self.weight[index] if weight is None else weight, lost
-        )
+        carried = select(self.carried, prompts, len(self.weight))
+        return Decodes(state, carried, self.weight[index], self.lost[index])
+
+
+class Sample(NamedTuple):
+    """Whole decodes."""
+
+    tokens: Tensor  # [count, L]
+    uniforms: Tensor  # [count, L + 1, U]
+    trace: Trace
 
 
 class TableDecoder:
     """A method at work on tables: ``step`` runs the real engine once for a batch of decodes with
     given uniforms.
+
+    ``published``: the method has its own sizes, not those that can be enumerated
+    (``option(small=…)``).
     """
 
     def __init__(
         self, tables: Tables, method: Method, greedy: bool = False, published: bool = False
     ):
-        """``published``: the method's own sizes, not those that can be enumerated
-        (``option(small=…)``).
-        """
-        self.tables, self.method = (
-            tables,
-            method if published else method.with_parts(lambda part: part.small()),
-        )
+        self.tables = tables
+        self.method = method if published else method.with_parts(lambda part: part.small())
         target: Any = TableTarget(tables, published)
-        decoder = build(target, self.method, GREEDY if greedy else tables.sampling)
-        proposer = decoder.proposer
-        if isinstance(proposer, DraftedTrees):
-            drafter = TableDrafter(tables, self.method.proposal.marginals)
-            strategy: Any = decoder.strategy
-            decoder.strategy = replace(strategy, proposer=replace(proposer, drafter=drafter))
-        self.decoder = decoder
-        size = decoder.strategy.size
-        self.nodes = size.nodes
-        self.width = size.width
-        self.uniforms = size.nodes + size.uniforms
+        self.decoder = build(target, self.method, GREEDY if greedy else tables.sampling)
+        self.use_table_drafter()
+        self.size = self.decoder.strategy.size
+        self.nodes = self.size.nodes
+        self.uniforms = self.size.nodes + self.size.uniforms
         # [V] the distribution of token 0
         self.first = opening.start(self.decoder, [""], [0], False).first[0]
-        # the order in which a step decides: its draft, acceptance from the root down, the last
-        # token, redraws
-        drafted = self.uniforms - size.update_uniforms
-        self.order = [
-            *range(self.nodes, drafted),
-            *range(1, self.nodes),
-            0,
-            *range(drafted, self.uniforms),
-        ]
+        self.images = 0  # of which losses are kept
+        self.order = self.deciding_order()
 
-    def begin(self, first: Tensor, u: Tensor, trace: bool = False) -> tuple[DecodeState, Any]:
-        """Decodes after their first tokens [B], with uniforms u [B, L + 1, U], and the proposer's
-        state.
+    def use_table_drafter(self) -> None:
+        proposer = self.decoder.proposer
+        if isinstance(proposer, DraftedTrees):
+            drafter = TableDrafter(self.tables, self.method.proposal.marginals)
+            strategy: Any = self.decoder.strategy
+            self.decoder.strategy = replace(strategy, proposer=replace(proposer, drafter=drafter))
+
+    def deciding_order(self) -> list[int]:
+        """The uniforms of a step in the order in which it decides by them."""
+        redraws = self.uniforms - self.size.update_uniforms
+        draft = range(self.nodes, redraws)
+        acceptance = range(1, self.nodes)  # from the root down
+        last_token = 0
+        return [*draft, *acceptance, last_token, *range(redraws, self.uniforms)]
+
+    def begin(self, first: Tensor, u: Tensor) -> tuple[DecodeState, Any]:
+        """The state of decodes after their first tokens [B], with uniforms u [B, L + 1, U], and
+        the strategy's state.
         """
-        state = opening.start(self.decoder, [""] * len(first), [0] * len(first), False)
-        state.uniforms, state.first = u, self.first.expand(len(first), -1)
+        count = len(first)
+        state = opening.start(self.decoder, [""] * count, [0] * count, False)
+        state.uniforms = u
         state.now.tokens[:, 0] = first
-        state.now = state.now._replace(
-            root=first, last=state.now.last._replace(tokens=first[:, None])
-        )
-        state.trace = self.trace(state) if trace else None
+        last = state.now.last._replace(tokens=first[:, None])
+        state.now = state.now._replace(root=first, last=last)
         return state, double(self.decoder.strategy.begin(state))
 
     def trace(self, state: DecodeState) -> Trace:
         """What decodes record, in double precision."""
-        length, width = 2 * self.tables.length + 64, max(self.width, 1)
-        trace = Trace(state.batch, length, self.tables.vocab, width, state.device)
-        return in_double(trace)
+        length = 2 * self.tables.length + 64
+        width = max(self.size.width, 1)
+        return in_double(Trace(state.batch, length, self.tables.vocab, width, state.device))
 
     def start(self) -> Decodes:
         """One decode per first token, which needs no draft."""
-        v = self.tables.vocab
-        every = Decodes(
-            *self.begin(torch.arange(v), torch.zeros(v, self.tables.length + 1, self.uniforms)),
-            self.first,
-        )
-        return every.take((every.weight > 0).nonzero()[:, 0])
+        vocab = self.tables.vocab
+        no_uniforms = torch.zeros(vocab, self.tables.length + 1, self.uniforms)
+        state, carried = self.begin(torch.arange(vocab), no_uniforms)
+        lost = torch.zeros(vocab, self.images, dtype=torch.float64)
+        return Decodes(state, carried, self.first, lost).take(self.first.nonzero()[:, 0])
 
-    def step(self, decodes: Decodes, u: Tensor, trace: bool = False) -> Tensor:
-        """One engine step with uniforms u [R, U], which changes ``decodes``: [R, ·] all that it
-        decided as integers.
+    def step(self, decodes: Decodes, u: Tensor, trace: Trace | None = None) -> Tensor:
+        """One engine step with uniforms u [R, U], which changes ``decodes``.
+
+        Return all that it decided as integers [R, ·].
         """
         state = decodes.state
-        state.uniforms, state.steps, state.first = (
-            u[:, None],
-            0,
-            self.first.expand(state.batch, -1),
-        )
-        state.trace = self.trace(state) if trace else None
-        proposer_state, done = engine.step(self.decoder, state, decodes.proposer_state)
-        decodes.proposer_state = double(self.decoder.strategy.canonical(proposer_state))
-        integers = [
-            x.flatten(1) for x in tensors(decodes.proposer_state) if not x.is_floating_point()
-        ]
-        return torch.cat([*self.decided(done), *integers], 1)
+        state.uniforms = u[:, None]
+        state.steps = 0
+        state.trace = trace
+        carried, result = engine.step(self.decoder, state, decodes.carried)
+        decodes.carried = double(self.decoder.strategy.canonical(carried))
+        integers = [x for x in tensors(decodes.carried) if not x.is_floating_point()]
+        return torch.cat([*self.decided(result), *integers], 1)
 
-    def decided(self, done: Any) -> list[Tensor]:
-        """Drafted tokens, accepted path and last token in one shape, as adaptive trees are no
+    def decided(self, result: StepResult) -> list[Tensor]:
+        """Drafted tokens, accepted path and last token in one shape, because adaptive trees are no
         larger than needed.
         """
-        draft, path = done.draft, done.verified.path
+        draft = result.draft
+        path = result.verified.path
         tokens = draft.tokens.masked_fill(draft.tree.depth < 0, -1)
-        last = path[:, -1:].expand(-1, self.decoder.strategy.size.max_depth + 1 - path.shape[1])
         tokens = F.pad(tokens, (0, self.nodes - tokens.shape[1]), value=-1)
-        return [tokens, path, last, done.verified.token[:, None]]
+        repeats = self.size.max_depth + 1 - path.shape[1]
+        end = path[:, -1:].expand(-1, repeats)
+        return [tokens, path, end, result.verified.token[:, None]]
 
     def outcomes(self, decodes: Decodes) -> tuple[Decodes, float]:
         """All outcomes of one step of these decodes, with probabilities, and the step's expected
         fidelity loss.
         """
         after, u = branches(self, decodes)
-        self.step(after, u, trace=True)
-        trace, limit = after.state.trace, after.state.limit
-        assert trace is not None
-        trace.cut(limit)
-        loss = decode_loss(self.decoder, trace, after.state.now.tokens[:, :limit], total=True)
+        state = after.state
+        trace = self.trace(state)
+        self.step(after, u, trace)
+        trace.cut(state.limit)
+        loss = decode_loss(self.decoder, trace, state.now.tokens[:, : state.limit], total=True)
         return after, float((loss * after.weight).sum())
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
@@ -180,63 +182,53 @@ class TableDecoder:
         + 1] each.
         """
         places = torch.arange(decodes.state.now.tokens.shape[1])
-        return places < decodes.length[:, None], places < decodes.length[:, None] - 1
+        length = decodes.length[:, None]
+        return places < length, places < length - 1
 
-    def merged(self, decodes: Decodes) -> Decodes:
-        """One of all decodes whose states are equivalent, with their probability and mean loss."""
+    def identity(self, decodes: Decodes) -> Tensor:
+        """All that later steps may read, as integers [R, ·]."""
+        state = decodes.state
+        tokens = state.now.tokens
         committed, cached = self.live(decodes)
-        state, tokens = decodes.state, decodes.state.now.tokens
-        # what is in the slots after the prompt's
-        keys, memory = state.cache.store[0, :, :, 1:, 0].unbind(1)
-        memory = (
-            torch.where(keys > 0, memory, -1.0).unflatten(0, (-1, state.batch)).transpose(0, 1)
-        )
-        memory = memory[..., : tokens.shape[1]].masked_fill(~cached[:, None], 0)
-        known = [decodes.length[:, None], tokens.masked_fill(~committed, 0), memory.flatten(1)]
-        known += tensors(decodes.proposer_state)
-        for leaf in tree_leaves(
-            decodes.proposer_state, is_leaf=lambda x: isinstance(x, PerPrompt)
-        ):
+        keys, values = state.cache.store[0, :, :, 1:, 0].unbind(1)  # after the prompt's slot
+        memory = torch.where(keys > 0, values, -1.0).unflatten(0, (-1, state.batch))
+        memory = memory[..., : tokens.shape[1]].masked_fill(~cached, 0)
+        known = [decodes.length[:, None], tokens.masked_fill(~committed, 0), *memory]
+        known += tensors(decodes.carried)
+        for leaf in leaves(decodes.carried):
             if isinstance(leaf, PerPrompt):
                 numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
                 known.append(torch.tensor([[numbers[value]] for value in leaf]))
-        key = torch.cat([x.double() for x in known], 1).mul(1e9).round()
-        _, group = key.unique(dim=0, return_inverse=True)
-        weight = torch.zeros(int(group.max()) + 1, dtype=torch.float64).index_add(
-            0, group, decodes.weight
-        )
-        first = torch.full_like(weight, len(group), dtype=torch.long)
-        one = decodes.take(
-            first.scatter_reduce(0, group, torch.arange(len(group)), "amin"), weight
-        )
-        if decodes.lost is not None:
-            lost = torch.zeros(len(weight), decodes.lost.shape[1], dtype=torch.float64)
-            one.lost = (
-                lost.index_add_(0, group, decodes.lost * decodes.weight[:, None]) / weight[:, None]
-            )
-        return one
+        return torch.cat([x.double() for x in known], 1).mul(1e9).round()
 
-    def sample(
-        self, count: int, generator: torch.Generator, trace: bool = False
-    ) -> tuple[DecodeState, Tensor]:
-        """``count`` whole decodes: the state at the end, and their uniforms [count, L + 1, U]."""
-        u = torch.rand(
-            count, self.tables.length + 1, self.uniforms, generator=generator, dtype=torch.float64
+    def merged(self, decodes: Decodes) -> Decodes:
+        """One of all decodes whose states are equivalent, with their probability and mean loss."""
+        _, group, sizes = self.identity(decodes).unique(
+            dim=0, return_inverse=True, return_counts=True
         )
-        u, by_position, first = (
-            u.clamp_(max=BELOW_ONE),
-            self.decoder.rule.by_position,
-            self.first.expand(count, -1),
-        )
-        first = (
-            first.argmax(-1)
-            if self.decoder.warp.greedy
-            else draw(first, u[:, 0 if by_position else -1, 0])
-        )
-        state, proposer_state = self.begin(first, u, trace)
+        ends = sizes.cumsum(0)
+        merged = decodes.take(group.argsort(stable=True)[ends - sizes])
+        weight = torch.zeros_like(merged.weight).index_add(0, group, decodes.weight)
+        lost = decodes.lost * decodes.weight[:, None]
+        merged.lost = torch.zeros_like(merged.lost).index_add(0, group, lost) / weight[:, None]
+        merged.weight = weight
+        return merged
+
+    def sample(self, count: int, generator: torch.Generator) -> Sample:
+        """``count`` whole decodes."""
+        shape = (count, self.tables.length + 1, self.uniforms)
+        u = torch.rand(shape, generator=generator, dtype=torch.float64).clamp_(max=BELOW_ONE)
+        if self.decoder.warp.greedy:
+            first = self.first.argmax(-1).expand(count)
+        else:
+            row = 0 if self.decoder.rule.by_position else -1
+            first = draw(self.first.expand(count, -1), u[:, row, 0])
+        state, carried = self.begin(first, u)
+        trace = self.trace(state)
+        state.trace = trace
         while state.active:
-            proposer_state, _ = engine.step(self.decoder, state, proposer_state)
-        return state, u
+            carried, _ = engine.step(self.decoder, state, carried)
+        return Sample(state.now.tokens[:, : self.tables.length], u, trace)
 
 
 def in_double(trace: Trace) -> Trace:
@@ -251,113 +243,137 @@ class RowDecoder(TableDecoder):
 
     def __init__(self, tables: RowTables, method: Method):
         super().__init__(tables, method)
+        self.images = tables.vocab**tables.length
+        q = tables.world().q
+        images = list(product(range(tables.vocab), repeat=tables.length))
+        targets = [[q(image[:i]) for image in images] for i in range(tables.length)]
+        self.target = torch.tensor(targets, dtype=torch.float64)  # [L, V ** L, V]
+
+    @property
+    def strategy(self) -> RowStrategy:
         strategy: Any = self.decoder.strategy
-        rows = strategy.rows
-        k, u = rows.inputs, strategy.per_row
-        drafts = [*range(k, k + rows.drafts), *range(1, k)] if k > 1 else range(u - 1, 0, -1)
-        one = [*drafts, 0, *range(k + rows.drafts, u if k > 1 else 0)]
-        self.order = [row * u + i for i in one for row in range(rows.n_rows)]
-        self.inputs = rows.n_rows * k
-        world, images = tables.world(), list(product(range(tables.vocab), repeat=tables.length))
-        q = [[world.q(image[:i]) for image in images] for i in range(tables.length)]
-        self.target = torch.tensor(q, dtype=torch.float64)  # [L, V ** L, V]
+        return strategy
+
+    def deciding_order(self) -> list[int]:
+        rows = self.strategy.rows
+        per_row = self.strategy.per_row
+        if rows.inputs > 1:
+            redraws = rows.inputs + rows.drafts
+            of_row = [*range(rows.inputs, redraws), *range(1, rows.inputs), 0]
+            of_row += range(redraws, per_row)
+        else:
+            of_row = list(reversed(range(per_row)))
+        order: list[int] = []
+        for i in of_row:
+            order += range(i, rows.n_rows * per_row, per_row)
+        return order
 
     def trace(self, state: DecodeState) -> Trace:
+        state.first = self.first.expand(state.batch, -1)
         return in_double(RowTrace(state))
 
-    def start(self) -> Decodes:
-        decodes = super().start()
-        return replace(
-            decodes,
-            lost=torch.zeros(len(decodes.weight), self.target.shape[1], dtype=torch.float64),
-        )
-
-    def decided(self, done: Any) -> list[Tensor]:
-        """Of the rows that were worked on."""
-        decision = done.decision
-        void = torch.arange(decision.tokens.shape[2]) >= decision.advance[..., None]
-        drafts = done.draft.rows.drafts
-        facts = [decision.tokens.masked_fill(void, 0), decision.advance, drafts]
-        return [F.pad(x.flatten(1), (0, self.inputs - x[0].numel())) for x in facts]
+    def decided(self, result: RowResult) -> list[Tensor]:  # type: ignore[override]
+        """What is committed and drafted in the rows that were worked on."""
+        tokens = result.decision.tokens
+        advance = result.decision.advance
+        void = torch.arange(tokens.shape[2]) >= advance[..., None]
+        drafts = result.draft.rows.drafts
+        inputs = self.strategy.rows.n_rows * self.strategy.rows.inputs
+        found = [x.flatten(1) for x in (tokens.masked_fill(void, 0), advance, drafts)]
+        return [F.pad(x, (0, inputs - x.shape[1])) for x in found]
 
     def committed(self, decodes: Decodes) -> Tensor:
         """[R, L] which positions have a token."""
-        return (
-            torch.arange(self.tables.grid[1]) < decodes.proposer_state.filled[..., None]
-        ).flatten(1)
+        columns = torch.arange(self.tables.grid[1])
+        return (columns < decodes.carried.filled[..., None]).flatten(1)
 
     def outcomes(self, decodes: Decodes) -> tuple[Decodes, float]:
         after, u = branches(self, decodes)
-        before, lost = self.committed(after), after.lost
-        assert lost is not None
-        self.step(after, u, trace=True)
-        fresh, trace = self.committed(after) & ~before, after.state.trace
-        assert trace is not None
+        before = self.committed(after)
+        trace = self.trace(after.state)
+        self.step(after, u, trace)
+        committed = self.committed(after)
         laws = row_laws(trace, self.decoder.rule, self.decoder.residual)
         for i in range(1, self.tables.length):
-            lost[fresh[:, i]] += 0.5 * (laws[fresh[:, i], i, None] - self.target[i]).abs().sum(-1)
-        tokens, whole = after.state.now.tokens, after.length >= self.tables.length
-        tokens.masked_fill_(~F.pad(self.committed(after), (0, 2)), 0)
+            fresh = committed[:, i] & ~before[:, i]
+            distance = (laws[fresh, i, None] - self.target[i]).abs().sum(-1)
+            after.lost[fresh] += 0.5 * distance
+        tokens = after.state.now.tokens
+        tokens.masked_fill_(~F.pad(committed, (0, 2)), 0)
+        whole = after.length >= self.tables.length
         image = self.tables.numbers(tokens)[whole]
-        return after, float(
-            (after.weight[whole] * lost[whole].gather(1, image[:, None])[:, 0]).sum()
-        )
+        lost = after.lost[whole].gather(1, image[:, None])[:, 0]
+        return after, float((after.weight[whole] * lost).sum())
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
         """What stands in for the last token of a row may be read, too."""
         width = self.tables.grid[1]
-        committed, last = (
-            self.committed(decodes),
-            torch.arange(self.tables.length) % width == width - 1,
-        )
+        committed = self.committed(decodes)
+        last = torch.arange(self.tables.length) % width == width - 1
         return F.pad(committed, (0, 2)), F.pad(committed | last, (0, 2))
 
 
-def tensors(proposer_state: Any) -> list[Tensor]:
-    """The tensors of a proposer's state, [R, ·] each."""
-    return [x.view(len(x), -1) for x in tree_leaves(proposer_state) if isinstance(x, Tensor)]
+def tensors(carried: Any) -> list[Tensor]:
+    """The tensors of a strategy's state, [R, ·] each."""
+    return [x.view(len(x), -1) for x in leaves(carried) if isinstance(x, Tensor)]
 
 
-def split(
-    decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Where uniform k changes what each decode decides: (its index, midpoint, width) of every
-    piece of 0 … 1.
+class Pieces(NamedTuple):
+    """Intervals of one uniform, each in one decode."""
 
-    Intervals whose ends agree are one piece (decisions are monotone in a uniform); others are cut
-    until they are small.
-    """
-    everyone = torch.arange(len(u))
+    row: Tensor  # [I] indices of decodes
+    middle: Tensor  # [I]
+    width: Tensor  # [I]
 
-    def decide(row: Tensor, at: Tensor) -> Tensor:
-        v = u[row]
-        v[:, k] = at
-        return decoder.step(decodes.take(row), v)
 
-    row, ends = everyone, torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype).expand(len(u), 2)
-    # [I, 2, ·] at the ends [I, 2] of intervals
-    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)
-    fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
-    while True:
-        keep = (decided[:, 0] != decided[:, 1]).any(1)
-        row, ends, decided = row[keep], ends[keep], decided[keep]
-        if not len(row) or float((ends[:, 1] - ends[:, 0]).max()) < RESOLUTION:
-            break
-        points = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * fractions  # [I, S + 1]
-        inner = decide(row.repeat_interleave(SECTIONS - 1), points[:, 1:-1].flatten())
-        decided = torch.cat(
-            [decided[:, :1], inner.view(len(row), SECTIONS - 1, -1), decided[:, 1:]], 1
-        )
-        row, ends = row.repeat_interleave(SECTIONS), points.unfold(1, 2, 1).flatten(0, 1)
-        decided = decided.unfold(1, 2, 1).flatten(0, 1).mT
-    row = torch.cat([everyone, everyone, row])
-    at = torch.cat([torch.zeros_like(u[:, k]), torch.ones_like(u[:, k]), ends.mean(1)])
+def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> Pieces:
+    """The pieces of 0 … 1 in which uniform k leaves unchanged what each decode decides."""
+    row, threshold = thresholds(decoder, decodes, u, k)
+    decode = torch.arange(len(u))
+    row = torch.cat([decode, decode, row])
+    at = torch.cat([torch.zeros_like(u[:, k]), torch.ones_like(u[:, k]), threshold])
     order = at.argsort(stable=True)
     order = order[row[order].argsort(stable=True)]
-    row, at = row[order], at[order]
-    same = row[1:] == row[:-1]
-    low, width = at[:-1][same], (at[1:] - at[:-1])[same]
-    return row[:-1][same], low + width / 2, width
+    row = row[order]
+    at = at[order]
+    of_one_decode = row[1:] == row[:-1]
+    width = at.diff()[of_one_decode]
+    return Pieces(row[:-1][of_one_decode], at[:-1][of_one_decode] + width / 2, width)
+
+
+def thresholds(
+    decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """The values of uniform k at which a decode decides otherwise: its index and the value, [I]
+    each.
+
+    An interval whose ends agree has none (decisions are monotone in a uniform); others are cut
+    until they are small.
+    """
+
+    def decide(row: Tensor, at: Tensor) -> Tensor:
+        changed = u[row]
+        changed[:, k] = at
+        return decoder.step(decodes.take(row), changed)
+
+    row = torch.arange(len(u))
+    ends = torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype).expand(len(u), 2)  # [I, 2] of intervals
+    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)  # [I, 2, ·]
+    fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
+    while True:
+        differ = (decided[:, 0] != decided[:, 1]).any(1)
+        row = row[differ]
+        ends = ends[differ]
+        decided = decided[differ]
+        if not len(row) or float(ends.diff().max()) < RESOLUTION:
+            return row, ends.mean(1)
+        points = ends[:, :1] + ends.diff() * fractions  # [I, S + 1]
+        inner = decide(row.repeat_interleave(SECTIONS - 1), points[:, 1:-1].flatten())
+        inner = inner.unflatten(0, (len(row), SECTIONS - 1))
+        decided = torch.cat([decided[:, :1], inner, decided[:, 1:]], 1)
+        row = row.repeat_interleave(SECTIONS)
+        ends = points.unfold(1, 2, 1).flatten(0, 1)
+        decided = decided.unfold(1, 2, 1).flatten(0, 1).mT
 
 
 def branches(decoder: TableDecoder, decodes: Decodes) -> tuple[Decodes, Tensor]:
@@ -366,9 +382,11 @@ def branches(decoder: TableDecoder, decodes: Decodes) -> tuple[Decodes, Tensor]:
     """
     u = torch.full((len(decodes.weight), decoder.uniforms), 0.5, dtype=torch.float64)
     for k in decoder.order:
-        row, middle, width = split(decoder, decodes, u, k)
-        decodes, u = decodes.take(row, decodes.weight[row] * width), u[row]
-        u[:, k] = middle
+        pieces = split(decoder, decodes, u, k)
+        decodes = decodes.take(pieces.row)
+        decodes.weight = decodes.weight * pieces.width
+        u = u[pieces.row]
+        u[:, k] = pieces.middle
     return decodes, u
 
 
@@ -381,7 +399,10 @@ class Enumerated(NamedTuple):
 
 def enumerate_decodes(decoder: TableDecoder) -> Enumerated:
     """What the engine generates on tables."""
-    tables, decodes, bound, images = decoder.tables, decoder.start(), 0.0, list[Tensor]()
+    tables = decoder.tables
+    decodes = decoder.start()
+    bound = 0.0
+    images: list[Tensor] = []
     while True:
         decodes, loss = decoder.outcomes(decodes)
         bound += loss
@@ -402,14 +423,15 @@ def decode_tables(
 
     Greedy: the second are the argmax.  Plain Jacobi decoding must give the second in either case.
     """
-    state, u = TableDecoder(tables, method, greedy).sample(
-        count, torch.Generator().manual_seed(seed)
-    )
-    laws, expected = tables.world(), []
-    for draws in u[:, : tables.length, 0].tolist():
-        image: tuple[int, ...] = ()
-        for level in draws:
-            q = laws.q(image)
-            image += (q.index(max(q)) if greedy else inverse_cdf(q, level),)
+    generator = torch.Generator().manual_seed(seed)
+    sample = TableDecoder(tables, method, greedy).sample(count, generator)
+    q = tables.world().q
+    expected: list[Prefix] = []
+    for levels in sample.uniforms[:, : tables.length, 0].tolist():
+        image: Prefix = ()
+        for level in levels:
+            law = q(image)
+            token = law.index(max(law)) if greedy else inverse_cdf(law, level)
+            image = (*image, token)
         expected.append(image)
-    return state.now.tokens[:, : tables.length], torch.tensor(expected)
+    return sample.tokens, torch.tensor(expected)

@@ -1,28 +1,28 @@
-"""Statistical verification on a loaded target, or on large tables: do tokens follow the target's
-own distributions?
+"""Statistical tests, on a loaded target or on large tables, that tokens follow the target's own
+distributions.
 
 A lossless method draws token t from q_t, whatever came before; q_t is known exactly, from a plain
 forward pass over the finished image.  So no second sample is needed:
 
 ``ranks``    F_t, the randomised cumulative probability of token t under q_t, is uniform on 0 … 1
-  and independent from
-             token to token.  Tokens are put in the order in which a faulty decoder would favour
-             them (by p/q, or the drafted children first), which is known before the token is
-             drawn.  χ² over ``BINS`` bins.
+             and independent from token to token.  Tokens are put in the order in which a faulty
+             decoder would favour them (by p/q, or the drafted children first), which is known
+             before the token is drawn.  χ² over ``BINS`` bins.
 ``log q``    Σ_t log q_t(x_t) + H(q_t) has mean 0 and variance Σ_t Var(log q_t): a z-test.
-``forward``  the distributions that the engine saw while it decoded are those of the plain forward
-  pass: catches errors
-             of masks, positions and cache commits that both tests above would be told lies by.
+``forward``  The distributions that the engine saw while it decoded are those of the plain forward
+             pass.  This catches errors of masks, positions and cache commits, which would deceive
+             both tests above.
 
 N images, L tokens each, V vocabulary.
 """
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from scipy.optimize import brentq
-from scipy.stats import chi2, ncx2, norm
+from scipy.stats import chi2, chisquare, ncx2, norm
 from torch import Tensor
 
 from lanternbench.engine import decode as engine
@@ -31,7 +31,7 @@ from lanternbench.engine.relaxed import RelaxedProb
 from lanternbench.engine.sampling import at
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import RatioTest
-from lanternbench.lossless.exact import TableDecoder
+from lanternbench.lossless.exact import Sample, TableDecoder
 from lanternbench.lossless.tables import Tables
 from lanternbench.measure.fidelity import kernel
 from lanternbench.methods.build import build
@@ -61,7 +61,7 @@ CAPTIONS = (
 
 
 class Finding(NamedTuple):
-    """Outcome of one test: it fails where ``p_value`` < ALPHA; ``effect`` is found 9 times in 10."""
+    """Outcome of one test: it fails if ``p_value`` < ALPHA; ``effect`` is found 9 times in 10."""
 
     p_value: float
     effect: float
@@ -69,26 +69,24 @@ class Finding(NamedTuple):
     def about(self, sample: str, unit: str, powers: tuple[float, ...] = ()) -> str:
         """``powers``: the chances that the test would have found deliberately wrong rules."""
         text = f"−log10 p-value; {sample}; finds {self.effect:.2g} {unit} 9 times in 10"
-        each = (
-            f"{factor}×: {100 * chance:.0f} %"
-            for factor, chance in zip(FACTORS, powers, strict=True)
-        )
-        return f"{text}; a rule too generous by {', '.join(each)}" if powers else text
+        if not powers:
+            return text
+        chances = [f"{a}×: {100 * b:.0f} %" for a, b in zip(FACTORS, powers, strict=True)]
+        return f"{text}; a rule too generous by {', '.join(chances)}"
 
 
 def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:
     """[N, L, V] tokens as a faulty decoder might favour them, the most first: by p/q; chosen
     children; else by q.
     """
+    vocab = q.shape[-1]
+    tokens = torch.where(trace.children >= 0, trace.children, vocab)  # none: past the others
+    rank = torch.arange(tokens.shape[-1], 0, -1, device=q.device, dtype=q.dtype)
+    children = q.new_zeros(*q.shape[:-1], vocab + 1)
+    children = children.scatter(-1, tokens, rank.expand(tokens.shape))[..., :-1]
     known = trace.p.sum(-1, keepdim=True) > 0
-    ratio = trace.p / q.clamp(min=1e-12)
-    children = torch.nn.functional.pad(torch.zeros_like(q), (0, 1))
-    spare = torch.where(trace.children >= 0, trace.children, q.shape[-1])
-    rank = torch.arange(spare.shape[-1], 0, -1, device=q.device, dtype=q.dtype)
-    children = children.scatter(-1, spare, rank.expand(spare.shape))[..., :-1]
-    return (
-        torch.where(known, ratio, q + children).sort(dim=-1, descending=True, stable=True).indices
-    )
+    favour = torch.where(known, trace.p / q.clamp(min=1e-12), q + children)
+    return favour.argsort(dim=-1, descending=True, stable=True)
 
 
 def uniforms(q: Tensor, tokens: Tensor, order: Tensor, seed: int) -> Tensor:
@@ -105,12 +103,15 @@ def rank_test(f: Tensor) -> Finding:
     """χ² of F_t against the uniform law; the effect is the TV between the two that is found with
     power 0.9.
     """
-    n = f.numel()
     counts = torch.histc(f.flatten().double().cpu(), BINS, 0, 1)
-    statistic = float(((counts - n / BINS) ** 2).sum() / (n / BINS))
+    needed = brentq(lambda noncentrality: chance_to_fail(noncentrality) - 0.9, 1e-3, 1e3)
+    return Finding(float(chisquare(counts).pvalue), 0.5 * (needed / f.numel()) ** 0.5)
+
+
+def chance_to_fail(noncentrality: float) -> float:
+    """The power of the rank test."""
     threshold = chi2.isf(ALPHA, BINS - 1)
-    needed = brentq(lambda nc: ncx2.sf(threshold, BINS - 1, nc) - 0.9, 1e-3, 1e3)
-    return Finding(float(chi2.sf(statistic, BINS - 1)), 0.5 * (needed / n) ** 0.5)
+    return float(ncx2.sf(threshold, BINS - 1, noncentrality)) if noncentrality > 0 else ALPHA
 
 
 def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
@@ -121,16 +122,14 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
     log_q = q.clamp(min=1e-30).log()
     entropy = -(q * log_q).sum(-1)
     variance = ((q * log_q**2).sum(-1) - entropy**2).clamp(min=0).sum()
-    surplus = (at(log_q, tokens) + entropy).sum()
+    surplus = float((at(log_q, tokens) + entropy).sum())
     spread = float(variance.sqrt())
-    z = (
-        float(surplus) / spread
-        if spread > 0
-        else (0.0 if abs(float(surplus)) < 1e-6 else float("inf"))
-    )
-    return Finding(
-        float(2 * norm.sf(abs(z))), (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread / tokens.numel()
-    )
+    if spread > 0:
+        z = abs(surplus) / spread
+    else:
+        z = 0.0 if abs(surplus) < 1e-6 else math.inf
+    needed = (norm.isf(ALPHA / 2) + norm.isf(0.1)) * spread
+    return Finding(float(2 * norm.sf(z)), needed / tokens.numel())
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,34 +150,29 @@ class TooGenerous(RatioTest):
 def powers(
     trace: Trace, q: Tensor, order: Tensor, decoder: engine.SpeculativeDecoder
 ) -> tuple[float, ...]:
-    """With what probability would the rank test find a rule that is 1.1×, 1.2×, 1.5× too generous?
-      () without drafts.
+    """The chances that the rank test finds a rule 1.1×, 1.2×, 1.5× too generous; () without
+    drafts.
 
     The distribution K that the wrong rule draws its first child's token from, on up to ``NODES``
     of the decode's own nodes, puts more or less than 1/BINS into each bin of F_t.
     """
-    at_drafts = (trace.tried.flatten() > 0).nonzero()[:, 0]
-    if not len(at_drafts) or decoder.rule.by_position:
+    drafted = trace.tried.flatten().nonzero()[:, 0]
+    if not len(drafted) or decoder.rule.by_position:
         return ()
-    nodes = at_drafts[torch.linspace(0, len(at_drafts) - 1, min(NODES, len(at_drafts))).long()]
-    rows, order = q.flatten(0, 1)[nodes], order.flatten(0, 1)[nodes]
+    nodes = drafted[torch.linspace(0, len(drafted) - 1, min(NODES, len(drafted))).long()]
+    q = q.flatten(0, 1)[nodes]
+    order = order.flatten(0, 1)[nodes]
     p = trace.p.flatten(0, 1)[nodes] if bool(trace.sampled.flatten()[nodes].all()) else None
-    x, depth = trace.children[..., 0].flatten()[nodes].clamp(min=0), trace.depth.flatten()[nodes]
-    chances, share = [], len(at_drafts) / trace.tried.numel()
+    x = trace.children[..., 0].flatten()[nodes].clamp(min=0)
+    depth = trace.depth.flatten()[nodes]
+    tokens = trace.tried.numel()
+    chances = []
     for factor in FACTORS:
-        drawn = kernel(
-            rows,
-            p,
-            x,
-            depth,
-            TooGenerous(decoder.rule, factor),
-            decoder.residual,
-        )
-        extra = mass_per_bin(rows.gather(-1, order), drawn.gather(-1, order)).mean(0) - 1 / BINS
-        nc = float((share * extra).square().sum() * trace.tried.numel() * BINS)
-        chances.append(
-            float(ncx2.sf(chi2.isf(ALPHA, BINS - 1), BINS - 1, nc)) if nc > 0 else ALPHA
-        )
+        wrong = TooGenerous(decoder.rule, factor)
+        drawn = kernel(q, p, x, depth, wrong, decoder.residual)
+        mass = mass_per_bin(q.gather(-1, order), drawn.gather(-1, order)).mean(0)
+        extra = (mass - 1 / BINS) * len(drafted) / tokens
+        chances.append(chance_to_fail(float(extra.square().sum()) * tokens * BINS))
     return tuple(chances)
 
 
@@ -186,15 +180,16 @@ def mass_per_bin(q: Tensor, drawn: Tensor) -> Tensor:
     """Mass of ``drawn`` [n, V] in each of BINS equal parts of q [n, V], tokens in the order of the
     test: [n, BINS].
     """
-    q, drawn = q.double(), drawn.double()
-    below, drawn_below = q.cumsum(-1), drawn.cumsum(-1)
-    edges = below[:, -1:] * torch.arange(1, BINS, device=q.device) / BINS
-    token = torch.searchsorted(below, edges).clamp(max=q.shape[-1] - 1)
-    # of the token that an edge cuts
-    left = (below.gather(-1, token) - edges) / q.gather(-1, token).clamp(min=1e-30)
-    mass = drawn_below.gather(-1, token) - left.clamp(0, 1) * drawn.gather(-1, token)
-    ends = torch.zeros_like(mass[:, :1])
-    return torch.cat([ends, mass, drawn_below[:, -1:]], -1).diff(dim=-1)
+    q = q.double()
+    drawn = drawn.double()
+    q_upto = q.cumsum(-1)
+    drawn_upto = drawn.cumsum(-1)
+    edges = q_upto[:, -1:] * torch.arange(1, BINS, device=q.device) / BINS
+    token = torch.searchsorted(q_upto, edges).clamp(max=q.shape[-1] - 1)
+    # the share of the token that lies beyond the edge which cuts it
+    beyond = (q_upto.gather(-1, token) - edges) / q.gather(-1, token).clamp(min=1e-30)
+    mass = drawn_upto.gather(-1, token) - beyond.clamp(0, 1) * drawn.gather(-1, token)
+    return torch.cat([mass, drawn_upto[:, -1:]], -1).diff(dim=-1, prepend=0 * mass[:, :1])
 
 
 class Sampled(NamedTuple):
@@ -202,8 +197,8 @@ class Sampled(NamedTuple):
 
     ranks: Finding
     log_q: Finding
-    forward: float  # largest |q in the loop − q of a plain forward|
-    overlap: float  # mean Σ min(p, q) of first drafted tokens; NaN where children are not sampled
+    forward: float  # largest |q in the loop − q of a plain forward pass|
+    overlap: float  # mean Σ min(p, q) of first drafted tokens; NaN if children are not sampled
     # chances that a rule 1.1×, 1.2×, 1.5× too generous would have been found by its ranks
     powers: tuple[float, ...]
     tokens: int
@@ -215,11 +210,24 @@ def tested(
 ) -> Sampled:
     """The tests of tokens [N, L], which are to follow q [N, L, V]."""
     order = favoured_tokens(trace, q)
-    ranks = rank_test(uniforms(q, tokens, order, seed))
     first = (trace.p.sum(-1) > 0) & (trace.depth == 1)
-    overlap = float(torch.minimum(trace.p, trace.q).sum(-1)[first].mean())
-    forward, chances = float((trace.q - q).abs().max()), powers(trace, q, order, decoder)
-    return Sampled(ranks, log_q_test(q, tokens), forward, overlap, chances, tokens.numel())
+    return Sampled(
+        ranks=rank_test(uniforms(q, tokens, order, seed)),
+        log_q=log_q_test(q, tokens),
+        forward=float((trace.q - q).abs().max()),
+        overlap=float(torch.minimum(trace.p, trace.q).sum(-1)[first].mean()),
+        powers=powers(trace, q, order, decoder),
+        tokens=tokens.numel(),
+    )
+
+
+def target_distributions(
+    decoder: engine.SpeculativeDecoder, captions: list[str], tokens: Tensor
+) -> Tensor:
+    """q [N, L, V] of every token [N, L], by plain forward passes over finished images."""
+    target = decoder.target
+    prefix = target.prefix(captions, target.guidance)
+    return teacher_forced(target, prefix, tokens, target.guidance, decoder.warp)
 
 
 @torch.inference_mode()
@@ -230,31 +238,27 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     """
     decoder = build(target, method)
     captions = [CAPTIONS[i // 2 % len(CAPTIONS)] for i in range(count)]
-    generated = engine.generate(
-        decoder, captions, [f"verify-{i}" for i in range(count)], seed, trace=True
-    )
-    tokens, trace = torch.stack([g.tokens for g in generated]), generated[0].trace
-    assert trace is not None
-    q = teacher_forced(
-        target, target.prefix(captions, target.guidance), tokens, target.guidance, decoder.warp
-    )
-    alike = int((tokens[: count // 2 * 2 : 2] == tokens[1::2]).all(-1).sum())
-    return tested(trace, q, tokens, decoder, seed)._replace(alike=alike)
+    keys = [f"verify-{i}" for i in range(count)]
+    generated = engine.generate(decoder, captions, keys, seed, trace=True)
+    tokens = torch.stack([image.tokens for image in generated])
+    trace: Any = generated[0].trace
+    tests = tested(trace, target_distributions(decoder, captions, tokens), tokens, decoder, seed)
+    pairs = tokens[: count // 2 * 2].unflatten(0, (-1, 2))
+    return tests._replace(alike=int((pairs[:, 0] == pairs[:, 1]).all(-1).sum()))
 
 
 @torch.inference_mode()
 def greedy_difference(target: Target, method: Method, count: int, seed: int) -> int:
     """How many of ``count`` greedy images are not what greedy autoregressive decoding gives.
 
-    They are if every token is the argmax of q in a plain forward over the image; within ``TIE`` of
-    it is rounding.
+    They are if every token is the argmax of q in a plain forward pass over the image; within
+    ``TIE`` of it is rounding.
     """
     decoder = build(target, method, GREEDY)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
-    tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, seed=seed)])
-    q = teacher_forced(
-        target, target.prefix(captions, target.guidance), tokens, target.guidance, decoder.warp
-    )
+    generated = engine.generate(decoder, captions, seed=seed)
+    tokens = torch.stack([image.tokens for image in generated])
+    q = target_distributions(decoder, captions, tokens)
     return int((q.amax(-1) - at(q, tokens) >= TIE).any(1).sum())
 
 
@@ -266,17 +270,18 @@ def sampled_tables(method: Method, seed: int, decodes: int = DECODES) -> Sampled
     A TV of 0.02 at a step is found 9 times in 10.
     """
     tables = Tables(VOCAB, LENGTH, seed, "dense", SAMPLING)
-    decoder, world = TableDecoder(tables, method, published=True), tables.world()
-    generator, traces, images = torch.Generator().manual_seed(seed), list[Trace](), list[Tensor]()
+    decoder = TableDecoder(tables, method, published=True)
+    generator = torch.Generator().manual_seed(seed)
+    samples: list[Sample] = []
     for start in range(0, decodes, BATCH):
-        state, _ = decoder.sample(min(BATCH, decodes - start), generator, trace=True)
-        assert state.trace is not None
-        traces.append(state.trace)
-        images.append(state.now.tokens[:, :LENGTH])
-    trace, tokens = traces[0], torch.cat(images)
+        samples.append(decoder.sample(min(BATCH, decodes - start), generator))
+    tokens = torch.cat([sample.tokens for sample in samples])
+    trace = samples[0].trace
     for name in vars(trace):
-        setattr(trace, name, torch.cat([getattr(one, name)[:, 1:LENGTH] for one in traces]))
-    q = torch.tensor(
-        [[world.q(tuple(image[:t])) for t in range(1, LENGTH)] for image in tokens.tolist()]
-    )
-    return tested(trace, q, tokens[:, 1:], decoder.decoder, seed)
+        parts = [getattr(sample.trace, name)[:, 1:LENGTH] for sample in samples]
+        setattr(trace, name, torch.cat(parts))
+    world = tables.world()
+    q = []
+    for image in tokens.tolist():
+        q.append([world.q(tuple(image[:t])) for t in range(1, LENGTH)])
+    return tested(trace, torch.tensor(q), tokens[:, 1:], decoder.decoder, seed)

@@ -10,6 +10,7 @@ and traces are the code that decodes images.
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from lanternbench.engine.proposal import Drafter, Expand
 from lanternbench.engine.state import DecodeState
-from lanternbench.lossless.plain import Prefix, World
+from lanternbench.lossless.plain import Logits, Prefix, World
 from lanternbench.methods.proposals.drafting import parent_states
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import ImageDecoder
@@ -39,20 +40,16 @@ ROW_END_VQ = VQConfig(
 
 
 def random_rows(count: int, vocab: int, kind: str, generator: torch.Generator) -> Tensor:
-    """[count, vocab] distributions: ``dense``; with ``zeros``; ``one-token`` each; ``mixed``: some
-    rows of each.
-    """
+    """[count, vocab] distributions: ``dense``, with ``zeros``, of ``one-token``; or ``mixed``."""
     logits = 1.5 * torch.randn(count, vocab, generator=generator, dtype=torch.float64)
-    smallest, second = (
-        logits == logits.amin(-1, keepdim=True),
-        logits < logits.amax(-1, keepdim=True),
-    )
-    # mixed: half, 3 in 10, and 2 in 10 of them
-    draw = {"dense": 0.0, "zeros": 0.6, "one-token": 0.9}.get(kind)
-    draws = (
-        torch.rand(count, 1, generator=generator) if draw is None else torch.full((count, 1), draw)
-    )
-    banned = torch.where(draws > 0.8, second, (draws > 0.5) & smallest)
+    least_likely = logits == logits.amin(-1, keepdim=True)
+    not_likeliest = logits < logits.amax(-1, keepdim=True)
+    if kind == "mixed":  # half, 3 in 10, and 2 in 10 of them
+        draws = torch.rand(count, 1, generator=generator)
+        banned = torch.where(draws > 0.8, not_likeliest, (draws > 0.5) & least_likely)
+    else:
+        no_token = torch.zeros_like(least_likely)
+        banned = {"dense": no_token, "zeros": least_likely, "one-token": not_likeliest}[kind]
     return logits.masked_fill(banned, -torch.inf).softmax(-1)
 
 
@@ -74,28 +71,33 @@ class Tables:
         deep: bool = False,
     ):
         generator = torch.Generator().manual_seed(seed)
-        self.vocab, self.length, self.sampling, self.deep = vocab, length, sampling, deep
+        self.vocab = vocab
+        self.length = length
+        self.sampling = sampling
+        self.deep = deep
         self.grid = (-(-length // 2), 2)  # two tokens a row
-        count = sum(vocab**n for n in range(length))
-        self.q, self.p = (random_rows(count, vocab, kind, generator) for _ in "qp")
-        self.codebook = 0.5 * torch.randn(vocab, 2, generator=generator)
-        without = [random_rows(count, vocab, "dense", generator) for _ in "qp"]
-        self.target_logits, self.drafter_logits = (
-            torch.stack(both).log() for both in zip((self.q, self.p), without, strict=True)
-        )  # [2, prefixes, V], conditional rows first
         self.halves = 1 if sampling.guidance == 1.0 else 2
+        count = sum(vocab**n for n in range(length))
+        self.q = random_rows(count, vocab, kind, generator)
+        self.p = random_rows(count, vocab, kind, generator)
+        self.codebook = 0.5 * torch.randn(vocab, 2, generator=generator)
+        q_uncond = random_rows(count, vocab, "dense", generator)
+        p_uncond = random_rows(count, vocab, "dense", generator)
+        # [2, prefixes, V], conditional rows first
+        self.target_logits = torch.stack([self.q, q_uncond]).log()
+        self.drafter_logits = torch.stack([self.p, p_uncond]).log()
 
     def rows(self, code: Tensor, length: Tensor) -> Tensor:
-        """Which row belongs to a prefix of ``length`` tokens read as a number ``code`` in base V."""
+        """The row of a prefix of ``length`` tokens, read as a number ``code`` in base V."""
         first = (self.vocab**length - 1) // (self.vocab - 1)  # how many prefixes are shorter
         return (first + code) % len(self.q)  # past the image's end any row will do
 
     def halved(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """The rows [R, …] of logits, of which the first half is conditional where there is
-        guidance: [R, …, V].
+        """The rows [R, …] of logits, of which the first half is conditional with guidance:
+        [R, …, V].
         """
-        half = torch.arange(len(rows)) >= len(rows) // self.halves
-        return logits[half.long().view(-1, *[1] * (rows.ndim - 1)), rows]
+        half = torch.arange(len(rows)) // (len(rows) // self.halves)
+        return logits[half.view(-1, *[1] * (rows.ndim - 1)), rows]
 
     def states_after(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
         """The target's states [R, n, V] after what is seen, see ``read``; position 0 is the
@@ -104,32 +106,30 @@ class Tables:
         code = torch.zeros(seen.shape[:2], dtype=torch.long)
         for place in range(1, int(position.max()) + 1):
             at = seen & (position == place)[:, None]  # [R, n, S], one slot at most
-            code = torch.where(
-                at.any(-1), code * self.vocab + (at * tokens[:, None]).sum(-1), code
-            )
+            token = (at * tokens[:, None]).sum(-1)
+            code = torch.where(at.any(-1), code * self.vocab + token, code)
         return self.halved(self.target_logits, self.rows(code, seen.sum(-1) - 1))
 
     def row_after(self, prefix: Prefix) -> int:
-        code = sum(x * self.vocab**i for i, x in enumerate(reversed(prefix)))
+        code = 0
+        for x in prefix:
+            code = code * self.vocab + x
         return int(self.rows(torch.tensor(code), torch.tensor(len(prefix))))
 
     def world(self) -> World:
         """The same world in plain Python, which shares no code with the engine."""
 
-        def after(rows: Tensor) -> Callable[[Prefix], list[float]]:
+        def after(rows: Tensor) -> Logits:
             logits = rows.tolist()
             return lambda prefix: logits[self.row_after(prefix)]
 
-        target, target_uncond = map(after, self.target_logits)
-        drafter, drafter_uncond = map(after, self.drafter_logits)
-        guided = self.halves == 2
         return World(
             self.vocab,
             self.length,
-            target,
-            drafter,
-            target_uncond=target_uncond if guided else None,
-            drafter_uncond=drafter_uncond if guided else None,
+            target=after(self.target_logits[0]),
+            drafter=after(self.drafter_logits[0]),
+            target_uncond=after(self.target_logits[1]),
+            drafter_uncond=after(self.drafter_logits[1]),
             sampling=self.sampling,
             grid_width=self.grid[1],
             codebook=self.codebook.double().tolist(),
@@ -137,16 +137,13 @@ class Tables:
 
     def numbers(self, images: Tensor) -> Tensor:
         """Images [R, ≥ L] read as numbers in base V: [R]."""
-        return (
-            images[:, : self.length] * self.vocab ** torch.arange(self.length - 1, -1, -1)
-        ).sum(1)
+        places = self.vocab ** torch.arange(self.length - 1, -1, -1)
+        return (images[:, : self.length] * places).sum(1)
 
     def on_all_images(self, images: dict[Prefix, float]) -> Tensor:
         """Their probabilities by number, [V ** L]."""
-        out = torch.zeros(self.vocab**self.length, dtype=torch.float64)
-        for image, probability in images.items():
-            out[self.numbers(torch.tensor([image]))] += probability
-        return out
+        every_image = product(range(self.vocab), repeat=self.length)
+        return torch.tensor([images.get(image, 0.0) for image in every_image], dtype=torch.float64)
 
     def joint(self) -> Tensor:
         """P(image) under the target, by its plain definition: [V ** L]."""
@@ -154,11 +151,10 @@ class Tables:
 
 
 class RowTables(Tables):
-    """For rows of the image that are drawn at once: the target has logits after every view,
-    ``grid`` = rows, columns.
+    """Tables for rows of the image that are drawn at once: the target has logits after every view.
 
-    A view is what an input attends to: it is read as a number whose digits are the tokens by
-    position, 0 for none.
+    ``grid``: rows, columns.  A view is what an input attends to: it is read as a number whose
+    digits are the tokens by position, 0 for none.
     """
 
     def __init__(
@@ -173,18 +169,21 @@ class RowTables(Tables):
         self.grid = grid
         generator = torch.Generator().manual_seed(seed)
         count = (vocab + 1) ** (self.length - 1)
-        both = [random_rows(count, vocab, style, generator) for style in (kind, "dense")]
-        self.target_logits = torch.stack(both).log()  # [2, views, V], conditional first
+        cond = random_rows(count, vocab, kind, generator)
+        uncond = random_rows(count, vocab, "dense", generator)
+        self.target_logits = torch.stack([cond, uncond]).log()  # [2, views, V]
 
     def row_after(self, view: Prefix) -> int:
-        return sum((x + 1) * (self.vocab + 1) ** i for i, x in enumerate(view))
+        code = 0
+        for x in reversed(view):
+            code = code * (self.vocab + 1) + x + 1
+        return code
 
     def states_after(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
         """NaN for an input that attends to an empty slot."""
         place = (position - 1).clamp(0, self.length)
-        digits = torch.where(
-            (position > 0) & (place < self.length - 1), (tokens + 1) * (self.vocab + 1) ** place, 0
-        )
+        counts = (position > 0) & (place < self.length - 1)
+        digits = torch.where(counts, (tokens + 1) * (self.vocab + 1) ** place, 0)
         code = (seen * digits[:, None]).sum(-1).clamp(0, self.target_logits.shape[1] - 1)
         empty = (seen & (position < 0)[:, None]).any(-1, keepdim=True)
         return torch.where(empty, torch.nan, self.halved(self.target_logits, code))
@@ -229,67 +228,65 @@ class TableModel:
 def read(
     x: Tensor, rope: Tensor, mask: Tensor | None, put: Callable[[int, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write tokens x [R, n, 1] -> what is in the slots: tokens and positions, −1 for none, [R, S];
-    and which of them each input attends to, bool [R, n, S]."""
+    """Write tokens x [R, n, 1].
+
+    Return what is in the slots, tokens and positions [R, S] (−1 for none), and which of them each
+    input attends to, bool [R, n, S].
+    """
     position = rope[..., 0, 0].expand(x.shape[:2])
-    # [R, 2, S]
-    slots = put(0, torch.stack([position + 1, x[..., 0]], 1)[..., None])[..., 0].long()
+    entries = torch.stack([position + 1, x[..., 0]], 1)
+    slots = put(0, entries[..., None])[..., 0].long()  # [R, 2, S]
     seen = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, 0] == 0
     return slots[:, 1], slots[:, 0] - 1, seen.expand(*x.shape[:2], slots.shape[-1])
 
 
 SMALL = [[0], [1], [2], [0, 0], [0, 1]]
 DEEP = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]]
+# a drafter that is never run, because the table drafts
+NET = SimpleNamespace(
+    heads=8, block=10, depths=(), causal=False,
+    aux_layers=lambda model: (), misfit=lambda target: None,
+)  # fmt: skip
+
+
+def small_options(deep: bool) -> dict[str, Any]:
+    """Default trees that can be enumerated."""
+    levels = 3 if deep else 2
+    chain = f"chain-{levels}"
+    paths = DEEP if deep else SMALL
+    return {
+        "chain": chain, "block": chain, "static": paths, "medusa": paths, "near": 3,
+        "depth": levels, "draft_top_k": 2, "total_nodes": 2 * levels, "width_range": (0, 3),
+        "l_k": 1, "row_window": 1,
+    }  # fmt: skip
 
 
 class TableTarget:
-    """The interface of a target over tables; its default trees can be enumerated, or are the
-    ``published`` ones.
+    """The interface of a target over tables; its default trees can be enumerated unless they are
+    to be the ``published`` ones.
     """
 
-    name, graphs, row_width, row_end, pad_rows, device = (
-        "tables",
-        None,
-        0,
-        None,
-        "alone",
-        torch.device("cpu"),
-    )
+    name = "tables"
+    graphs = None
+    row_width = 0
+    row_end = None
+    pad_rows = "alone"
+    device = torch.device("cpu")
 
     def __init__(self, tables: Tables, published: bool = False):
-        self.vocab, self.codebook, self.halves = tables.vocab, tables.codebook, tables.halves
-        self.length, self.image_slots, self.grid, self.grids = (
-            tables.length,
-            tables.length,
-            tables.grid,
-            (tables.grid,),
-        )
+        self.vocab = tables.vocab
+        self.codebook = tables.codebook
+        self.halves = tables.halves
+        self.length = tables.length
+        self.image_slots = tables.length
+        self.grid = tables.grid
+        self.grids = (tables.grid,)
         self.sampling = tables.sampling
         self.guidance = tables.sampling.guidance
         self.model = TableModel(tables)
-        self.near: dict[Any, Any] = {}
-        # never run: the table drafts
-        net = SimpleNamespace(
-            heads=8, aux_layers=lambda model: (), misfit=lambda target: None, block=10
-        )
-        net.depths, net.causal = (), False
-        self.drafters = dict.fromkeys(KINDS, net)
-        paths, levels = (DEEP, 3) if tables.deep else (SMALL, 2)
-        small = {
-            "chain": f"chain-{levels}",
-            "block": f"chain-{levels}",
-            "static": paths,
-            "medusa": paths,
-            "near": 3,
-        }
-        small |= {
-            "depth": levels,
-            "draft_top_k": 2,
-            "total_nodes": 2 * levels,
-            "width_range": (0, 3),
-            "l_k": 1,
-        }
-        self.options: dict[str, Any] = {} if published else small | {"row_window": 1}
+        self.near: dict[object, object] = {}
+        self.drafters = dict.fromkeys(KINDS, NET)
+        self.options = {} if published else small_options(tables.deep)
 
     def prefix(self, captions: list[str], guidance: float) -> Prompt:
         """One token, at position 0."""
@@ -311,12 +308,11 @@ class TableDrafter(Drafter[None]):
         return None
 
     def root(self, state: DecodeState, drafter_state: None) -> tuple[Tensor, Expand]:
-        """Reads the committed tokens but the last out of the target's cache, as attention would."""
-        cache, vocab = state.cache, self.tables.vocab
-        length, memory = (
-            cache.all_rows(state.now.length.device),
-            cache.store[0, :, 1, 1:, 0].long(),
-        )
+        """Read the committed tokens but the last out of the target's cache, as attention would."""
+        cache = state.cache
+        vocab = self.tables.vocab
+        length = cache.all_rows(state.now.length.device)
+        memory = cache.store[0, :, 1, 1:, 0].long()
         code = torch.zeros_like(length)
         for slot in range(max(state.now.length.host or (1,)) - 1):
             code = torch.where(slot < length - 1, code * vocab + memory[:, slot], code)
@@ -328,24 +324,27 @@ class TableDrafter(Drafter[None]):
         ) -> Tensor:
             nonlocal codes
             before = parent_states(cache, codes[..., None], parent, tokens.shape[1], depth)[..., 0]
-            codes = before * vocab + (0 if self.marginals else cache.all_rows(tokens))
+            last = torch.zeros_like(tokens) if self.marginals else tokens
+            codes = before * vocab + cache.all_rows(last)
             return self._logits(codes, state, depth)
 
         return self._logits(codes, state, 0)[:, 0], expand
 
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
         length = state.cache.all_rows(state.now.length.device[:, None]) + depth
-        tables = self.tables
-        return self.head.logits(
-            tables.halved(tables.drafter_logits, tables.rows(codes, length)), state.guidance
-        )
+        rows = self.tables.rows(codes, length)
+        logits = self.tables.halved(self.tables.drafter_logits, rows)
+        return self.head.logits(logits, state.guidance)
 
 
 @cache
 def row_end_target() -> Target:
-    """A small random model that writes row ends, so that methods are checked on their slots,
-    positions and caches: Lumina-mGPT's layout in 4 × 4 tokens; weights so large that every token
-    depends on all before it."""
+    """A small random model that writes row ends, on whose slots, positions and caches methods are
+    checked.
+
+    It has Lumina-mGPT's layout in 4 × 4 tokens, and weights so large that every token depends on
+    all before it.
+    """
     family = ChameleonFamily()
     shape = asdict(ROW_END_CONFIG) | {"dialect": "lumina", "vq": asdict(ROW_END_VQ)}
     row = Entry(name="row ends", family="chameleon", about="", shape=shape, guidance=2.0)
@@ -355,14 +354,10 @@ def row_end_target() -> Target:
     with torch.no_grad():
         for net in (target.model, *target.drafters.values()):
             for name, p in net.named_parameters():
-                p.normal_(std=0.3, generator=generator)
-                p += float("norm" in name and name.endswith("weight"))
+                is_norm = "norm" in name and name.endswith("weight")
+                p.normal_(mean=float(is_norm), std=0.3, generator=generator)
     target.options = {
-        "static": "twig-8",
-        "chain": "chain-3",
-        "depth": 3,
-        "draft_top_k": 3,
-        "total_nodes": 8,
-    }
-    target.options |= {"width_range": (1, 9), "l_k": 1, "near": 8}
+        "static": "twig-8", "chain": "chain-3", "depth": 3, "draft_top_k": 3, "total_nodes": 8,
+        "width_range": (1, 9), "l_k": 1, "near": 8,
+    }  # fmt: skip
     return target

@@ -16,7 +16,7 @@ from test_emu3 import VQ
 from lanternbench.engine import decode as engine
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.lossless import on_tables
-from lanternbench.lossless.tables import ROW_END_CONFIG, ROW_END_VQ, row_end_target
+from lanternbench.lossless.tables import ROW_END_CONFIG, ROW_END_VQ, RowTables, row_end_target
 from lanternbench.measure.fidelity import decode_loss, row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -308,9 +308,8 @@ def test_what_does_not_combine_is_refused_with_the_reason(monkeypatch, capfd, ar
     ("name", "options"), [("zipar", {"window": 1}), ("zipar", {"window": "adaptive", "s_min": 1})]
 )
 def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options):
-    one = on_tables(
-        method(name, **options), (2, (3, 3), "dense", Sampling(guidance=1.5, temperature=0.9)), 1
-    )
+    sampling = Sampling(guidance=1.5, temperature=0.9)
+    one = on_tables(method(name, **options), RowTables(2, (3, 3), 1, sampling=sampling))
     assert max(one.off, one.wrong, one.tv - one.enumerated.loss) < 1e-6
     assert one.enumerated.loss > 0.05
 
@@ -320,6 +319,6 @@ def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options
     [{"c": 1, "window": 1}, {"c": 1, "window": 1, "reuse": 0.5, "acceptance": "lantern"}],
 )
 def test_windows_of_rows_too(options):
-    one = on_tables(method("pjd", **options), (2, (2, 3), "dense"), 1)
+    one = on_tables(method("pjd", **options), RowTables(2, (2, 3), 1))
     assert max(one.off, one.wrong, one.tv - one.enumerated.loss) < 1e-6
     assert one.tv > 0.01

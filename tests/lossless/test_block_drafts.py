@@ -29,10 +29,10 @@ TREES = {
     "adaptive": {"tree": "adaptive"},
 }
 WORLDS = {
-    "plain": (3, 4, "mixed"),
-    "guided": (3, 4, "dense", Sampling(guidance=1.7)),
-    "top-k": (4, 3, "dense", Sampling(guidance=1.5, temperature=1.3, top_k=3)),
-    "top-p": (4, 3, "zeros", Sampling(guidance=1.5, temperature=0.9, top_k=0, top_p=0.9)),
+    "plain": Tables(3, 4, 3, "mixed"),
+    "guided": Tables(3, 4, 3, "dense", Sampling(guidance=1.7)),
+    "top-k": Tables(4, 3, 3, "dense", Sampling(guidance=1.5, temperature=1.3, top_k=3)),
+    "top-p": Tables(4, 3, 3, "zeros", Sampling(guidance=1.5, temperature=0.9, top_p=0.9)),
 }
 RELAXED = {
     "cool-sd": {"tree": "chain"},
@@ -55,7 +55,7 @@ EACH = [("chain", "plain"), ("static", "top-p"), ("dynamic", "guided"), ("adapti
 
 @pytest.mark.parametrize(("tree", "world"), slow_but(EACH, product(TREES, WORLDS)))
 def test_the_target_s_distribution_is_kept(fine, tree, world):
-    one = on_tables(method("dflash", **TREES[tree]), WORLDS[world], 3)
+    one = on_tables(method("dflash", **TREES[tree]), WORLDS[world])
     assert one.defined is not None
     assert max(one.bias, one.lost, one.enumerated.loss, one.off) <= CLOSE
 
@@ -68,7 +68,7 @@ def test_the_target_s_distribution_is_kept(fine, tree, world):
 def test_block_verification_another_residual_and_the_public_code_s_drafts_keep_it_too(
     fine, options
 ):
-    one = on_tables(method("dflash", **options), WORLDS["top-k"], 3)
+    one = on_tables(method("dflash", **options), WORLDS["top-k"])
     assert max(one.bias, one.lost, one.enumerated.loss) <= CLOSE
     assert ("variant" in options) == (one.defined is None)  # it is not a paper's
 
@@ -92,7 +92,7 @@ def test_at_temperature_0_tokens_are_the_argmax(tree):
 )
 def test_relaxed_rules_draw_what_they_define_within_their_bound(fine, name, world):
     made = method(name.partition(" ")[0], proposal="dflash", **RELAXED[name])
-    one = on_tables(made, WORLDS[world], 3)
+    one = on_tables(made, WORLDS[world])
     assert one.defined is not None
     # ω is kept in float32
     assert max(one.off, one.lost, abs(one.enumerated.loss - one.loss)) <= 10 * CLOSE
@@ -113,9 +113,9 @@ def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_defi
         return replace(spec, marginals=False)
 
     made = method("cool-sd", proposal="dflash", tree="chain")
-    assert on_tables(made, WORLDS["plain"], 3).off < 1e-6
+    assert on_tables(made, WORLDS["plain"]).off < 1e-6
     monkeypatch.setattr("lanternbench.lossless.definition", by_drafts)
-    assert on_tables(made, WORLDS["plain"], 3).off > 1e-3
+    assert on_tables(made, WORLDS["plain"]).off > 1e-3
 
 
 def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
@@ -126,7 +126,7 @@ def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
         "torch.cat(p_all, 1) if",
         "torch.cat(p_all[::-1], 1) if",
     )
-    monkeypatch.setattr("lanternbench.lossless.WORLDS", (WORLDS["plain"],))
+    monkeypatch.setattr("lanternbench.lossless.WORLDS", (lambda seed: WORLDS["plain"],))
     row = next(verify_method(method("dflash"), None, 3, 1))
     assert (row.check, row.passed) == ("tables: exact distribution", False)
     assert row.value > 1e-3

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice, product
 from typing import Any, NamedTuple
 
@@ -139,13 +140,13 @@ GUIDED = Sampling(guidance=1.7, temperature=1.4, top_k=3, top_p=0.9)
 @pytest.mark.parametrize("name", ["ar", "sd", "eagle-2", "cool-sd", "sjd", "scd"])
 def test_guided_and_warped_the_engine_samples_what_the_papers_define(name):
     with torch.inference_mode():
-        one = lossless.on_tables(method(name), (4, 3, "dense", GUIDED), 11)
+        one = lossless.on_tables(method(name), Tables(4, 3, 11, "dense", GUIDED))
     assert one.wrong < RESOLUTION
 
 
 def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
-    monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
-    monkeypatch.setattr(lossless, "TREES", (3, 3, "dense"))
+    monkeypatch.setattr(lossless, "WORLDS", (partial(Tables, 3, 3, kind="dense"),))
+    monkeypatch.setattr(lossless, "TREES", partial(Tables, 3, 3, kind="dense"))
     labels = {m.label for m in lossless.variations(method("cool-sd"))}
     assert {
         "cool-sd λ=1",
@@ -167,7 +168,7 @@ def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
 
 
 def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkeypatch):
-    monkeypatch.setattr(lossless, "WORLDS", ((3, 3, "dense"),))
+    monkeypatch.setattr(lossless, "WORLDS", (partial(Tables, 3, 3, kind="dense"),))
     row = next(
         lossless.verify_method(method("lantern", variant="reference", delta=0.3), None, 0, 1)
     )
@@ -178,7 +179,12 @@ def test_a_method_without_a_plain_definition_is_judged_by_its_bound_alone(monkey
 @pytest.mark.slow
 def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(monkeypatch):
     monkeypatch.setattr(
-        lossless, "WORLDS", ((3, 3, "dense"), (3, 4, "dense", lossless.GUIDED, True))
+        lossless,
+        "WORLDS",
+        (
+            partial(Tables, 3, 3, kind="dense"),
+            partial(Tables, 3, 4, kind="dense", sampling=lossless.GUIDED, deep=True),
+        ),
     )
 
     class Peak(AcceptanceRule):
@@ -216,7 +222,9 @@ def test_a_plug_in_s_rule_and_residual_are_held_against_their_own_definitions(mo
 
 
 def test_a_tree_that_adapts_the_wrong_way_is_found_though_its_images_are_right(monkeypatch):
-    monkeypatch.setattr(lossless, "WORLDS", ((3, 5, "dense", Sampling(), True),))
+    monkeypatch.setattr(
+        lossless, "WORLDS", (partial(Tables, 3, 5, kind="dense", sampling=Sampling(), deep=True),)
+    )
     honest = adaptive.adapt
 
     def flipped(start, alpha, within):

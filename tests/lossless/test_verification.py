@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 from typing import get_args
@@ -46,9 +47,9 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 
 @pytest.fixture(autouse=True)
 def _inference(monkeypatch):
-    monkeypatch.setattr(verification, "WORLDS", ((3, 3, "dense"),))
-    monkeypatch.setattr(verification, "TREES", (2, 3, "dense"))
-    monkeypatch.setattr(verification, "WINDOWS", (2, 3, "dense"))
+    monkeypatch.setattr(verification, "WORLDS", (partial(Tables, 3, 3, kind="dense"),))
+    monkeypatch.setattr(verification, "TREES", partial(Tables, 2, 3, kind="dense"))
+    monkeypatch.setattr(verification, "WINDOWS", partial(Tables, 2, 3, kind="dense"))
     monkeypatch.setattr(verification, "DECODES", 200)
     monkeypatch.setattr(statistical, "LENGTH", 4)  # of large tables
     with torch.inference_mode():

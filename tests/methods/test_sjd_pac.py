@@ -40,7 +40,9 @@ def test_a_chain_beyond_the_tree_is_lossless_and_the_plain_definition():
     """Images long enough for a draft of the chain to be judged by a later step; steps are
     compared, too.
     """
-    assert on_tables(method("sjd-pac", siblings=1, depth=2), (2, 5, "dense"), 5).wrong < EXACT
+    assert (
+        on_tables(method("sjd-pac", siblings=1, depth=2), Tables(2, 5, 5, "dense")).wrong < EXACT
+    )
 
 
 def test_more_siblings_than_tokens_are_lossless(monkeypatch):

@@ -5,6 +5,7 @@ distribution.
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lanternbench import lossless
 from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, WORLDS, on_tables, verify_all
 from lanternbench.lossless.plain.rules import SegmentRule
+from lanternbench.lossless.tables import Tables
 from lanternbench.methods.acceptance.chains import segments
 from lanternbench.methods.method import method
 
@@ -22,14 +24,14 @@ from lanternbench.methods.method import method
     "options", slow_but([{}], [{}, {"theta": 0.1}, {"init": "vertical-sample"}]), ids=str
 )
 def test_sjd_plus_keeps_what_its_definition_keeps(options):
-    for i, world in enumerate(WORLDS[:2]):
-        one = on_tables(method("sjd++", **options), world, i)
+    for i, tables in enumerate(WORLDS[:2]):
+        one = on_tables(method("sjd++", **options), tables(i))
         assert one.off < EXACT
         assert one.tv > 1e-3
 
 
 def test_a_threshold_that_nothing_passes_is_sjd():
-    assert on_tables(method("sjd++", theta=1e9), WORLDS[0], 0).tv < EXACT
+    assert on_tables(method("sjd++", theta=1e9), WORLDS[0](0)).tv < EXACT
 
 
 @pytest.mark.parametrize("alpha", slow_but([0.8], [0.5, 0.8, 1.0]))
@@ -52,7 +54,7 @@ def test_segments_are_accepted_as_often_as_their_definition_says(alpha):
 
 
 def test_segments_of_a_drafted_chain_follow_their_definition():
-    one = on_tables(method("eagle-1", tree="chain", acceptance="sjd-sv"), WORLDS[0], 0)
+    one = on_tables(method("eagle-1", tree="chain", acceptance="sjd-sv"), WORLDS[0](0))
     assert one.off < EXACT
     assert one.tv > 1e-3
 
@@ -60,8 +62,8 @@ def test_segments_of_a_drafted_chain_follow_their_definition():
 @pytest.mark.parametrize("name", slow_but(["sjd++"], ["sjd++", "sjd-sv"]))
 def test_verify_shows_the_total_variation_and_claims_no_bound(name, monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", WORLDS[1:2])
-    monkeypatch.setattr(lossless, "TREES", (2, 3, "dense"))
-    monkeypatch.setattr(lossless, "WINDOWS", (2, 3, "dense"))
+    monkeypatch.setattr(lossless, "TREES", partial(Tables, 2, 3, kind="dense"))
+    monkeypatch.setattr(lossless, "WINDOWS", partial(Tables, 2, 3, kind="dense"))
     rows = {row.check: row for row in verify_all([name])}
     distance = rows["tables: total variation"]
     assert distance.passed is None
