@@ -1,10 +1,9 @@
-"""How fast this machine reads memory, which bounds forwards of few rows, and what a step costs on
-it.
+"""How fast this machine reads memory, which bounds forward passes of few rows, and what a step
+costs on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import groupby, product
+from itertools import product
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -16,6 +15,8 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.engine.cache import Lengths
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import SpeculativeDecoder, begin, step
+from lanternbench.engine.state import DecodeState
+from lanternbench.engine.timing import Clock
 from lanternbench.utils.device import cores
 
 PASSES = 10  # over memory, at the least
@@ -67,12 +68,10 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     """Seconds of a piece of work, until the device has done it."""
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    wait()
-    clock = perf_counter()
+    clock = Clock(device)
+    clock.start()
     work()
-    wait()
-    return perf_counter() - clock
+    return clock.stop()
 
 
 class Shape(NamedTuple):
@@ -112,30 +111,32 @@ class StepCost(BaseModel):
     tree_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def forward(self, nodes: float) -> float:
-        """The target over ``nodes``, the mean over an image."""
-        return float(np.mean([_rising(nodes, self.nodes, row) for row in self.forward_s]))
+        """The target's forward pass over ``nodes``, the mean over an image."""
+        return float(np.mean([rising(nodes, self.nodes, seconds) for seconds in self.forward_s]))
 
     def draft(self, levels: Sequence[int], depth: int = 1) -> float:
-        """The drafter's forwards: none where nothing is drafted."""
-        further = sum(
-            _rising(n, self.level_nodes, self.level_s) for n in levels if self.level_nodes
-        )
-        return self.root_s + further if depth else 0.0
+        """The drafter's forward passes: none if nothing is drafted."""
+        if not depth:
+            return 0.0
+        seconds = self.root_s
+        if self.level_nodes:
+            for nodes in levels:
+                seconds += rising(nodes, self.level_nodes, self.level_s)
+        return seconds
 
     def step(self, shape: Shape) -> float:
-        each, node, level = self.chain_rest if shape.chain else self.tree_rest
-        rest = each + node * shape.nodes + level * shape.depth
+        of_step, of_node, of_level = self.chain_rest if shape.chain else self.tree_rest
+        rest = of_step + of_node * shape.nodes + of_level * shape.depth
         return self.forward(shape.nodes) + self.draft(shape.levels, shape.depth) + rest
 
 
-def _rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> float:
-    """Linear between the measured numbers of nodes; beyond the most, as the last two go on."""
-    slope = (
-        (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2]) if len(measured) > 1 else 0.0
-    )
-    return float(np.interp(nodes, measured, seconds)) + max(0.0, slope) * max(
-        0.0, nodes - measured[-1]
-    )
+def rising(nodes: float, measured: Sequence[int], seconds: Sequence[float]) -> float:
+    """Linear between the measured numbers of nodes; beyond the largest, the last slope goes on."""
+    inside = float(np.interp(nodes, measured, seconds))
+    if nodes <= measured[-1] or len(measured) == 1:
+        return inside
+    slope = (seconds[-1] - seconds[-2]) / (measured[-1] - measured[-2])
+    return inside + max(0.0, slope) * (nodes - measured[-1])
 
 
 @torch.inference_mode()
@@ -147,23 +148,32 @@ def step_times(
 
     An order other than raster has lengths of its own: its steps are those that follow each other.
     """
-    state, proposer_state = begin(decoder, [caption], [0])
+    state, carried = begin(decoder, [caption], [0])
     for length, i in product(cached, range(WARMUP + steps)):
-        if decoder.strategy.in_raster_order:  # the cache holds zeros, at the same cost
-            tokens = torch.full_like(state.now.length.device, length)
-            same = Lengths(tokens, PerPrompt((length,) * state.batch))
-            state.now = state.now._replace(length=same)
-            state.steps = 0  # uniforms are there for one image
+        if decoder.strategy.in_raster_order:
+            set_length(state, length)
         elif not state.active:
             return
-        begun_with = proposer_state
+        begun_with = carried
         state.clock.start()
-        proposer_state, result = step(decoder, state, begun_with)
-        whole, phases = state.clock.stop(), state.clock.spent
-        draft, forward = phases.get("draft", 0.0), phases.get("verify", 0.0)
-        if i >= WARMUP:
-            depth, nodes = decoder.strategy.sizes(begun_with, result)[0]
-            yield Timed(Shape(nodes, depth), length, draft, forward, whole - draft - forward)
+        carried, result = step(decoder, state, begun_with)
+        seconds = state.clock.stop()
+        if i < WARMUP:
+            continue
+        draft = state.clock.spent.get("draft", 0.0)
+        forward = state.clock.spent.get("verify", 0.0)
+        depth, nodes = decoder.strategy.sizes(begun_with, result)[0]
+        yield Timed(Shape(nodes, depth), length, draft, forward, seconds - draft - forward)
+
+
+def set_length(state: DecodeState, length: int) -> None:
+    """Continue a decode as if it had committed ``length`` tokens: the cache holds zeros, at the
+    same cost.
+    """
+    tokens = torch.full_like(state.now.length.device, length)
+    lengths = Lengths(tokens, PerPrompt((length,) * state.batch))
+    state.now = state.now._replace(length=lengths)
+    state.steps = 0  # uniforms are there for one image
 
 
 def time_steps(
@@ -175,59 +185,82 @@ def time_steps(
 
 def medians(times: Iterable[Timed]) -> list[Timed]:
     """Those of all steps with the same shape and cached length."""
-    groups = groupby(sorted(times), key=lambda t: t[:2])
-    return [Timed(*size, *map(median, list(zip(*same, strict=True))[2:])) for size, same in groups]
+    by_size: dict[tuple[Shape, int], list[Timed]] = {}
+    for timed in sorted(times):
+        by_size.setdefault((timed.shape, timed.cached), []).append(timed)
+    usual: list[Timed] = []
+    for (shape, cached), same in by_size.items():
+        seconds = [median(column) for column in list(zip(*same, strict=True))[2:]]
+        usual.append(Timed(shape, cached, *seconds))
+    return usual
 
 
 def lengths_of(image: int, deepest: int) -> list[int]:
     """Three cached lengths whose mean cost is an image's: beginning, middle and end."""
-    low = min(deepest + 2, image // 2)
-    return sorted(
-        {max(low, image // 8), image // 2, max(image // 2, image - image // 8 - deepest)}
-    )
+    middle = image // 2
+    beginning = max(image // 8, min(deepest + 2, middle))
+    end = max(middle, image - image // 8 - deepest)
+    return sorted({beginning, middle, end})
 
 
 def fit(timed: Sequence[Timed]) -> StepCost:
     """A model of measurements, in which each shape was measured at the same lengths.
 
-    Forwards and levels are medians over the measurements of as many nodes, made to rise with them
-    (isotonic regression); the rest is a non-negative least-squares fit of a constant, a share per
-    node and a share per level, for chains and for trees, whose commit moves cache entries.
+    Forward passes and levels are medians over the measurements of as many nodes, levels made to
+    rise with them (isotonic regression); the rest is a non-negative least-squares fit of a
+    constant, a share per node and a share per level, for chains and for trees, whose commit moves
+    cache entries.
     """
-    from scipy.optimize import isotonic_regression  # not where only the bandwidth is asked for
-
-    cached = sorted({t.cached for t in timed})
-    nodes = sorted({t.shape.nodes for t in timed})
-    forward = [
-        [median(t.forward_s for t in timed if (t.cached, t.shape.nodes) == (c, n)) for n in nodes]
-        for c in cached
-    ]
+    forward: dict[int, dict[int, list[float]]] = {}  # by cached length and nodes
+    for t in sorted(timed):
+        of_length = forward.setdefault(t.cached, {})
+        of_length.setdefault(t.shape.nodes, []).append(t.forward_s)
     drafting = [t for t in timed if t.shape.depth]
-    roots = [t.draft_s for t in drafting if not t.shape.levels]
-    root = (
-        median(roots)
-        if roots
-        else min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
-    )
-    level_s: dict[int, list[float]] = {}  # by the nodes of a level
-    for t in drafting:
-        if len(set(t.shape.levels)) == 1:
-            level_s.setdefault(t.shape.levels[0], []).append(
-                max(0.0, t.draft_s - root) / len(t.shape.levels)
-            )
-    widths = sorted(level_s)
-    chains, trees = ([t for t in drafting if t.shape.chain is kind] for kind in (True, False))
+    root = root_seconds(drafting)
+    levels = level_seconds(drafting, root)
+    chains = [t for t in drafting if t.shape.chain]
+    trees = [t for t in drafting if not t.shape.chain]
     plain = [t for t in timed if not t.shape.depth]
-    levels = isotonic_regression([median(level_s[w]) for w in widths]).x.tolist() if widths else []
     return StepCost(
-        nodes=nodes, cached=cached, forward_s=forward, root_s=root, level_nodes=widths, level_s=levels,
-        chain_rest=_rest(chains or trees or plain), tree_rest=_rest(trees or chains or plain),
-    )  # fmt: skip
+        nodes=sorted({t.shape.nodes for t in timed}),
+        cached=sorted(forward),
+        forward_s=[[median(s) for s in forward[length].values()] for length in sorted(forward)],
+        root_s=root,
+        level_nodes=list(levels),
+        level_s=list(levels.values()),
+        chain_rest=_rest(chains or trees or plain),
+        tree_rest=_rest(trees or chains or plain),
+    )
+
+
+def root_seconds(drafting: Sequence[Timed]) -> float:
+    """Seconds of the drafter's first call."""
+    alone = [t.draft_s for t in drafting if not t.shape.levels]
+    if alone:
+        return median(alone)
+    return min((t.draft_s / (1 + len(t.shape.levels)) for t in drafting), default=0.0)
+
+
+def level_seconds(drafting: Sequence[Timed], root: float) -> dict[int, float]:
+    """Seconds of a further level, by its nodes."""
+    from scipy.optimize import isotonic_regression  # slow to load, and the bandwidth needs none
+
+    measured: dict[int, list[float]] = {}
+    for t in drafting:
+        levels = t.shape.levels
+        if len(set(levels)) == 1:
+            seconds = max(0.0, t.draft_s - root) / len(levels)
+            measured.setdefault(levels[0], []).append(seconds)
+    if not measured:
+        return {}
+    nodes = sorted(measured)
+    rising_s = isotonic_regression([median(measured[n]) for n in nodes]).x
+    return dict(zip(nodes, rising_s.tolist(), strict=True))
 
 
 def _rest(timed: Sequence[Timed]) -> tuple[float, float, float]:
     from scipy.optimize import nnls
 
     rows = np.array([(1.0, t.shape.nodes, t.shape.depth) for t in timed])
-    each, node, level = nnls(rows, np.array([t.rest_s for t in timed]))[0]
-    return float(each), float(node), float(level)
+    of_step, of_node, of_level = nnls(rows, np.array([t.rest_s for t in timed]))[0].tolist()
+    return of_step, of_node, of_level

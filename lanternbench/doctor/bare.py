@@ -1,6 +1,4 @@
-"""``doctor --gpu`` where typer and rich are not installed: on a GPU machine that has little more
-than torch.
-"""
+"""``doctor --gpu`` without typer and rich, for a GPU machine that has little more than torch."""
 
 import sys
 

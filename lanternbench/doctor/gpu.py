@@ -5,7 +5,6 @@ Decodes are compared in float64, in which no draw depends on how a sum was round
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -27,12 +26,10 @@ STEPS = 24  # of a decode on the GPU
 
 
 def first_difference(expected: Sequence[Generation], decoded: Sequence[Generation]) -> str | None:
-    """The first difference between two decodes of the same prompts, in words; None if there is
-    none.
-    """
+    """Return the first difference between two decodes of the same prompts, in words, if any."""
     for prompt, (a, b) in enumerate(zip(expected, decoded, strict=True)):
-        known = min(1 + min(sum(a.accept_lengths), sum(b.accept_lengths)), len(a.tokens))
-        wrong = (a.tokens[:known].cpu() != b.tokens[:known].cpu()).nonzero()
+        committed = 1 + min(sum(a.accept_lengths), sum(b.accept_lengths))
+        wrong = (a.tokens[:committed].cpu() != b.tokens[:committed].cpu()).nonzero()
         if len(wrong):
             return f"prompt {prompt}: token {int(wrong[0])} differs"
         if a.accept_lengths != b.accept_lengths:
@@ -49,40 +46,46 @@ def recorded_differs(
     *,
     steps: int,
 ) -> str | None:
-    """The first difference between recorded and launched steps of the preset ``name``; None if
-    there is none.
-    """
-    both = (build(replace(target, graphs=g), method(name), sampling) for g in (None, graphs))
+    """Return the first difference between recorded and launched steps of the preset ``name``."""
+    launched = build(replace(target, graphs=None), method(name), sampling)
+    recorded = build(replace(target, graphs=graphs), method(name), sampling)
     return first_difference(
-        *(generate(decoder, list(captions), max_steps=steps) for decoder in both)
+        generate(launched, list(captions), max_steps=steps),
+        generate(recorded, list(captions), max_steps=steps),
     )
 
 
 def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
-    """The first difference between a batch and its prompts decoded alone; None if there is none."""
+    """Return the first difference between a batch and its prompts decoded alone."""
     decoder = build(target, method(name))
-    alone = [generate(decoder, [caption], max_steps=steps)[0] for caption in captions]
+    alone: list[Generation] = []
+    for caption in captions:
+        alone += generate(decoder, [caption], max_steps=steps)
     return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
 
 
-def check_gpu(device: str, facts: Sequence[dict[str, Any]]) -> list[Check]:
-    """The first minute on a GPU; ``facts``: of each GPU, see ``experiment.environment``.
-    Raises UserError.
+def check_gpu(device: str, facts: Sequence[dict[str, object]]) -> list[Check]:
+    """Return the findings of the first minute on a GPU; ``facts``: of each GPU, see
+    ``experiment.environment``.  Raises UserError without a GPU.
     """
     if not device.startswith("cuda"):
-        why = "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be checked"
-        raise UserError(f"{why}: run `lanternbench doctor --gpu` on a machine with one")
+        raise UserError(
+            "torch sees no GPU here, so neither its memory's bandwidth nor CUDA graphs could be "
+            "checked: run `lanternbench doctor --gpu` on a machine with one"
+        )
     prepare_gpu(device)
-    mine = facts[torch.device(device).index or 0] if facts else {}
-    rows = [Check(key.replace("_", " "), value) for key, value in mine.items()]
-    rows.append(Check("memory reads at", f"{bandwidth(torch.device(device)).best:.0f} GB/s"))
+    gpu = torch.device(device)
+    rows: list[Check] = []
+    if facts:
+        for key, value in facts[gpu.index or 0].items():
+            rows.append(Check(key.replace("_", " "), value))
+    rows.append(Check("memory reads at", f"{bandwidth(gpu).best:.0f} GB/s"))
     target = tiny.load(device=device, dtype=torch.float64)
     for name in PRESETS:
         wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
         value = wrong or f"the tokens of launched steps, {STEPS} steps"
         rows.append(Check(f"graphs, {name}", value, wrong is None))
     wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
-    rows.append(
-        Check("batch of 3, eagle-1", wrong or "the tokens of its prompts alone", wrong is None)
-    )
+    value = wrong or "the tokens of its prompts alone"
+    rows.append(Check("batch of 3, eagle-1", value, wrong is None))
     return rows

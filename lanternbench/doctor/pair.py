@@ -32,7 +32,8 @@ def drafting_method(kind: str) -> Method:
     """Return the first lossless preset that drafts with ``kind``, a dynamic tree preferred."""
     presets = [named(name) for name in components("preset")]
     drafting = [m for m in presets if m.lossless and m.proposal.drafter_kind == kind]
-    return min(drafting, key=lambda m: m.choices.tree != "dynamic")
+    dynamic = [m for m in drafting if m.choices.tree == "dynamic"]
+    return (dynamic or drafting)[0]
 
 
 def check_pair(
@@ -45,8 +46,8 @@ def check_pair(
     """Return what a short decode says of the target's drafter of this kind.
 
     ``row`` of the catalogue says what is published of it.  ``on_step`` is called, as by
-    ``generate``, after each of at most ``STEPS`` steps at each of the ``TEMPERATURES``.  Raises UserError if the drafter does
-    not fit the target.
+    ``generate``, after each of at most ``STEPS`` steps at each of the ``TEMPERATURES``.  Raises
+    UserError if the drafter does not fit the target.
     """
     drafter = target.drafters[kind]
     weights = sum(p.numel() for p in drafter.parameters())
@@ -100,10 +101,7 @@ def check_greedy_tokens(
     target = decoder.target
     tolerance = rounding_error(target)
     counts = [min(1 + sum(g.accept_lengths), target.length) for g in drafted]
-    longest = max(counts)
-    if target.row_width:  # a plain forward reads whole rows
-        longest = -(-longest // target.row_width) * target.row_width
-    tokens = torch.stack([g.tokens[:longest] for g in drafted])
+    tokens = first_rows(drafted, max(counts), target.row_width)
     prefix = target.prefix(captions, decoder.guidance)
     ties = 0
     for image, count in enumerate(counts):
@@ -119,6 +117,15 @@ def check_greedy_tokens(
         dtype = str(target.dtype).removeprefix("torch.")
         value += f", {ties} of {sum(counts)} tied with the best within {dtype}'s rounding"
     return Check("greedy tokens", value, True)
+
+
+def first_rows(drafted: list[Generation], count: int, row_width: int) -> Tensor:
+    """Return the first ``count`` tokens of each image [N, L]; whole rows, if the model writes an
+    end after each, because a plain forward pass reads whole rows.
+    """
+    if row_width:
+        count = -(-count // row_width) * row_width
+    return torch.stack([g.tokens[:count] for g in drafted])
 
 
 def rounding_error(target: Target) -> float:

@@ -266,13 +266,18 @@ def _worst(values: list[float]) -> float:
     return float(np.max(values))
 
 
+def table_decoder(method: Method, tables: Tables) -> TableDecoder:
+    if not isinstance(tables, RowTables):
+        return TableDecoder(tables, method)
+    if tables.length > FEW and "window" in type(method.proposal).model_fields:
+        method = replace(method, proposal=method.proposal.model_copy(update={"window": 1}))
+    return RowDecoder(tables, method)
+
+
 def on_tables(method: Method, tables: Tables) -> OnTables:
     """A method of enumerable size on tables."""
-    in_rows = isinstance(tables, RowTables)
-    if in_rows and tables.length > FEW and "window" in type(method.proposal).model_fields:
-        method = replace(method, proposal=method.proposal.model_copy(update={"window": 1}))
     with plugin_errors(*parts_of(method)):
-        decoder = RowDecoder(tables, method) if in_rows else TableDecoder(tables, method)
+        decoder = table_decoder(method, tables)
         enumerated = enumerate_decodes(decoder)
         plain = definition(decoder.method, tables)
     if plain is None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from lanternbench.engine.plain import PLAIN_RULES, PlainRule, RowSpec, TreeSpec
 from lanternbench.engine.verify import AcceptanceRule
-from lanternbench.lossless.plain import rules
+from lanternbench.lossless.plain import PlainMethod, rules
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 from lanternbench.lossless.plain.rows import RowMethod
 from lanternbench.lossless.tables import Tables, TableTarget
@@ -77,7 +77,7 @@ def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRu
     return None
 
 
-def definition(method: Method, tables: Tables) -> MethodSpec | WindowMethod | RowMethod | None:
+def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
     """The plain definition of a method of enumerable size on these tables.
 
     None if any part has none: then there is nothing to hold the engine against but what the

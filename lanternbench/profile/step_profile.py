@@ -1,26 +1,28 @@
-"""Where a step's time goes, how near the forwards are to the memory's limit, and what the loop
-costs beside them.
+"""Where a step's time goes, how close the forward passes are to the memory's limit, and what the
+loop costs in addition.
 """
 
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.utils.files import TRACE, replacing, writing
 
-WARMUP_STEPS, TRACED_STEPS = 12, 8
+WARMUP_STEPS = 12
+TRACED_STEPS = 8
 
 
 @dataclass(frozen=True)
 class Profile:
     """One method's mean step.  Times in milliseconds, rates in GB/s.
 
-    ``roofline``: the speedup over ar that acceptance length and forward costs alone would give;
-    ``speedup``: the real one, and their gap what the loop costs.  ``achieved``: bytes of the
-    target's weights over a verification's time.
+    ``speedup``: over ar.  ``roofline``: the speedup that the accepted length and the forward passes
+    alone would give; what it lacks, the loop costs.  ``achieved``: bytes of the target's weights
+    over a verification's time.
     """
 
     label: str
@@ -31,11 +33,39 @@ class Profile:
     verify_ms: float
     commit_ms: float
     other_ms: float
-    overhead_fraction: float  # share of a step that is in no model forward
+    overhead_fraction: float  # share of a step outside forward passes
     speedup: float
     roofline: float
     achieved: float
     syncs_per_step: float
+
+
+class MeanStep(NamedTuple):
+    """The mean step of several images: the tokens it commits, its seconds, and those of phases."""
+
+    tokens: float
+    seconds: float
+    draft: float
+    verify: float
+    commit: float
+
+    @property
+    def forwards(self) -> float:
+        """Seconds of forward passes."""
+        return self.draft + self.verify
+
+    @staticmethod
+    def of(images: list[Generation]) -> "MeanStep":
+        steps = sum(image.steps for image in images)
+        tokens = sum(sum(image.accept_lengths) for image in images)
+        seconds = sum(image.decode_s for image in images)
+
+        def phase(name: str) -> float:
+            return sum(image.phases.get(name, 0.0) for image in images) / steps
+
+        return MeanStep(
+            tokens / steps, seconds / steps, phase("draft"), phase("verify"), phase("commit")
+        )
 
 
 def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Profile]:
@@ -44,55 +74,45 @@ def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Pro
     """
     for decoder in decoders:
         generate(decoder, captions[:1], max_steps=WARMUP_STEPS)
-    images = [
-        image
-        for caption in captions
-        for decoder in decoders
-        for image in generate(decoder, [caption])
-    ]
+    images: list[list[Generation]] = [[] for _ in decoders]
+    for caption in captions:
+        for decoder, own in zip(decoders, images, strict=True):
+            own += generate(decoder, [caption])
+    ar = MeanStep.of(images[0])
     weights = read_bytes(decoders[0].target.model)
-    of_decoder = [images[i :: len(decoders)] for i in range(len(decoders))]
-    return [
-        _profile(d, each, of_decoder[0], weights)
-        for d, each in zip(decoders, of_decoder, strict=True)
-    ]
+    profiles = []
+    for decoder, own in zip(decoders, images, strict=True):
+        profiles.append(_profile(decoder.method.label, own, ar, weights))
+    return profiles
 
 
-def _profile(
-    decoder: SpeculativeDecoder, images: list[Generation], base: list[Generation], weights: int
-) -> Profile:
-    mean, ar, steps = _mean_step(images), _mean_step(base), sum(g.steps for g in images)
-    forwards = mean["draft"] + mean["verify"]
+def _profile(label: str, images: list[Generation], ar: MeanStep, weights: int) -> Profile:
+    mean = MeanStep.of(images)
+    steps = sum(image.steps for image in images)
+    other = mean.seconds - mean.forwards - mean.commit
     return Profile(
-        label=decoder.method.label, steps=steps, tau=mean["tokens"], step_ms=1e3 * mean["all"],
-        draft_ms=1e3 * mean["draft"], verify_ms=1e3 * mean["verify"], commit_ms=1e3 * mean["commit"],
-        other_ms=1e3 * (mean["all"] - forwards - mean["commit"]), overhead_fraction=1 - forwards / mean["all"],
-        speedup=ar["all"] / ar["tokens"] / (mean["all"] / mean["tokens"]),
-        roofline=(ar["draft"] + ar["verify"]) / ar["tokens"] / (forwards / mean["tokens"]),
-        achieved=weights / mean["verify"] / 1e9, syncs_per_step=sum(g.syncs for g in images) / steps,
-    )  # fmt: skip
-
-
-def _mean_step(images: list[Generation]) -> dict[str, float]:
-    """Seconds of each phase in the mean step, and the tokens it commits."""
-    whole = {
-        phase: sum(g.phases.get(phase, 0.0) for g in images)
-        for phase in ("draft", "verify", "commit")
-    }
-    whole |= {
-        "all": sum(g.decode_s for g in images),
-        "tokens": sum(sum(g.accept_lengths) for g in images),
-    }
-    return {name: value / sum(g.steps for g in images) for name, value in whole.items()}
+        label=label,
+        steps=steps,
+        tau=mean.tokens,
+        step_ms=1e3 * mean.seconds,
+        draft_ms=1e3 * mean.draft,
+        verify_ms=1e3 * mean.verify,
+        commit_ms=1e3 * mean.commit,
+        other_ms=1e3 * other,
+        overhead_fraction=1 - mean.forwards / mean.seconds,
+        speedup=ar.seconds / ar.tokens / (mean.seconds / mean.tokens),
+        roofline=ar.forwards / ar.tokens / (mean.forwards / mean.tokens),
+        achieved=weights / mean.verify / 1e9,
+        syncs_per_step=sum(image.syncs for image in images) / steps,
+    )
 
 
 def read_bytes(model: nn.Module) -> int:
-    """Bytes of weights that one forward reads: everything but the embeddings, of which it reads
+    """Bytes of weights that one forward pass reads: all but the embeddings, of which it reads
     single rows.
     """
-    return sum(
-        p.numel() * p.element_size() for n, p in model.named_parameters() if "embedding" not in n
-    )
+    read = [p for name, p in model.named_parameters() if "embedding" not in name]
+    return sum(p.numel() * p.element_size() for p in read)
 
 
 def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
@@ -107,6 +127,6 @@ def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
     with writing(path, TRACE):
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, TRACE) as whole, tempfile.TemporaryDirectory() as folder:
-        # it would replace a file of the name
-        trace.export_chrome_trace(str(written := Path(folder) / "trace.json"))
+        written = Path(folder) / "trace.json"  # torch would replace whatever lies at ``path``
+        trace.export_chrome_trace(str(written))
         whole.write(written.read_bytes())

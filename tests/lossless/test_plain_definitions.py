@@ -354,8 +354,8 @@ def test_random_start_is_uniform_over_the_ranges_not_an_earlier_tree():
 def test_token_flock_weighs_by_rows_above():
     # δ = 2, three tokens a row, next token in row 2, column 1: same row weighs 3/2, one above 1,
     # two above 1/2
-    history = ((9, 13), (1, 4), (9, 13), (4, 8), (5, 8), (6, 8), (8, 12))
-    assert token_flock(history, 3, 2) == pytest.approx(
+    two_rows = ((9, 13), (1, 4), (9, 13), (4, 8), (5, 8), (6, 8), (8, 12))
+    assert token_flock(two_rows, 3, 2) == pytest.approx(
         ((0.5 * 1 + 15 + 1.5 * 8) / 5, (0.5 * 4 + 24 + 1.5 * 12) / 5)
     )
     # δ = 1, five tokens a row, next token in row 1, column 1: the token above weighs 1, the one to
