@@ -123,8 +123,8 @@ def test_probabilities_of_another_slot_than_the_draft_s_are_found(monkeypatch):
         monkeypatch,
         fixed,
         "FixedTree.grow",
-        "torch.cat(p_all, 1) if",
-        "torch.cat(p_all[::-1], 1) if",
+        "torch.cat(distributions, 1) if",
+        "torch.cat(distributions[::-1], 1) if",
     )
     monkeypatch.setattr("lanternbench.lossless.WORLDS", (lambda seed: WORLDS["plain"],))
     row = next(verify_method(method("dflash"), None, 3, 1))
