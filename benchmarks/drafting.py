@@ -25,6 +25,7 @@ from lanternbench.methods.build import build, build_proposer
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_target, load_unpacked
 from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.eagle import new_eagle
 from lanternbench.models.packing import pack
 from lanternbench.models.target import Target
 from lanternbench.predict.replay import shape_of
@@ -56,7 +57,7 @@ def with_block(target: Target, layers: int) -> Target:
     drafters = target.drafters | {"dflash": net}
     for kind, fused in (("eagle", False), ("eagle-3", True)):
         if kind not in drafters:
-            drafters[kind] = target.model.new_eagle(fused=fused)
+            drafters[kind] = new_eagle(target.model, fused=fused)
     return replace(target, drafters=drafters)
 
 

@@ -23,7 +23,7 @@ from lanternbench.models.chameleon.checkpoint import (
     SIZE_UNIT,
     SIZE_ZERO,
     SPECIAL,
-    ChameleonFamily,
+    ChameleonCheckpoint,
     size_id,
 )
 from lanternbench.models.token_decoder import image_ids
@@ -51,7 +51,7 @@ def published(codes: int = 8192) -> Vocabulary:
 
 def of_names(names: Mapping[str, int]) -> Vocabulary:
     return Vocabulary(
-        image_ids(names, ChameleonFamily.image_number), {name: names[name] for name in SPECIAL}
+        image_ids(names, ChameleonCheckpoint.image_number), {name: names[name] for name in SPECIAL}
     )
 
 

@@ -38,14 +38,14 @@ _SIZED = re.compile(rf"(?P<name>[^=:]+):(?P<sizes>{_SIZE}(?:,{_SIZE})?)(?:=(?P<f
 def load_target(
     name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None
 ) -> Target:
-    """A target by catalogue name, NAME=FOLDER with its files, or a folder in the embedded format
-    (``train tiny``).
+    """Return a target by catalogue name, NAME=FOLDER with its files, or a folder in the bundled
+    target's format (``train tiny``).
 
     A folder of a catalogue name is ./NAME.  ``random_weights``: the architecture at full size,
     without any file; NAME:layers=N,grid=RxC has N layers and draws R rows of C tokens;
-    NAME:grid=RxC reads weights too (``Entry.grids``). ``dtype``: of the weights, float32,
-    bfloat16 or float16 (default: float32 on a CPU and in the embedded format, else bfloat16, and
-    float16 on a GPU without it).  Raises UserError for an unknown name or dtype and for weights
+    NAME:grid=RxC reads weights too (``Entry.grids``).  ``dtype``: that of the weights, float32,
+    bfloat16 or float16; by default float32 on a CPU and of the bundled target, else bfloat16, or
+    float16 on a GPU without it.  Raises UserError for an unknown name or dtype and for weights
     that are missing or damaged.
     """
     target = load_unpacked(name, device, random_weights, dtype)
@@ -56,15 +56,18 @@ def load_target(
 def load_unpacked(
     name: str, device: str = "cpu", random_weights: bool = False, dtype: str | None = None
 ) -> Target:
-    """As ``load_target``, in layers that gradients pass through."""
+    """Return the target of ``load_target`` in layers that gradients pass through."""
     weights = None if dtype is None else dtype_named(dtype, device)
     if device.startswith("cuda"):
         prepare_gpu(device)
     row, folder = located(name, random_weights)
     with memory_errors(f"'{name}' was loaded on {device}"):
+        loader = family(row.family)
         if folder is None:
-            return family(row.family).random_target(row, device, weights)
-        return _from_files(row, folder, device, weights)
+            return loader.random_target(row, device, weights)
+        with plugin_errors(loader):
+            target = loader.load(row, folder, device, weights)
+            return replace(target, weights=loader.fingerprints(row, folder))
 
 
 def located(name: str, random_weights: bool) -> tuple[Entry, Path | None]:
@@ -96,7 +99,9 @@ def check_memory(spec: ModelSpec, device: str, demand: Demand = ONE_IMAGE) -> No
     if device.startswith("cuda"):
         prepare_gpu(device)
     row, folder = located(spec.target, spec.random_weights)
-    drafters = [*demand.drafters, *filter(None, [spec.drafter])]
+    drafters = list(demand.drafters)
+    if spec.drafter:
+        drafters.append(spec.drafter)
 
     def need(dtype: torch.dtype) -> Footprint:
         of_target = footprint.of_target(row, folder, dtype, demand)
@@ -104,12 +109,12 @@ def check_memory(spec: ModelSpec, device: str, demand: Demand = ONE_IMAGE) -> No
         return of_target._replace(weights=of_target.weights + extra)
 
     dtype = dtype_for(device) if spec.dtype is None else dtype_named(spec.dtype, device)
-    what = " with ".join([f"'{spec.target}'", *(f"'{name}'" for name in drafters)])
+    what = " with ".join(f"'{name}'" for name in (spec.target, *drafters))
     footprint.refuse(what, need(dtype), need(torch.bfloat16), device, demand.batch)
 
 
 def _drafter_bytes(spec: str, dtype: torch.dtype) -> int:
-    """Return the bytes of a drafter's weights; 0 for one that is not found, as loading it says."""
+    """Return the bytes of a drafter's weights; 0 for one that is not found, which loading says."""
     title = spec.partition("=")[0]
     if title in catalogue():
         row = entry(title)
@@ -128,21 +133,22 @@ def _parts_of(name: str) -> tuple[str, str, str]:
 
 
 def existing(path: str, what: str) -> Path:
-    """Return a path of the user's, ``~`` expanded.  Raises UserError where it does not exist."""
+    """Return a path of the user's, ``~`` expanded.  Raises UserError if it does not exist."""
     place = Path(path).expanduser()
     if not place.exists():
         reason = "is a link that leads nowhere" if place.is_symlink() else "does not exist"
         raise UserError(f"{place}, given for {what}, {reason}: correct the path")
     if place.is_file() and place.suffix not in WEIGHTS:
         raise UserError(
-            f"{place}, given for {what}, is no file of weights: give a folder, or a {', '.join(WEIGHTS)} file"
+            f"{place}, given for {what}, is no file of weights: "
+            f"give a folder, or a {', '.join(WEIGHTS)} file"
         )
     return place
 
 
 def _lacks(row: Entry, place: Path, roles: list[str], by_user: bool) -> str:
-    """Return the sentence on missing files of a target, for a folder of the user's with the tree
-    that is expected.
+    """Return the sentence on missing files of a target, with the expected tree for a folder of the
+    user's.
     """
     found = row.locate(place)
     faults = [f"{role}: {found.faults[role]}" for role in roles if role in found.faults]
@@ -159,8 +165,9 @@ def _lacks(row: Entry, place: Path, roles: list[str], by_user: bool) -> str:
 
 
 def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
-    """A row with ``layers=N``, ``grid=RxC`` or both.  Raises UserError for sizes of which there
-    are no weights.
+    """Return a row with ``layers=N``, ``grid=RxC`` or both.
+
+    Raises UserError for sizes without weights.
     """
     chosen = dict(part.split("=") for part in sizes.split(","))
     grids = [written(grid) for grid in row.grids]
@@ -178,18 +185,11 @@ def resized(row: Entry, sizes: str, random_weights: bool) -> Entry:
     return row.model_copy(update={"shape": shape, "about": f"{row.about}, {sizes}"})
 
 
-def _from_files(row: Entry, folder: Path, device: str, weights: torch.dtype | None) -> Target:
-    loader = family(row.family)
-    with plugin_errors(loader):
-        loaded = loader.load(row, folder, device, weights)
-        return replace(loaded, weights=loader.fingerprints(row, folder))
-
-
 def with_drafter(
     target: Target, spec: str, device: str = "cpu", random_weights: bool = False
 ) -> tuple[Target, str]:
-    """``target`` with this drafter, in its dtype, in place of any other of that kind; and the
-    kind.
+    """Return ``target`` with this drafter, in its dtype, in place of any other of that kind; and
+    the kind.
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``;
     or a file or folder with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout, or a
@@ -209,7 +209,7 @@ def with_drafter(
         kind = net.kind
         target = with_net(target, net)
     else:
-        what = f"unknown drafter '{spec}', which is no file or folder with an EAGLE or DFlash drafter either"
+        what = f"unknown drafter '{spec}', and no file or folder with an EAGLE or DFlash drafter"
         raise unknown(what, title, catalogue())
     found = {} if folder is None else fingerprints(folder)
     digests = {f"drafter.{part}": digest for part, digest in found.items()}
@@ -217,7 +217,9 @@ def with_drafter(
 
 
 def in_fast_layout(target: Target) -> Target:
-    """``target`` with its layers packed in place; a compiler knows no packed layers."""
+    """Pack the layers of ``target`` in place, unless they are compiled: a compiler knows no packed
+    layers.
+    """
     return target if isinstance(target.graphs, Inductor) else packed(target)
 
 
@@ -227,14 +229,15 @@ def _drafter_folder(row: Entry, where: str) -> Path:
     folder = existing(where, f"drafter '{row.name}'") if where else loader.home(row)
     if "model" in loader.missing(row, folder):
         raise UserError(
-            f"drafter '{row.name}' lacks its model in {folder}: `lanternbench fetch {row.name}` gets it"
+            f"drafter '{row.name}' lacks its model in {folder}: "
+            f"`lanternbench fetch {row.name}` gets it"
         )
     return folder
 
 
 def with_net(target: Target, net: Drafter) -> Target:
-    """``target`` with a drafter of the user's; with an EAGLE drafter, the prefix states that such
-    a one reads.
+    """Return ``target`` with a drafter of the user's, and for an EAGLE drafter with the prefix
+    states that it reads.
     """
     pads = target.pad_rows if isinstance(net, DFlash) else target.eagle_pads
     return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=pads)
@@ -246,10 +249,10 @@ def load_with_drafter(
     used: Collection[str] | None = None,
     demand: Demand = ONE_IMAGE,
 ) -> Target:
-    """``load_target``, and ``with_drafter`` where one is named.
+    """Return the target of a specification with its drafter, if one is named.
 
-    ``used``: kinds of drafters of the methods to come; raises UserError also for a drafter that is
-    of none of them, and before anything is loaded for what will not fit into memory.
+    ``used``: the kinds of drafters of the methods to come.  Raises UserError also for a drafter of
+    another kind, and before anything is loaded if it will not fit into memory.
     """
     graphs = of_mode(spec.compile, device)
     check_memory(spec, device, demand)

@@ -1,4 +1,4 @@
-"""``--compile inductor``: forward passes of a decoder in kernels that TorchInductor fuses, inside
+"""``--compile inductor``: a decoder's forward passes in kernels that TorchInductor fuses, inside
 the recorded phases of a step.
 
 A layer of LlamaGen-XL is 16 kernels when each operation launches its own, and 9 when compiled.
@@ -19,7 +19,7 @@ from lanternbench.utils import graph_capture
 from lanternbench.utils.graph_capture import Graphs, Work, cuda_graph
 
 SHAPES = 1000  # compilations of one function before torch gives up; it stops at 8 by default
-# torch fuses what reads at least so many bytes in common: here, the slot of a single token
+# torch fuses operations that read at least so many bytes in common, such as the slot of one token
 SHARED_BYTES = 1
 
 
@@ -64,7 +64,9 @@ class CompiledForward:
                 return net(x, rope, mask, cache.put, last)
             return net(x, rope, mask, cache.put, last, aux_layers)
 
-        options: dict[str, Any] = {"score_fusion_memory_threshold": SHARED_BYTES}
+        options: dict[str, str | int | bool | Callable[..., object]] = {
+            "score_fusion_memory_threshold": SHARED_BYTES
+        }
         self.run = torch.compile(forward, fullgraph=True, dynamic=False, options=options)
 
     def __call__(self, *inputs: Any) -> Tensor:
@@ -122,11 +124,11 @@ def first_line(error: Exception) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
-def relaunched(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
+def relaunched(work: Work, inputs: list[Tensor]) -> Callable[[], object]:
     """Return a function that does ``work(*inputs)`` again, into the same outputs."""
     outputs = work(*inputs)
 
-    def run() -> Any:
+    def run() -> object:
         for output, new in zip(outputs, work(*inputs), strict=True):
             output.copy_(new)
         return outputs
@@ -135,13 +137,17 @@ def relaunched(work: Work, inputs: list[Tensor]) -> Callable[[], Any]:
 
 
 def watched() -> bool:
-    """Return whether operators are watched as torch dispatches them: fused kernels are not."""
+    """Return whether something watches the operators that torch dispatches; fused kernels are
+    none.
+    """
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """As ``graph_capture.of_mode``, and ``inductor``: without a compiler that works on the device
-    a sentence is printed, and the mode is the device's default.
+    """Return the graphs of a mode, as ``graph_capture.of_mode``, also of ``inductor``.
+
+    Without a compiler that works on the device a sentence is printed, and the mode is the device's
+    default.
     """
     if mode != "inductor":
         return graph_capture.of_mode(mode, device)

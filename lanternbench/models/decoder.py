@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import Field
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.grids import Grid, written
-from lanternbench.models.interface import ImageConfig
-from lanternbench.models.key_names import rotary_pairs, to_published
-from lanternbench.models.loading import State
 from lanternbench.models.transformer import DecoderConfig, Mask, TokenStack
 
 if TYPE_CHECKING:
     from lanternbench.models.target import Prefix, Target
+
+
+class ImageConfig(Protocol):
+    """The configuration of a decoder of image tokens."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]
+
+    @property
+    def decoder(self) -> DecoderConfig: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def n_layer(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Image tokens to choose from."""
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last grid of image tokens, the image."""
 
 
 def causal_mask(valid: Tensor, n: int) -> Mask:
@@ -28,9 +48,9 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
     """Causal mask over prefix and image: valid [B, T], left-padded -> bool [B, 1, n, n]; no
     position attends to a pad.
 
-    What a pad itself sees: ``alone``, only itself (the official sampler), or ``uniform``, earlier
-    pads and the whole caption (LANTERN's class).  No logit depends on it, but an EAGLE drafter
-    reads the pads' hidden states.
+    A pad itself sees only itself (``alone``, the official sampler), or earlier pads and the whole
+    caption (``uniform``, LANTERN's class).  No logit depends on it, but an EAGLE drafter reads the
+    pads' hidden states.
     """
     past_prefix = (0, n - valid.shape[1])
     keys = F.pad(valid.bool(), past_prefix, value=True)  # [B, n]
@@ -47,8 +67,7 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
 class ImageDecoder(TokenStack):
     """A stack, prompt encoder, image tokens' table, and head."""
 
-    # entries of ``config`` in which an independent drafter must equal its target, and what they
-    # count
+    # entries of ``config`` in which an independent drafter must equal its target, and their nouns
     fits: ClassVar[tuple[tuple[str, str], ...]] = (
         ("vocab_size", "image tokens to choose from"),
         ("grid", "image tokens"),
@@ -68,12 +87,12 @@ class ImageDecoder(TokenStack):
 
     @property
     def grids(self) -> tuple[Grid, ...]:
-        """The grids of image tokens, in the order in which they are drawn; the last is the image."""
+        """The grids of image tokens, in the order in which they are drawn, the image's last."""
         return (self.config.grid,)
 
     def rotary_table(self, prompt: int) -> Tensor:
-        """Rotary embeddings by position, complex [positions, head_dim / 2]; ``prompt``: positions
-        before the image.
+        """Rotary embeddings by position: complex [positions, head_dim / 2], of which ``prompt``
+        come before the image.
         """
         return self.rope
 
@@ -88,13 +107,11 @@ class ImageDecoder(TokenStack):
 
     @property
     def prompt_positions(self) -> int:
-        """Positions of a typical prompt, for cost models; where captions are ids the number
-        depends on the caption.
-        """
+        """Positions of a typical prompt, for cost models."""
         return 64
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
-        """The output of ``Target.text`` -> prefix; unused where the target sets ``condition``."""
+        """The output of ``Target.text`` -> prefix; unused if the target sets ``condition``."""
         raise NotImplementedError
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
@@ -114,18 +131,20 @@ class ImageDecoder(TokenStack):
         return f"{type(self).__name__}, {len(self.layers)} layers"
 
     def misfit(self, target: Target) -> str | None:
-        """Return why it cannot draft for ``target``, as a clause; None if it can."""
+        """Return why it cannot draft for ``target`` as an independent model, as a clause; None if
+        it can.
+        """
         other = target.model
         if type(self) is not type(other):
             return f"it is a {type(self).__name__} model, the target a {type(other).__name__}"
-        for name, what in self.fits:
+        for name, noun in self.fits:
             ours = getattr(self.config, name)
             theirs = getattr(other.config, name)
+            if ours == theirs:
+                continue
             if name == "grid":
-                ours = written(ours)
-                theirs = written(theirs)
-            if ours != theirs:
-                return f"it has {ours} {what}, the target {theirs}"
+                return f"it has {written(ours)} {noun}, the target {written(theirs)}"
+            return f"it has {ours} {noun}, the target {theirs}"
         return None
 
     @property
@@ -139,15 +158,3 @@ class ImageDecoder(TokenStack):
         0: none.
         """
         return self.config.vocab_size, 0
-
-    def new_eagle(self, fused: bool = False) -> Eagle:
-        """Return an untrained EAGLE drafter for this decoder; with ``fused`` an EAGLE-3 one."""
-        config = self.eagle_config
-        return Eagle(config, norm_eps=config.norm_eps, fused=fused)
-
-    def eagle_state(self, net: Eagle) -> State:
-        """A drafter in the layout that ``eagle.load`` reads."""
-        state = to_published(net.state_dict())
-        if self.rotates_halves:
-            return rotary_pairs(state, net.config, back=True)
-        return state

@@ -1,5 +1,5 @@
-"""The catalogue of targets: what each is, its files, which are present, their digests.  Imports no
-torch.
+"""The catalogue of targets: their rows, their files, which are present, and digests of them.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 Z = 2.576  # of a two-sided 99 % interval
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
 DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml", ".tiktoken")
-FEATURES = "features"  # where older versions kept text features; no part of a target
-# bytes up to which a file is read whole; of a larger one BLOCKS + 1 blocks from end to end are
-# read
+# bytes up to which a file is read whole; a larger one in BLOCKS + 1 blocks from end to end
 WHOLE = 2**26
 BLOCK = 2**16
 BLOCKS = 256
@@ -42,10 +40,10 @@ class _Row(BaseModel):
 
 
 class Expected(_Row):
-    """What is published of a drafter: on trees of kind ``tree``, the first drafted token is
-    accepted at least so often.
+    """A published lower limit of how often the first drafted token is accepted on trees of kind
+    ``tree``.
 
-    Papers give mean tokens a step, which give the least f: τ − 1 = Σ P(i accepted) ≤ depth · f.
+    Papers give the accepted length τ, from which f follows: τ − 1 = Σ P(i accepted) ≤ depth · f.
     """
 
     drafter: str
@@ -67,20 +65,20 @@ class Entry(Sampling):
     gigabytes: float = 0.0  # of all files
     shape: dict[str, Any] = Field(default_factory=dict)
     grids: tuple[str, ...] = ()  # other images that it draws, as ROWSxCOLUMNS of tokens
-    coarse_first: bool = False  # is a coarse grid drawn before the image's?
+    coarse_first: bool = False  # whether a coarse grid is drawn before the image's
     guidance: Guidance = 3.0
     files: dict[str, Source] = Field(default_factory=dict)
     expects: tuple[Expected, ...] = ()
 
     @property
     def all_grids(self) -> list[Grid]:
-        """In the order drawn; none where the files of the model say it."""
+        """The grids in the order drawn; none if the files of the model say them."""
         grids = [grid_of(self.shape["grid"])] if "grid" in self.shape else []
         return [*map(coarse, grids), *grids] if self.coarse_first else grids
 
     @property
     def folder(self) -> Path:
-        """Where ``fetch`` puts its files: a folder per role."""
+        """The folder in which ``fetch`` puts its files, a folder per role."""
         return cache_dir() / "targets" / self.name
 
     def published(self, role: str) -> tuple[str, ...]:
@@ -89,7 +87,7 @@ class Entry(Sampling):
         return source.files if source else ()
 
     def locate(self, place: Path) -> Files:
-        """Return where its files lie that are asked for at ``place`` (``places.locate``)."""
+        """Return where its files lie, by ``places.locate``."""
         return locate(self.files, place, self.folder)
 
     def absent(self, place: Path) -> list[str]:
@@ -100,14 +98,15 @@ class Entry(Sampling):
 
 @cache
 def family(name: str) -> Family:
-    """Raises UserError for a family that is not registered."""
+    """Return the family of a name.  Raises UserError for one that is not registered."""
     return component("target", name)()
 
 
 @cache
 def catalogue() -> dict[str, Entry]:
-    """Every entry by name, family by family.  Raises UserError where two families have a row of
-    the same name.
+    """Return every entry by name, family by family.
+
+    Raises UserError if two families have a row of the same name.
     """
     entries: dict[str, Entry] = {}
     for kind in components("target"):
@@ -116,21 +115,22 @@ def catalogue() -> dict[str, Entry]:
         for name, row in yaml.safe_load(rows.read_text(encoding="utf-8")).items():
             if same := entries.get(name):
                 raise UserError(
-                    f"the families '{same.family}' and '{kind}' both have a target '{name}': uninstall one"
+                    f"the families '{same.family}' and '{kind}' both have a target '{name}': "
+                    "uninstall one"
                 )
             entries[name] = Entry(name=name, family=kind, **row)
     return entries
 
 
 def entry(name: str) -> Entry:
-    """Raises UserError for a name that the catalogue does not have."""
+    """Return the entry of a name.  Raises UserError for one that the catalogue does not have."""
     if name in catalogue():
         return catalogue()[name]
     path = Path(name).expanduser()
     if path.is_dir():
         raise UserError(
-            f"unknown target '{name}', a folder with no target.safetensors: name the target that its files belong to, "
-            f"as in --target llamagen-xl-stage1={name}"
+            f"unknown target '{name}', a folder with no target.safetensors: name the target that "
+            f"its files belong to, as in --target llamagen-xl-stage1={name}"
         )
     if looks_like_path(name) and not path.exists():
         raise UserError(f"unknown target '{name}', a path that does not exist: correct it")
@@ -145,20 +145,20 @@ def looks_like_path(name: str) -> bool:
 
 
 def catalogue_name(name: str) -> str:
-    """NAME of NAME=FOLDER and NAME:SIZES."""
+    """Return NAME of NAME=FOLDER and NAME:SIZES."""
     return name.partition("=")[0].partition(":")[0]
 
 
 def check_target(name: str) -> None:
-    """Raises UserError for what names no target of the catalogue, nor any file or folder."""
+    """Raise UserError for a name of no target of the catalogue, nor of any file or folder."""
     title = catalogue_name(name)
     if title not in PREFIXES and not Path(name).expanduser().exists():
         entry(title)
 
 
 def missing(row: Entry) -> list[str]:
-    """Roles whose files are missing or incomplete; drafters count, though a target works without
-    them.
+    """Return the roles whose files are missing or incomplete; drafters count, though a target
+    works without them.
     """
     if row.family in MODULES:
         # a target without files comes with the package
@@ -167,23 +167,24 @@ def missing(row: Entry) -> list[str]:
 
 
 def lacking(row: Entry) -> str:
-    """Return the roles that ``missing`` lists, each with what is wrong with the files there."""
+    """Return the roles that ``missing`` lists, each with the fault of the files there."""
     faults = row.locate(row.folder).faults
-    roles = missing(row)
-    texts = [f"{role} ({faults[role]})" if role in faults else role for role in roles]
+    texts = []
+    for role in missing(row):
+        texts.append(f"{role} ({faults[role]})" if role in faults else role)
     return ", ".join(texts)
 
 
 def upper_limit(accepted: int, steps: int) -> float:
-    """The upper end of Wilson's 99 % interval of a share (Wilson 1927, eq. 8)."""
+    """Return the upper end of Wilson's 99 % interval of a share (Wilson 1927, eq. 8)."""
     share = accepted / steps
     z = Z * Z / steps
     return (share + z / 2 + sqrt(z * (share * (1 - share) + z / 4))) / (1 + z)
 
 
 def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expected | None:
-    """The published figure of the row's drafter for this kind of tree and temperature; None if
-    there is none.
+    """Return the published figure of the row's drafter for this kind of tree and temperature, None
+    if there is none.
     """
     for known in row.expects:
         if (known.drafter, known.tree, known.temperature) == (drafter, tree, temperature):
@@ -194,8 +195,8 @@ def expectation(row: Entry, drafter: str, tree: str, temperature: float) -> Expe
 def shortfall(
     row: Entry, drafter: str, tree: str, temperature: float, accepted: int, steps: int
 ) -> Note | None:
-    """A warning where too few first tokens were ``accepted`` to be chance; a relaxed acceptance
-    only accepts more.
+    """Return a warning if fewer first tokens were ``accepted`` than chance explains; relaxed rules
+    only accept more.
     """
     known = expectation(row, drafter, tree, temperature)
     if known is None or not steps or upper_limit(accepted, steps) >= known.first_token_acceptance:
@@ -203,9 +204,10 @@ def shortfall(
     return Note(
         "warning",
         "first_token_acceptance",
-        f"the first drafted token was accepted in {accepted} of {steps} steps ({accepted / steps:.1%}), where the "
-        f"published {drafter} drafter of {row.name} has at least {known.first_token_acceptance:.0%} ({known.source}): "
-        "it may have been trained for another target, or be read otherwise than it was trained",
+        f"the first drafted token was accepted in {accepted} of {steps} steps "
+        f"({accepted / steps:.1%}), where the published {drafter} drafter of {row.name} has at "
+        f"least {known.first_token_acceptance:.0%} ({known.source}): it may have been trained for "
+        "another target, or be read otherwise than it was trained",
     )
 
 
@@ -217,18 +219,15 @@ def fingerprint(place: Path) -> str:
 
 
 def fingerprints(place: Path) -> dict[str, str]:
-    """Digest by part: of a file, by its stem; of a folder, of each file with weights and of each
-    role's folder.
+    """Return digests by part, so that no run mixes models of one name: of a file, by its stem; of
+    a folder, of each file with weights and of each role's folder.
 
-    So no run mixes models of one name.  None without such files.  Changed weights in a file over
-    64 MB may go unseen.
+    Changed weights in a file over 64 MB may go unseen.
     """
     if place.is_file():
         return {place.stem: fingerprint(place)}
     parts = {}
     for part in sorted(place.iterdir()) if place.is_dir() else []:
-        if part.name == FEATURES:
-            continue
         files = _digested([part] if part.is_file() else sorted(part.rglob("*")))
         if files:
             parts[part.stem if part.is_file() else part.name] = _digest(files, place)
@@ -268,7 +267,7 @@ def _digest(files: list[Path], root: Path) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return a digest of a file's content: of blocks of it where it is large."""
+    """Return a digest of a file's content, or of blocks of it if it is large."""
     stat = path.stat()
     return _content(path.resolve(), stat.st_size, stat.st_mtime_ns)
 

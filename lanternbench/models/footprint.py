@@ -1,6 +1,6 @@
 """The memory that a target takes, estimated before anything is loaded.
 
-Estimates are low: activations and metrics are left out, so whatever is refused could not have run.
+Estimates are low: activations and metrics are left out, so that no run is refused that could work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lanternbench.models.entries import Entry, family
 from lanternbench.models.network import network
 from lanternbench.models.places import WEIGHTS
 from lanternbench.models.state_files import read_state
-from lanternbench.models.target import Target
+from lanternbench.models.target import StoredFeatures, Target
 from lanternbench.utils.device import has_bfloat16
 from lanternbench.utils.memory import free_memory
 
@@ -27,7 +27,7 @@ GB = 1e9
 
 
 class Demand(NamedTuple):
-    """What a target is loaded for."""
+    """The decodes that a target is loaded for."""
 
     batch: int = 1
     guidance: float | None = None  # None: the target's
@@ -82,7 +82,7 @@ def of_target(row: Entry, folder: Path | None, dtype: torch.dtype, demand: Deman
     else:
         paths = row.locate(folder).paths
         weights += sum(bytes_of_drafter(paths[role], dtype) for role in FILED if role in paths)
-    encoder = getattr(sketch.text, "encoder_weights", 0)
+    encoder = sketch.text.encoder_weights if isinstance(sketch.text, StoredFeatures) else 0
     return Footprint(weights, bytes_of_caches(sketch, demand), encoder * dtype.itemsize)
 
 
@@ -99,11 +99,12 @@ def bytes_of_drafter(path: Path, dtype: torch.dtype) -> int:
 
 def bytes_of_files(folder: Path) -> int:
     """Return the bytes of the weights in a folder; of several formats, the largest one's."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    sizes = [
-        sum(path.stat().st_size for path in files if path.suffix == suffix) for suffix in WEIGHTS
-    ]
-    return max(sizes)
+    files = filter(Path.is_file, folder.rglob("*"))
+    sizes = dict.fromkeys(WEIGHTS, 0)
+    for path in files:
+        if path.suffix in sizes:
+            sizes[path.suffix] += path.stat().st_size
+    return max(sizes.values())
 
 
 def bytes_of_caches(target: Target, demand: Demand) -> int:
@@ -127,16 +128,13 @@ def refuse(what: str, need: Footprint, half: Footprint, device: str, batch: int)
     free = free_memory(torch.device(device))
     if free is None or need.total <= free:
         return
-    dtype = "bfloat16" if has_bfloat16(device) else "float16"
-    ways = {"": need}
-    if half.weights < need.weights:
-        ways[f"--dtype {dtype}"] = half
     remedies = []
-    for flag, footprint in ways.items():
-        largest = footprint.largest_batch(batch, free)
-        smaller = f"--batch {largest}" if largest < batch else ""
-        if largest:
-            remedies.append(" ".join(filter(None, (flag, smaller))))
+    if largest := need.largest_batch(batch, free):
+        remedies.append(f"--batch {largest}")
+    largest = half.largest_batch(batch, free)
+    if half.weights < need.weights and largest:
+        dtype = "--dtype bfloat16" if has_bfloat16(device) else "--dtype float16"
+        remedies.append(dtype if largest == batch else f"{dtype} --batch {largest}")
     if device != "cpu":
         on_host = free_memory(torch.device("cpu"))
         if on_host is not None and need.total <= on_host:

@@ -8,36 +8,38 @@ COARSE = 16  # the side of a square image's coarse grid
 
 
 def grid_of(value: int | str | Sequence[int]) -> Grid:
-    """24, "24", "24x16" (rows × columns) or [24, 16] -> (rows, columns).  Raises ValueError for
-    anything else.
+    """24, "24", "24x16" (rows × columns) or [24, 16] -> (rows, columns).
+
+    Raises ValueError for anything else.
     """
-    parts = (
-        value.split("x")
-        if isinstance(value, str)
-        else [value]
-        if isinstance(value, int)
-        else list(value)
-    )
-    rows, columns = (int(part) for part in (parts * 2 if len(parts) == 1 else parts))
+    if isinstance(value, int):
+        value = [value]
+    sides = value.split("x") if isinstance(value, str) else list(value)
+    if len(sides) == 1:
+        sides *= 2
+    rows, columns = map(int, sides)
     if min(rows, columns) < 1:
         raise ValueError(f"images of {rows}×{columns} tokens")
     return rows, columns
 
 
 def size(grid: Grid) -> int:
-    """Its tokens."""
+    """Return how many tokens a grid has."""
     return grid[0] * grid[1]
 
 
 def coarse(grid: Grid) -> Grid:
-    """The grid that GLM-Image draws before ``grid``: about 16 × 16 tokens of the same proportions."""
+    """Return the grid that GLM-Image draws before ``grid``: about 16 × 16 tokens, of the same
+    proportions.
+    """
     ratio = grid[0] / grid[1]
     return max(1, int(COARSE * math.sqrt(ratio))), max(1, int(COARSE * math.sqrt(1 / ratio)))
 
 
 def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:
-    """Of a token, counted through grids that are drawn in this order: the first token of its grid,
-    and its columns.
+    """Return the first token of the grid that holds a token, and that grid's columns.
+
+    Tokens are counted through grids in the order in which they are drawn.
     """
     first = 0
     for grid in grids[:-1]:
@@ -48,19 +50,23 @@ def place(grids: Sequence[Grid], token: int) -> tuple[int, int]:
 
 
 def neighbours(grids: Sequence[Grid], count: int) -> tuple[list[int], list[int]]:
-    """Of the first ``count`` tokens, drafts past the end below it: row number, and token above, -1
-    in a first row.
+    """Return, of each of the first ``count`` tokens, the number of its row and the token above it,
+    -1 in a first row.
+
+    Drafts past the end count as tokens below it.
     """
-    row, above, last = [], [], 0
+    rows = []
+    above = []
+    row = 0
     for token in range(count):
         first, columns = place(grids, token)
         if token and (token - first) % columns == 0:
-            last += 1
-        row.append(last)
+            row += 1
+        rows.append(row)
         above.append(token - columns if token - first >= columns else -1)
-    return row, above
+    return rows, above
 
 
 def written(grid: int | str | Sequence[int]) -> str:
-    """As people read it: 24×16, rows first."""
+    """Return a grid as people read it: 24×16, rows first."""
     return "×".join(map(str, grid_of(grid)))

@@ -11,7 +11,7 @@ from lanternbench.errors import UserError
 from lanternbench.models.state_files import State
 from lanternbench.models.transformer import DecoderConfig
 
-# our fused matrices -> their parts: in transformers' names, and in the official ones of LlamaGen
+# our fused matrices -> their parts, in transformers' names and in the official ones of LlamaGen
 # and Chameleon
 HF = {
     "attention.wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -43,28 +43,25 @@ class AbsentPartError(Exception):
 
 
 def fused(state: State) -> State:
-    """Return a state with the parts of matrices concatenated.  Raises AbsentPartError where some
-    of several are absent.
+    """Return a state with the parts of matrices concatenated.
+
+    Raises AbsentPartError if only some parts of a matrix are there.
     """
     result = dict(state)
     for whole, parts in (*HF.items(), *OFFICIAL.items()):
-        for key in _fused_keys(state, whole, parts):
-            names = [key.replace(whole, part) for part in parts]
-            for name in names:
-                if name not in state:
+        for key in state:
+            if key not in result or not any(f"{part}." in key for part in parts):
+                continue
+            for part in parts:
+                key = key.replace(part, whole)
+            pieces = []
+            for part in parts:
+                name = key.replace(whole, part)
+                if name not in result:
                     raise AbsentPartError(name)
-            result[key] = torch.cat([result.pop(name) for name in names])
+                pieces.append(result.pop(name))
+            result[key] = torch.cat(pieces)
     return result
-
-
-def _fused_keys(state: State, whole: str, parts: tuple[str, ...]) -> list[str]:
-    """Return the names of the matrices of which a state has parts."""
-    keys: dict[str, None] = {}
-    for key in state:
-        for part in parts:
-            if f"{part}." in key:
-                keys[key.replace(part, whole)] = None
-    return list(keys)
 
 
 def split(state: State, layout: dict[str, tuple[str, ...]]) -> State:
@@ -76,8 +73,8 @@ def split(state: State, layout: dict[str, tuple[str, ...]]) -> State:
                 continue
             value = result.pop(key)
             output = state[f"{key.partition(whole)[0]}attention.wo.weight"]
-            queries = output.shape[1] if len(parts) == 3 else 0
             # keys and values may have fewer heads than queries
+            queries = output.shape[1] if len(parts) == 3 else 0
             shared = (len(value) - queries) // 2
             sizes = [queries, shared, shared][-len(parts) :]
             for part, piece in zip(parts, value.split(sizes), strict=True):
@@ -88,13 +85,14 @@ def split(state: State, layout: dict[str, tuple[str, ...]]) -> State:
 def from_published(
     state: State, prefixes: tuple[str, ...] | None = None, halves: DecoderConfig | None = None
 ) -> State:
-    """Return transformers', LANTERN's or official names as ours.
+    """Return a state in transformers', LANTERN's or official names under ours.
 
-    ``prefixes``: a decoder's, longest first; None: a drafter's.  ``halves``: of a decoder whose
-    heads are rotated in halves, see ``rotary_pairs``.  Image encoders are left out.
+    ``prefixes``: a decoder's, longest first; None: a drafter's.  ``halves``: the shape of a
+    decoder whose heads are rotated in halves, see ``rotary_pairs``.  Image encoders are left out.
     """
     if prefixes is not None:
-        state = {key: value for key, value in state.items() if not _is_encoder(key)}
+        for part in _ENCODERS:
+            state = {key: value for key, value in state.items() if part not in key}
     if halves is not None:
         state = rotary_pairs(state, halves)
     result = {}
@@ -104,10 +102,6 @@ def from_published(
         name = our_name(key, prefixes)
         result["tok_embeddings.weight" if name == TABLE else name] = value
     return result
-
-
-def _is_encoder(key: str) -> bool:
-    return any(part in key for part in _ENCODERS)
 
 
 def our_name(key: str, prefixes: tuple[str, ...] | None) -> str:
@@ -121,7 +115,7 @@ def our_name(key: str, prefixes: tuple[str, ...] | None) -> str:
 
 
 def to_published(state: State) -> State:
-    """Return our names as LANTERN's, with the table of all ids where there is one."""
+    """Return a state under LANTERN's names, with the table of all ids if there is one."""
     result = {}
     for key, value in split(state, HF).items():
         for theirs, ours in _RENAMED.items():
@@ -133,8 +127,8 @@ def to_published(state: State) -> State:
 
 
 def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
-    """Return a state in published names, rotate-half, with queries, keys and their norms in
-    interleaved pairs.
+    """Return a state in published names, whose heads are rotated in halves, with queries, keys and
+    their norms in interleaved pairs.
 
     Meta's, whose norms are called ``q_normalization``, are in such pairs already.  Of the d
     dimensions that turn in each head, i and i + d/2 become 2i and 2i + 1.  Queries and keys
@@ -159,8 +153,8 @@ def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
 
 
 def _norm_rows(key: str, value: Tensor, cfg: DecoderConfig) -> Tensor:
-    """Return a norm of queries or keys with a row for each head; a row of a model-parallel shard
-    serves that shard's heads.
+    """Return a norm of queries or keys with a row for each head; a model-parallel shard has one
+    for all its heads.
     """
     rows = value.view(-1, value.shape[-1])
     heads = cfg.n_head if ".q_norm" in key else cfg.kv_heads
@@ -172,8 +166,8 @@ def _norm_rows(key: str, value: Tensor, cfg: DecoderConfig) -> Tensor:
 
 
 def image_tables(state: State, to_id: Tensor) -> State:
-    """Return our names with tables over all ids as the same for a decoder of images, whose tokens
-    are codebook indices.
+    """Return a state with tables over all ids for a decoder of images, whose tokens are codebook
+    indices.
 
     ``to_id`` [V]: the id of each codebook index.  Only image tokens may be drawn, so dropping the
     other rows of ``output`` is the same as masking them; prompts keep the whole table as

@@ -25,6 +25,7 @@ from lanternbench.utils.memory import is_out_of_memory
 Net = TypeVar("Net", bound=nn.Module)
 Convert = Callable[[State], State]  # of key names
 Moved = Callable[[Tensor], Tensor]  # to the device, in the dtype asked for
+Json = dict[str, Any]  # the content of a config.json
 MAX_CONFIG = 2**24  # bytes of a config.json
 # of a network: twice those of the largest published
 MAX_MODULES = 3000
@@ -36,7 +37,7 @@ DTYPES = {
 }
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LAYER = re.compile(r"\blayers\.\d+\.")
-# what code raises that trusts the numbers and names in a file
+# the exceptions of code that trusts the numbers and names in a file
 ODD = (
     KeyError,
     IndexError,
@@ -54,10 +55,17 @@ class Undrawn(TorchFunctionMode):
     for seconds.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        named = kwargs or {}
         if func in (Tensor.normal_, nn.init.normal_):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 @contextmanager
@@ -72,7 +80,8 @@ def empty_parameters() -> Iterator[None]:
         return nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     register = torch.nn.modules.module.register_module_parameter_registration_hook
-    handle = register(without_memory)  # type: ignore[arg-type]  # its annotation forbids what it documents
+    # torch's annotation forbids the None that its documentation allows
+    handle = register(without_memory)  # type: ignore[arg-type]
     try:
         with Undrawn():
             yield
@@ -83,8 +92,9 @@ def empty_parameters() -> Iterator[None]:
 def load_into(
     make: Callable[[], Net], state: State, where: Path, device: str, dtype: torch.dtype
 ) -> Net:
-    """The module of ``make`` with ``state``, which is emptied.  Raises UserError for another
-    architecture or size.
+    """Return the module of ``make`` with ``state``, which is emptied.
+
+    Raises UserError for another architecture or size.
     """
     return _filled(make, [state], where, lambda value: value.to(device, dtype), device)
 
@@ -97,21 +107,21 @@ def load_layers(
     dtype: torch.dtype,
     strict: bool = False,
 ) -> Net:
-    """As ``load_into`` from the checkpoint at ``path``, with no more than one layer of it in
-    memory at a time.
+    """Return the module of ``make`` with the checkpoint at ``path``, of which at most one layer is
+    in memory at a time.
 
-    ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: raises
-    UserError also for a tensor that the module has no place for.
+    ``convert`` renames the tensors of one layer, or all that belong to none.  ``strict``: a tensor
+    that the module has no place for is a UserError too.
     """
     layers = Layers(path, convert, device, dtype)
     return _filled(make, layers, path, layers.moved, device, strict)
 
 
 class Layers:
-    """The tensors of a checkpoint, converted layer by layer; those of none come together.
+    """The tensors of a checkpoint, converted layer by layer; those of no layer come together.
 
-    What was read of a file leaves memory with the last tensor of that reading, so a file that can
-    stay on disk is opened anew for each layer.
+    Pages of a file leave memory with the last tensor of one reading, so a file that can stay on
+    disk is opened anew for each layer.
     """
 
     def __init__(self, path: Path, convert: Convert, device: str, dtype: torch.dtype):
@@ -157,16 +167,12 @@ def _by_layer(state: State) -> Iterable[list[str]]:
     return layers.values()
 
 
-def layers_at(path: Path, prefixes: tuple[str, ...]) -> int:
-    """Return how many layers of a decoder the checkpoint at ``path`` has, whose names begin with
-    one of ``prefixes``, or with nothing.
-    """
-    numbers = [-1]
-    for key in read_state(path):
-        prefix = next((p for p in prefixes if key.startswith(p)), "")
-        if found := re.match(r"layers\.(\d+)\.", key.removeprefix(prefix)):
-            numbers.append(int(found[1]))
-    return 1 + max(numbers)
+def count_layers(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> int:
+    """Return how many layers tensors of these names have; a prefix may precede each name."""
+    any_prefix = "|".join(map(re.escape, prefixes))
+    layer = re.compile(rf"(?:{any_prefix})?layers\.(\d+)\.")
+    numbers = [int(found[1]) for found in map(layer.match, names) if found]
+    return 1 + max(numbers, default=-1)
 
 
 def _filled(
@@ -185,9 +191,10 @@ def _filled(
             values[name] = _checked(state.pop(name), name, where, moved)
         if strict and state:
             raise UserError(
-                f"{where} has a '{min(state)}' that a {kind} of this kind has no place for: use another"
+                f"{where} has a '{min(state)}' that a {kind} of this kind has no place for: "
+                "use another"
             )
-    # what Emu3's tokeniser has no use for
+    # Emu3's tokeniser has no use for those counts
     wanted = [name for name in shapes if not name.endswith("num_batches_tracked")]
     if lost := [name for name in wanted if name not in values]:
         raise UserError(_lacks(where, lost, len(wanted), kind))
@@ -206,8 +213,8 @@ def _check_shape(found: torch.Size, wanted: torch.Size, name: str, where: Path) 
 
 
 def _lacks(where: Path, lost: list[str], wanted: int, kind: str) -> str:
-    """Return the sentence on a checkpoint without some weights: it is damaged, or of another
-    model where most are absent.
+    """Return the sentence on a checkpoint without some weights: it is damaged, or of another model
+    if most are absent.
     """
     verb = "is" if len(lost) == 1 else "are"
     share = f"{len(lost)} of {wanted} weights {verb} absent"
@@ -217,8 +224,9 @@ def _lacks(where: Path, lost: list[str], wanted: int, kind: str) -> str:
 
 
 def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
-    """The module's class name, and each tensor's shape by name, at no cost.  Raises UserError for
-    impossible sizes.
+    """Return the module's class name, and each tensor's shape by name, at no cost.
+
+    Raises UserError for impossible sizes.
     """
     count = 0
 
@@ -244,7 +252,7 @@ def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, 
 
 
 def cause(error: Exception) -> str:
-    """The type of an exception and what it says, on one line; of a missing key its name."""
+    """Return the type and message of an exception on one line; of a missing key its name."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -252,8 +260,8 @@ def cause(error: Exception) -> str:
 
 @contextmanager
 def explain_errors(where: Path, what: str) -> Iterator[None]:
-    """Turns exceptions from code that interprets a file into a UserError: ``where``, ``what`` and
-    the cause.
+    """Turn exceptions of code that interprets a file into a UserError: ``where``, ``what`` and the
+    cause.
     """
     try:
         yield
@@ -266,12 +274,14 @@ def explain_errors(where: Path, what: str) -> Iterator[None]:
 
 
 def _checked(value: Tensor, name: str, where: Path, moved: Moved) -> Tensor:
-    """``moved(value)``.  Raises UserError for quantised numbers, NaN and infinity: a drafter with
-    them is only slow.
+    """Return ``moved(value)``.
+
+    Raises UserError for quantised numbers, NaN and infinity: a drafter with them is only slow.
     """
     if value.dtype not in _PLAIN and not name.endswith("num_batches_tracked"):
         raise UserError(
-            f"'{name}' in {where} is quantised ({value.dtype}): use one in float16, bfloat16 or float32"
+            f"'{name}' in {where} is quantised ({value.dtype}): "
+            "use one in float16, bfloat16 or float32"
         )
     value = moved(value)
     is_checkable = value.dtype.is_floating_point and not value.is_meta
@@ -279,14 +289,16 @@ def _checked(value: Tensor, name: str, where: Path, moved: Moved) -> Tensor:
         return value
     if not value.isfinite().all():
         raise UserError(
-            f"'{name}' in {where} has values that are NaN or infinite: fetch the file again, or train anew"
+            f"'{name}' in {where} has values that are NaN or infinite: "
+            "fetch the file again, or train anew"
         )
     return value
 
 
 def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
-    """A module filled in place, on its device: nothing is held twice.  On ``meta`` it has a shape
-    and no weights.
+    """Return a module with random weights, made on its device: nothing is held twice.
+
+    On ``meta`` it has a shape and no weights.
     """
     with empty_parameters():
         net = make()
@@ -297,16 +309,18 @@ def random_net(make: Callable[[], Net], device: str, dtype: torch.dtype) -> Net:
         values[name] = value
         if device == "meta":  # arithmetic there imports much of PyTorch, for seconds
             continue
-        if "norm" in name:
-            value.fill_(float(name.rpartition(".")[2] == "weight"))
-        else:
+        if "norm" not in name:
             value.normal_(std=0.02, generator=generator)
+        elif name.endswith(".weight"):
+            value.fill_(1.0)
+        else:
+            value.zero_()
     net.load_state_dict(values, strict=False, assign=True)
     return net.to(device).eval()
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The model's config.json or params.json.  Raises UserError."""
+def read_config(path: Path) -> Json:
+    """Return the content of a config.json or params.json.  Raises UserError."""
     if wrong := damage(path):
         raise UserError(f"{path} {wrong}")
     try:

@@ -1,13 +1,15 @@
-"""The size of a network: counts of the numbers that one forward reads and computes."""
+"""The size of a network: counts of the numbers that one forward pass reads and computes."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import nn
 
+from lanternbench.models.decoder import ImageDecoder
+
 
 class Network(NamedTuple):
-    """Counts for one position unless stated otherwise; also of a network on the device ``meta``."""
+    """Counts, for one position unless noted; also of a network on the device ``meta``."""
 
     layers: int
     weights: int  # of all that every position passes but the head
@@ -19,23 +21,25 @@ class Network(NamedTuple):
     guesses: int = 1  # how many distributions one state gives (Medusa's heads)
 
 
-def network(net: nn.Module, lm: Any, layers: Iterable[Any], guesses: int = 1) -> Network:
-    """``lm``: whose head it uses; ``layers``: its own.  Tables count as ``stored`` alone: forwards
-    read single rows.
+def network(net: nn.Module, lm: ImageDecoder, layers: Iterable[Any], guesses: int = 1) -> Network:
+    """Return the size of ``net``, whose head is that of ``lm``.
+
+    ``layers``: its own.  Tables count as ``stored`` alone: a forward pass reads single rows.
     """
-    sizes = {name: p.numel() for name, p in net.named_parameters()}
-    heads = {id(p): p.numel() for p in lm.output.parameters()}
-    read = sum(
-        n
-        for name, n in sizes.items()
-        if "embedding" not in name and not name.startswith("output.")
-    )
-    attention = [layer.attention for layer in layers]
-    cached, attended = (
-        sum(2 * a.n_kv * a.head_dim for a in attention),
-        sum(a.n_head * a.head_dim for a in attention),
-    )
-    vocab, stored = lm.config.vocab_size, sum(sizes.values())
-    return Network(
-        len(attention), read, sum(heads.values()), cached, attended, vocab, stored, guesses
-    )
+    read = 0
+    stored = 0
+    for name, parameter in net.named_parameters():
+        stored += parameter.numel()
+        if "embedding" not in name and not name.startswith("output."):
+            read += parameter.numel()
+    head = sum(parameter.numel() for parameter in lm.output.parameters())
+    count = 0
+    cached = 0
+    attended = 0
+    for layer in layers:
+        attention = layer.attention
+        count += 1
+        cached += 2 * attention.n_kv * attention.head_dim
+        attended += attention.n_head * attention.head_dim
+    vocab = lm.config.vocab_size
+    return Network(count, read, head, cached, attended, vocab, stored, guesses)

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +22,8 @@ MANY = 64  # rows of input from which it pays off for small layers too, with sev
 
 
 class Packed(nn.Module):
-    """x [..., in] -> [..., out] for inference: as ``Direct``, but no hook is called, and weights
-    are attributes.
+    """x [..., in] -> [..., out] for inference: as ``Direct``, but without hooks, and with weights
+    as attributes.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
@@ -37,7 +36,7 @@ class Packed(nn.Module):
     def __init_subclass__(cls) -> None:
         cls.__call__ = cls.forward  # type: ignore[method-assign]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         super().__setattr__(name, value)
         self.__dict__[name] = value
 
@@ -55,7 +54,7 @@ class PackedLinear(Packed):
 
 
 class TransposedLinear(Packed):
-    """``nn.Linear`` for inference on a CPU with its weight as [in, out]: the faster order for
+    """``nn.Linear`` for inference on a CPU with its weight as [in, out], the faster order for
     small matrices.
     """
 
@@ -71,7 +70,7 @@ class HalfLinear(Packed):
     """``nn.Linear`` for inference on a CPU: weights in float16, products and sums in float32
     (FBGEMM).
 
-    It reads half the bytes, and is exact where float16 holds every weight exactly (``holds``).  It
+    It reads half the bytes, and is exact if float16 holds every weight exactly (``holds``).  It
     uses one thread: with several threads, large batches use oneDNN's layout, packed on first use.
     As with any matrix product, on some machines the last bit of a row depends on the number of
     rows.
@@ -92,7 +91,7 @@ class HalfLinear(Packed):
 
     def __getstate__(self) -> dict:
         state = self.__dict__.copy()
-        del state["packed"], state["for_many"]  # which cannot be copied
+        del state["packed"], state["for_many"]  # they cannot be copied
         return state
 
     def __setstate__(self, state: dict) -> None:
@@ -119,8 +118,8 @@ class HalfLinear(Packed):
 
 
 class QuickNorm(Packed):
-    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), in which the
-    root is a hypotenuse's.
+    """``RMSNorm`` for inference on a CPU in four kernels: x · w√d / √(|x|² + d·ε), whose root is a
+    hypotenuse.
     """
 
     def __init__(self, norm: RMSNorm):
@@ -150,8 +149,8 @@ def available(
 
 
 def pack(net: nn.Module) -> None:
-    """Replace the linear layers and norms of ``net`` that are on a CPU, one at a time: none but
-    one is held twice.
+    """Replace the linear layers and norms of ``net`` that are on a CPU, one at a time: only one is
+    held twice.
     """
     for parent, name in packable(net):
         layer = packed_layer(getattr(parent, name))
@@ -171,7 +170,7 @@ def packable(net: nn.Module) -> list[tuple[nn.Module, str]]:
 
 
 def packed_layer(layer: nn.Linear | RMSNorm) -> nn.Module:
-    """Return the fastest layer that computes what ``layer`` does; itself if there is none."""
+    """Return the fastest layer with the outputs of ``layer``; itself if there is none."""
     dtype = layer.weight.dtype
     if isinstance(layer, RMSNorm):
         return QuickNorm(layer) if dtype == torch.float32 else layer
@@ -191,7 +190,7 @@ def free_memory() -> None:
 
 
 def packed(target: Target) -> Target:
-    """``target``, its model and drafters packed in place."""
+    """Pack the model and drafters of ``target`` in place, and return it."""
     for net in (target.model, *target.drafters.values()):
         pack(net)
     return target

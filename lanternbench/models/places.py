@@ -1,5 +1,5 @@
-"""Where the published files of a target lie, role by role: what ``fetch``, the hub's own tools,
-clones of repositories and people leave on a disk.  Imports no torch.
+"""Where the published files of a target lie, role by role, after ``fetch``, the hub's own tools,
+clones of repositories and people.  Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ UNFINISHED = ".incomplete"  # lies in a role's folder while it is being fetched
 WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 TOKENISERS = ("tokenizer.json", "text_tokenizer.json", "emu3.tiktoken")
 ROLES = ("model", "vq", "text", "tokenizer", "diffusion", *FILED)
-# roles that belong together: of a folder of the user's, the published ones are not mixed in
+# roles that belong together: no published file completes those in a user's folder
 GIVEN_WHOLE = ("model", *FILED)
 # a folder of one role alone; one known to hold it; one of other roles, in which only a file of a
 # telling name counts; the target's folder, in which any other weights are the model's
 Kind = Literal["own", "named", "shared", "root"]
-# names that say nothing of what a file is: such a file next to others is the model's
+# names that do not tell what a file is: such a file next to others is the model's
 GENERIC = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
-# what training scripts and their libraries write next to the weights
+# files that training scripts and their libraries write next to the weights
 TRAINING_STATE = re.compile(
     r"(optimizer|optim|scheduler|scaler|sampler|random_states|rng_state|training_args)[._-].*"
     r"|.*optim_states\.pt"
@@ -53,11 +53,11 @@ class Source(BaseModel):
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a target: a file or a folder per role; roles without any are left out."""
+    """The files of a target: a file or a folder per role that has any."""
 
     place: Path
     paths: Mapping[str, Path]
-    # what was found of a role that cannot be used, such as "2 of 3 shards"
+    # why files of a role that were found cannot be used
     faults: Mapping[str, str]
 
     def get(self, role: str) -> Path:
@@ -65,38 +65,35 @@ class Files:
         return self.paths.get(role, self.place / role)
 
 
+NO_FILES = Files(Path(), {}, {})
+
+
 def locate(sources: Mapping[str, Source], place: Path, home: Path | None = None) -> Files:
-    """Return where the files of a target lie that are asked for at ``place``.
+    """Return where the files of a target lie.
 
     ``place``: a folder or a weights file of the user's, or ``home``, where ``fetch`` puts them.
-    What ``place`` lacks is looked for at ``home`` and in the cache of the Hugging Face hub, except
-    for drafters and the model itself of a ``place`` of the user's.
+    Roles that ``place`` lacks are looked for at ``home`` and in the cache of the Hugging Face hub,
+    except for drafters and the model itself of a ``place`` of the user's.
     """
     root, file = _root(place)
     paths: dict[str, Path] = {}
     faults: dict[str, str] = {}
     for role in dict.fromkeys([*sources, *ROLES]):
-        found, fault = file, ""
-        if role != "model" or file is None:
-            found, fault = _found_below(root, role, sources)
-        if found is None and role in sources and (place == home or role not in GIVEN_WHOLE):
-            found = _elsewhere(role, sources, home)
-        if found is not None:
-            paths[role] = found
-        elif fault:
-            faults[role] = fault
-    return Files(root, paths, faults)
-
-
-def _found_below(root: Path, role: str, sources: Mapping[str, Source]) -> tuple[Path | None, str]:
-    """Return the path of a role's files in a target's folder, and what is wrong with those there."""
-    fault = ""
-    for folder, kind in _folders(root, role, sources):
-        found, reason = _found_in(folder, role, sources, kind)
-        if found is not None:
-            return found, ""
-        fault = fault or reason
-    return None, fault
+        if role == "model" and file is not None:
+            paths[role] = file
+            continue
+        folders = list(_folders(root, role, sources))
+        if role in sources and (place == home or role not in GIVEN_WHOLE):
+            folders += _elsewhere(role, sources, home)
+        for folder, kind in folders:
+            found, fault = _found_in(folder, role, sources, kind)
+            if found is not None:
+                paths[role] = found
+                break
+            if fault:
+                faults.setdefault(role, fault)
+    lacking = {role: fault for role, fault in faults.items() if role not in paths}
+    return Files(root, paths, lacking)
 
 
 def _root(place: Path) -> tuple[Path, Path | None]:
@@ -114,38 +111,43 @@ def _folders(root: Path, role: str, sources: Mapping[str, Source]) -> Iterator[t
     if role == "tokenizer":
         yield root / "model", "shared"
     if role in sources:
-        own = sources[role]
-        repositories = dict.fromkeys([own.repo, *(source.repo for source in sources.values())])
-        clones = [root / PurePosixPath(repo).name for repo in repositories]
+        clones = [root / PurePosixPath(repo).name for repo in _repositories(role, sources)]
         yield clones[0], "own"
         for place in (root, *clones):
-            for folder in own.folders:
-                kind: Kind = "shared" if folder == ".." else "named"
-                yield place / folder, kind
+            for folder in sources[role].folders:
+                yield place / folder, "shared" if folder == ".." else "named"
         for place in clones[1:]:
             yield place, "shared"
     yield root, "root"
 
 
-def _elsewhere(role: str, sources: Mapping[str, Source], home: Path | None) -> Path | None:
-    """Return a role's files at ``home`` or in the cache of the hub."""
+def _elsewhere(
+    role: str, sources: Mapping[str, Source], home: Path | None
+) -> Iterator[tuple[Path, Kind]]:
+    """Yield the folders of a role at ``home`` and in the cache of the hub."""
+    if home is not None:
+        yield home / role, "own"
     own = sources[role]
-    places: list[tuple[Path, Kind]] = [(home / role, "own")] if home else []
-    for repo in dict.fromkeys([own.repo, *(source.repo for source in sources.values())]):
-        if root := cached(repo):
-            places.append((root, "own" if repo == own.repo else "shared"))
-            places += [(root / folder, "named") for folder in own.folders if folder != ".."]
-    for place, kind in places:
-        found, _ = _found_in(place, role, sources, kind)
-        if found:
-            return found
-    return None
+    for repo in _repositories(role, sources):
+        root = cached(repo)
+        if root is None:
+            continue
+        yield root, "own" if repo == own.repo else "shared"
+        for folder in own.folders:
+            if folder != "..":
+                yield root / folder, "named"
+
+
+def _repositories(role: str, sources: Mapping[str, Source]) -> list[str]:
+    """Return the repositories of a target, that of the role first."""
+    others = [source.repo for source in sources.values()]
+    return list(dict.fromkeys([sources[role].repo, *others]))
 
 
 def _found_in(
     folder: Path, role: str, sources: Mapping[str, Source], kind: Kind
 ) -> tuple[Path | None, str]:
-    """Return the path of a role's files in a folder, and what is wrong with those there."""
+    """Return the path of a role's files in a folder, and why those there cannot be used."""
     if not folder.is_dir():
         return None, ""
     if (folder / UNFINISHED).exists():
@@ -163,10 +165,11 @@ def _found_in(
         return None, f"{published[0].name} is a link to a file that does not exist"
     if absent := absent_shards(present[0].parent):
         return None, f"{absent[0]} is absent"
+    parent = present[0].parent
     is_among_others = kind in ("shared", "root") and role != "model"
-    if is_among_others and len(present) == 1:
+    if len(present) == 1 and (is_among_others or len(weights_files(parent)) > 1):
         return present[0], ""
-    return _one_path(present), ""
+    return parent, ""
 
 
 def _tokeniser_in(folder: Path, kind: Kind) -> Path | None:
@@ -191,17 +194,17 @@ def _weights_of(folder: Path, role: str, sources: Mapping[str, Source], kind: Ki
     direct = _other_weights(folder, role, sources)
     if direct or kind != "own":
         return direct
-    below = [path for path in sorted(folder.rglob("*/")) if not _is_hidden(path, folder)]
-    deep = [_other_weights(path, role, sources) for path in below if path.is_dir()]
-    return next(filter(None, deep), [])
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+    for path in sorted(folder.rglob("*/")):
+        is_hidden = "/." in f"/{path.relative_to(folder).as_posix()}"
+        if path.is_dir() and not is_hidden and (deep := _other_weights(path, role, sources)):
+            return deep
+    return []
 
 
 def _matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """Return the files that patterns of a repository name, also without the repository's folders."""
+    """Return the files that patterns of a repository name, also without the repository's
+    folders.
+    """
     found: dict[Path, None] = {}
     for pattern in patterns:
         for wanted in dict.fromkeys((pattern, PurePosixPath(pattern).name)):
@@ -211,60 +214,60 @@ def _matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _other_weights(folder: Path, role: str, sources: Mapping[str, Source]) -> list[Path]:
-    """Return weights of unpublished names in a folder, without those that belong to other roles."""
+    """Return weights of unpublished names in a folder, without those that belong to other
+    roles.
+    """
     others: list[str] = []
     for other, source in sources.items():
         if other != role:
             others += [PurePosixPath(pattern).name for pattern in source.files]
     telling = [name for name in others if not name.startswith((*GENERIC, "*"))]
-    return [path for path in weights_files(folder) if not _is_any(path.name, telling)]
-
-
-def _is_any(name: str, patterns: list[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
+    found = weights_files(folder)
+    for pattern in telling:
+        found = [path for path in found if not fnmatch(path.name, pattern)]
+    return found
 
 
 def weights_files(folder: Path) -> list[Path]:
     """Return the weights in a folder, also links that lead nowhere, without optimisers' states."""
-    files = [path for path in sorted(folder.iterdir()) if not path.is_dir()]
-    return [path for path in files if path.suffix in WEIGHTS and not _is_state(path.name)]
-
-
-def _is_state(name: str) -> bool:
-    return name.startswith(".") or TRAINING_STATE.fullmatch(name) is not None
-
-
-def _one_path(published: list[Path]) -> Path:
-    """Return the folder of a role's weights, or the file where others lie next to it."""
-    first = published[0]
-    alone = len(published) == 1 and not SHARD.fullmatch(first.name)
-    return first if alone and len(weights_files(first.parent)) > 1 else first.parent
+    found = []
+    for path in sorted(folder.iterdir()):
+        is_state = path.name.startswith(".") or TRAINING_STATE.fullmatch(path.name)
+        if path.suffix in WEIGHTS and not is_state and not path.is_dir():
+            found.append(path)
+    return found
 
 
 def shard_index(folder: Path) -> Path | None:
-    """Return the index of a folder's shards, of several one whose shards are all there."""
+    """Return the index of a folder's shards; of several, one whose shards are all there."""
     indices = sorted(folder.glob("*.index.json"))
     for index in indices:
-        if all((folder / name).is_file() for name in indexed_shards(index)):
+        if not _absent(folder, indexed_shards(index)):
             return index
     return indices[0] if indices else None
 
 
+def _absent(folder: Path, names: list[str]) -> list[str]:
+    return [name for name in names if not (folder / name).is_file()]
+
+
 def absent_shards(folder: Path) -> list[str]:
-    """Return the names of shards that an index, or the names of the others, say are missing."""
+    """Return the names of missing shards, by an index or by the names of the other shards."""
     if index := shard_index(folder):
-        return [name for name in indexed_shards(index) if not (folder / name).is_file()]
-    names = {path.name for path in weights_files(folder) if path.is_file()}
-    shard = next(filter(None, map(SHARD.fullmatch, sorted(names))), None)
-    return [] if shard is None else [name for name in _series(shard) if name not in names]
+        return _absent(folder, indexed_shards(index))
+    for path in weights_files(folder):
+        shard = SHARD.fullmatch(path.name)
+        if shard and path.is_file():
+            return _absent(folder, _series(shard))
+    return []
 
 
 def _series(shard: re.Match[str]) -> list[str]:
-    """Return the names of all shards of one, which are counted from 1, or from 0."""
-    number, count = shard[2], shard[3]
+    """Return the names of all shards next to one; they are counted from 1, or from 0."""
+    number = shard[2]
     start = 0 if int(number) == 0 else 1
     name = shard.string
-    numbers = range(start, start + int(count))
+    numbers = range(start, start + int(shard[3]))
     return [name.replace(f"{number}-of", f"{i:0{len(number)}}-of") for i in numbers]
 
 
@@ -300,8 +303,8 @@ def cached(repo: str) -> Path | None:
 
 
 def snapshot(folder: Path) -> Path | None:
-    """Return the snapshot of a repository's folder in the hub's cache: that of the main branch, or
-    the latest.
+    """Return the snapshot of a repository's folder in the hub's cache, of the main branch or the
+    latest.
     """
     main = folder / "refs" / "main"
     snapshots = folder / "snapshots"
@@ -315,7 +318,7 @@ def snapshot(folder: Path) -> Path | None:
     return max(revisions, key=lambda path: path.stat().st_mtime, default=None)
 
 
-# ---- what is said of a folder without a target's files ----
+# ---- parts of messages on a folder without a target's files ----
 
 
 def expected_tree(sources: Mapping[str, Source], place: Path) -> str:
@@ -323,8 +326,9 @@ def expected_tree(sources: Mapping[str, Source], place: Path) -> str:
     lines = []
     for role, source in sources.items():
         names = ", ".join(source.files)
-        files = f"{{{names}}}" if len(source.files) > 1 else names
-        lines.append(f"  {place / role}/{files}")
+        if len(source.files) > 1:
+            names = f"{{{names}}}"
+        lines.append(f"  {place / role}/{names}")
     return "\n".join(lines)
 
 

@@ -4,7 +4,6 @@ import argparse
 import pickle
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -26,9 +25,9 @@ from lanternbench.utils.damage import damage
 from lanternbench.utils.memory import is_out_of_memory
 
 State = dict[str, Tensor]
-_INNER = ("model", "module", "state_dict")  # under which training scripts keep their weights
-_ORDER = (".safetensors", ".pt", ".bin", ".pth", ".ckpt")  # of files for the same weights
-# what DistributedDataParallel, torch.compile, FSDP and activation checkpoints put into names
+_INNER = ("model", "module", "state_dict")  # the entries of training scripts for their weights
+_ORDER = (".safetensors", ".pt", ".bin", ".pth", ".ckpt")  # preferred files for the same weights
+# parts of names by DistributedDataParallel, torch.compile, FSDP and activation checkpoints
 _WRAPPED = re.compile(
     r"^(?:module\.)+|_orig_mod\.|_fsdp_wrapped_module\.|_checkpoint_wrapped_module\."
 )
@@ -56,7 +55,7 @@ class Inert:
 
 
 def read_state(path: Path) -> State:
-    """The tensors of a checkpoint: a file, or a folder with one, or with shards.
+    """Return the tensors of a checkpoint: a file, or a folder with one file or with shards.
 
     Tensors stay on disk until they are read.  Raises UserError for a file that is missing,
     truncated, not readable or that holds anything but tensors, and for a missing shard.
@@ -79,23 +78,15 @@ def state_files(path: Path) -> list[Path]:
         raise UserError(f"{path} lacks the shard {absent[0]}{named}: fetch it again")
     if index:
         return [path / name for name in indexed_shards(index)]
-    if shards := [file for file in found if SHARD.fullmatch(file.name)]:
-        return _one_set(shards)
+    shards = [file for file in found if SHARD.fullmatch(file.name)]
     for suffix in _ORDER:
-        files = [file for file in found if file.suffix == suffix]
-        if len(files) > 1:
+        files = [file for file in shards or found if file.suffix == suffix]
+        if len(files) > 1 and not shards:
             names = f"{files[0].name}, {files[1].name}"
             raise UserError(f"{path} holds several checkpoints ({names}): name one of the files")
         if files:
             return files
     raise UserError(f"{path} holds no checkpoint: put a {', '.join(WEIGHTS)} file there")
-
-
-def _one_set(shards: list[Path]) -> list[Path]:
-    """Return the shards of the first kind of file, where the same weights lie in two."""
-    suffixes = {file.suffix for file in shards}
-    kind = next(suffix for suffix in _ORDER if suffix in suffixes)
-    return [file for file in shards if file.suffix == kind]
 
 
 def _read(path: Path) -> State:
@@ -120,50 +111,35 @@ def _read(path: Path) -> State:
     return _tensors(state, path)
 
 
-def _tensors(state: Any, path: Path) -> State:
-    """Return the named tensors of what a training script saved, without its wrappers' names."""
-    while isinstance(state, dict):
-        inner = next((name for name in _INNER if isinstance(state.get(name), dict)), None)
-        if inner is None:
-            break
-        state = state[inner]
+def _tensors(state: object, path: Path) -> State:
+    """Return the named tensors that a training script saved, without its wrappers' names."""
     if not isinstance(state, dict):
         raise UserError(f"{path} holds no named tensors: use the official file")
-    return {
-        _WRAPPED.sub("", str(name)): value
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
+    for name in _INNER:
+        if isinstance(state.get(name), dict):
+            return _tensors(state[name], path)
+    tensors = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            tensors[_WRAPPED.sub("", str(name))] = value
+    return tensors
 
 
-def _unpickle(path: Path) -> Any:
-    """Read a file of torch.save; settings of training libraries in it are replaced by nothing."""
-    try:
-        with safe_globals([argparse.Namespace]):
-            return _load(path)
-    except pickle.UnpicklingError:
-        stand_ins = _stand_ins(path)
-        if not stand_ins:
-            raise
-        with safe_globals(stand_ins):
-            return _load(path)
-
-
-def _load(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", mmap=mappable(path), weights_only=True)
-
-
-def _stand_ins(path: Path) -> list[Any]:
-    """Return a stand-in for each class of a training library that a file names."""
-    if not mappable(path):
-        return []
-    names = get_unsafe_globals_in_checkpoint(path)
-    return [(Inert, name) for name in names if name.partition(".")[0] in _TRAINING]
+def _unpickle(path: Path) -> object:
+    """Read a file of torch.save, with stand-ins for settings of training libraries."""
+    is_mappable = mappable(path)
+    stand_ins: list[type | tuple[type, str]] = [argparse.Namespace]
+    if is_mappable:
+        for name in get_unsafe_globals_in_checkpoint(path):
+            if name.partition(".")[0] in _TRAINING:
+                stand_ins.append((Inert, name))
+    with safe_globals(stand_ins):  # type: ignore[arg-type]  # it takes names too
+        return torch.load(path, map_location="cpu", mmap=is_mappable, weights_only=True)
 
 
 def mappable(path: Path) -> bool:
-    """Return whether tensors can stay on disk until they are read: not in what torch wrote before
-    1.6, which is no zip archive.
+    """Return whether tensors can stay on disk until they are read: torch wrote no zip archives
+    before 1.6.
     """
     with path.open("rb") as file:
         return path.suffix == ".safetensors" or file.read(2) == b"PK"

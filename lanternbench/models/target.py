@@ -1,12 +1,13 @@
-"""A target as the engine sees it: its decoder, how captions become a prefix, and how tokens become
-images.
+"""A target as the engine sees it: its decoder, its prefix of a caption, and its images of
+tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from PIL import Image
@@ -15,6 +16,7 @@ from torch import Tensor
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.grids import Grid, size
+from lanternbench.models.vq import ImageTokeniser
 from lanternbench.settings import Sampling
 from lanternbench.utils.memory import BatchLimit
 
@@ -22,22 +24,46 @@ if TYPE_CHECKING:
     from lanternbench.utils.graph_capture import Graphs
 
 Pads = Literal["alone", "uniform"]
+Options = dict[str, Any]  # of methods, by name
 DECODED = 4096  # tokens that the image tokeniser decodes at once
 
 
 class Prefix(NamedTuple):
-    """What a target reads before the first image token; R = B, or 2B with guidance (conditional
-    rows first).
+    """The inputs of a target before the first image token; R = B, or 2B with guidance, conditional
+    rows first.
     """
 
     embeddings: Tensor  # [R, P, dim]
     valid: Tensor  # [R, P] bool, False on padding
-    # [R, P, c], labels [R, 1] or ids [R, P]: what ``cls_embedding`` reads, for independent
-    # drafters
+    # the inputs of ``cls_embedding``, for independent drafters: [R, P, c], labels [R, 1] or ids
+    # [R, P]
     features: Tensor
     # [R, P − 1] for an EAGLE drafter: the id of the next token, see ``Eagle.embed_prompt``
     ahead_ids: Tensor
-    seen: Tensor  # [R, P − 1] bool, for an EAGLE drafter: may the position be attended to?
+    seen: Tensor  # [R, P − 1] bool, for an EAGLE drafter: positions that may be attended to
+
+
+class TextEncoder(Protocol):
+    """Captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels
+    [B, 1] and ones.
+    """
+
+    def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]: ...
+
+
+@runtime_checkable
+class StoredFeatures(TextEncoder, Protocol):
+    """A text encoder that stores the features of captions."""
+
+    @property
+    def encoder_weights(self) -> int:
+        """Weights that are in memory while captions are encoded."""
+
+    def prepare(self, captions: list[str]) -> object:
+        """Encode captions ahead of time."""
+
+    def encode_seconds(self, captions: list[str]) -> float:
+        """Return the seconds that the encoder took for captions."""
 
 
 def rounded(images: Tensor) -> Tensor:
@@ -46,7 +72,7 @@ def rounded(images: Tensor) -> Tensor:
 
 
 def truncated(images: Tensor) -> Tensor:
-    """As ``rounded``, but truncated, as the official code of Chameleon, Emu3 and Janus does."""
+    """As ``rounded``, but truncated, like the official code of Chameleon, Emu3 and Janus."""
     return (((images.clamp(-1, 1) + 1) / 2) * 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
@@ -56,36 +82,31 @@ class Target:
 
     name: str
     model: ImageDecoder
-    # an image tokeniser: ``decode`` [B, h, w] -> what ``pixels`` reads, ``quantize.codes()`` ->
-    # [V, d]; None: no images
-    vq: Any
-    # captions -> features [B, T, c] or ids [B, T], and mask [B, T], right-padded; or class labels
-    # [B, 1] and ones
-    text: Callable[[list[str]], tuple[Tensor, Tensor]]
+    vq: ImageTokeniser | None  # None: no images
+    text: TextEncoder
     sampling: Sampling = field(default_factory=Sampling)  # its defaults
     evaluators: Literal["tiny", "full", "none"] = "full"  # which networks score its images
-    options: dict = field(default_factory=dict)  # its default trees and neighbourhood size
+    options: Options = field(default_factory=dict)  # its default trees and neighbourhood size
     # by kind of proposal: eagle, eagle-3, model, medusa, dflash
     drafters: dict[str, Any] = field(default_factory=dict)
     pad_rows: Pads = "alone"  # what padded prefix positions attend to, see ``prefix_mask``
     # with an EAGLE drafter of the user's: those for LANTERN's class expect ``uniform``
     eagle_pads: Pads = "alone"
-    # (target, captions, with unconditional rows?) -> prefix, where it is not the model's of the
+    # (target, captions, with unconditional rows) -> prefix, if it is not the model's of the
     # encoded captions
     condition: Callable[[Target, list[str], bool], Prefix] | None = None
     # what the tokeniser decodes -> uint8 [B, H, W, 3]
     pixels: Callable[[Tensor], Tensor] = rounded
-    # (tokens of the last grid [B, h, w], captions) -> RGB images, in place of ``vq`` where it
-    # takes captions
-    render: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
-    labels: bool = False  # are prompts classes?
+    # (tokens of the last grid [B, h, w], captions) -> RGB images, in place of a ``vq``
+    render: Callable[[Tensor, Sequence[str]], list[Image.Image]] | None = None
+    labels: bool = False  # whether prompts are classes
     # the prompt id that the model writes after each row of an image, if it does
     row_end: int | None = None
     prompt_template: str = "{caption}"  # the text around a caption
     remark: str = ""  # a note for readers of its figures
     # digests of its files by part, see ``fingerprints``
     weights: dict[str, str] = field(default_factory=dict)
-    graphs: Graphs | None = None  # where set, the phases of a step are replayed as CUDA graphs
+    graphs: Graphs | None = None  # if set, the phases of a step are replayed as CUDA graphs
     # nearest codes by kind of proximity, cached on first use
     near: dict[str, Tensor] = field(default_factory=dict)
 
@@ -113,7 +134,7 @@ class Target:
 
     @property
     def row_width(self) -> int:
-        """Image tokens a row where the model writes a token after each, else 0."""
+        """Image tokens a row if the model writes a token after each row, else 0."""
         return 0 if self.row_end is None else self.grid[1]
 
     @property
@@ -135,35 +156,39 @@ class Target:
 
     @property
     def codebook(self) -> Tensor:
-        """[V, d], as the tokeniser compares codes.  Raises UserError where there is no tokeniser."""
+        """The codes as the tokeniser compares them [V, d].  Raises UserError without one."""
         if self.vq is None:
             raise UserError(
-                f"target '{self.name}' has no image tokeniser, whose codes say which tokens look alike, as LANTERN and "
-                "GSD ask: put one into its folder 'vq', or leave these methods out"
+                f"target '{self.name}' has no image tokeniser, whose codes say which tokens look "
+                "alike, as LANTERN and GSD ask: put one into its folder 'vq', or leave these "
+                "methods out"
             )
         return self.vq.quantize.codes()
 
     def prefix(self, captions: list[str], guidance: float) -> Prefix:
-        """Captions -> prefix, with the unconditional rows below when guidance is on (scale ≠ 1)."""
+        """Captions -> prefix, with the unconditional rows below with guidance (scale ≠ 1)."""
+        is_guided = guidance != 1.0
         if self.condition is not None:
-            return self.condition(self, captions, guidance != 1.0)
-        return self.model.prefix(*self.text(captions), guidance != 1.0)
+            return self.condition(self, captions, is_guided)
+        return self.model.prefix(*self.text(captions), is_guided)
 
     def prepare(self, captions: list[str]) -> None:
-        """Encode captions ahead of time, where the text encoder keeps their features."""
-        if hasattr(self.text, "prepare"):
+        """Encode captions ahead of time if the text encoder stores their features."""
+        if isinstance(self.text, StoredFeatures):
             self.text.prepare(captions)
 
     def encode_seconds(self, captions: list[str]) -> float:
-        """Seconds that the text encoder took for captions with stored features; 0 where it runs
-        for every image.
+        """Return the seconds that the text encoder took for captions with stored features; 0 if it
+        runs for every image.
         """
-        return self.text.encode_seconds(captions) if hasattr(self.text, "encode_seconds") else 0.0
+        if isinstance(self.text, StoredFeatures):
+            return self.text.encode_seconds(captions)
+        return 0.0
 
     def images(self, tokens: Tensor, captions: Sequence[str] = ()) -> list[Any]:
         """Return RGB images of tokens [B, L], or as many None without a tokeniser.
 
-        Each takes up to 3 GB, so few are decoded at a time: half as many when memory runs out.
+        Each takes up to 3 GB, so few are decoded at a time, and half as many when memory runs out.
         """
         last = tokens[:, self.length - size(self.grid) :].reshape(-1, *self.grid)
         if self.render is not None:
@@ -171,9 +196,9 @@ class Target:
         if self.vq is None:
             return [None] * len(tokens)
         at_once = max(1, DECODED // self.length)
-        return BatchLimit(at_once).results(self._decoded, list(last))
+        return BatchLimit(at_once).results(partial(self._decoded, self.vq), list(last))
 
-    def _decoded(self, tokens: list[Tensor]) -> list[Image.Image]:
-        """Return the tokeniser's images of tokens [h, w] each."""
-        pixels = self.pixels(self.vq.decode(torch.stack(tokens)))
+    def _decoded(self, vq: ImageTokeniser, tokens: list[Tensor]) -> list[Image.Image]:
+        """Return the tokeniser's images of grids of tokens [h, w]."""
+        pixels = self.pixels(vq.decode(torch.stack(tokens)))
         return [Image.fromarray(array) for array in pixels.cpu().numpy()]

@@ -1,5 +1,5 @@
-"""Decoders whose prompts are ids, one sequence with the image at 1-D positions (Chameleon, Janus,
-Emu3), and those.
+"""Decoders whose prompts are ids, in one sequence with the image at 1-D positions (Chameleon,
+Janus, Emu3), and their prompts.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from torch.nn.utils.rnn import pad_sequence
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.grids import Grid, grid_of
-from lanternbench.models.loading import cause
+from lanternbench.models.loading import Json, cause
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
 from lanternbench.utils.damage import damage
 
-BUCKETS = 4096  # ids of words without a tokeniser, the first of which is padding
-# of Llama
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BUCKETS = 4096  # ids of words without a tokeniser; the first is padding
+# entries of a config.json that change Llama's architecture
 VARIANTS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "rope_scaling", "hidden_act")
 
 
@@ -41,7 +44,7 @@ class TokenDecoderConfig(DecoderConfig):
     # 0: one table holds all ids; else prompts have a table of this size, and ``vocab_size`` counts
     # image tokens alone
     prompt_ids: int = 0
-    # the prompt id of image token 0, to go by where no tokeniser is available
+    # the prompt id of image token 0 if no tokeniser is available
     first_image_id: int = 0
 
     def __post_init__(self) -> None:
@@ -49,13 +52,11 @@ class TokenDecoderConfig(DecoderConfig):
         object.__setattr__(self, "grid", grid_of(self.grid))
 
     @classmethod
-    def llama_fields(
-        cls, text: Mapping[str, Any], allowed: tuple[str, ...] = ()
-    ) -> dict[str, Any]:
-        """A Llama-like part of a config.json, in transformers' names -> fields, whose defaults
+    def llama_fields(cls, text: Json, allowed: tuple[str, ...] = ()) -> Json:
+        """A Llama-like part of a config.json, in transformers' names -> our fields, whose defaults
         fill gaps.
 
-        ``allowed``: variants that make no difference to it.  Raises UserError for others of
+        ``allowed``: variants that make no difference.  Raises UserError for others of
         ``VARIANTS``, which no published model of this kind uses, and for a size that is absent.
         """
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
@@ -86,7 +87,7 @@ class TokenDecoderConfig(DecoderConfig):
             ) from None
 
 
-def variants(text: Mapping[str, Any], rope: Mapping[str, Any]) -> list[str]:
+def variants(text: Json, rope: Json) -> list[str]:
     """Return the names of ``VARIANTS`` that a config.json asks for; ``rope``: its rotary part."""
     asked = [name for name in VARIANTS[:3] if text.get(name)]
     if rope.get("rope_type", rope.get("type", "default")) != "default":
@@ -97,18 +98,20 @@ def variants(text: Mapping[str, Any], rope: Mapping[str, Any]) -> list[str]:
 
 
 class TokenDecoder(ImageDecoder):
-    """``output`` gives the logits of image tokens alone: no other token may be drawn inside an
-    image.
+    """A decoder of ids, whose ``output`` gives the logits of image tokens alone: no other token
+    may be drawn inside an image.
     """
 
     fits = (*ImageDecoder.fits, ("prompt_ids", "prompt ids"))
     config: TokenDecoderConfig
     rotates_halves = True
-    # ids of prompts [R, P] -> [R, P, dim]; only where ``prompt_ids`` is not 0
+    # ids of prompts [R, P] -> [R, P, dim]; only if ``prompt_ids`` is not 0
     cls_embedding: nn.Embedding
 
     def __init__(self, config: TokenDecoderConfig, image_ids: Tensor | None = None):
-        """``image_ids`` [V]: by default in the order of the codebook from ``first_image_id`` on."""
+        """``image_ids`` [V]: by default in the order of the codebook from ``first_image_id``
+        on.
+        """
         super().__init__(config)
         if config.prompt_ids:
             self.cls_embedding = nn.Embedding(config.prompt_ids, config.dim)
@@ -130,9 +133,10 @@ class TokenDecoder(ImageDecoder):
         return self.config.vocab_size, self.config.prompt_ids
 
 
-def check_type(config: Mapping[str, Any], name: str, *types: str) -> None:
-    """Raises UserError unless ``model_type`` of a config.json is one of ``types``; ``name``: of
-    the model.
+def check_type(config: Json, name: str, *types: str) -> None:
+    """Raise UserError unless ``model_type`` of a config.json is one of ``types``.
+
+    ``name``: that of the model.
     """
     kind = config.get("model_type")
     if kind not in types:
@@ -157,8 +161,9 @@ class IdTokeniser:
     def __init__(
         self, path: Path, named: Iterable[str] = (), template: tuple[str, str] = ("", "")
     ):
-        """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.  Raises
-        UserError where one lacks.
+        """``path``: a tokenizer.json; ``named``: tokens whose ``ids`` are wanted.
+
+        Raises UserError if one is absent.
         """
         if wrong := damage(path):
             raise UserError(f"the tokeniser {path} {wrong}")
@@ -178,7 +183,8 @@ class IdTokeniser:
         for name in named:
             if name not in self.names:
                 raise UserError(
-                    f"the tokeniser {path} has no token {name}: use the one published with the model"
+                    f"the tokeniser {path} has no token {name}: "
+                    "use the one published with the model"
                 )
             self.ids[name] = self.names[name]
         self.template = template
@@ -187,8 +193,8 @@ class IdTokeniser:
         self.reserved = special | set(self.ids.values())
 
     @staticmethod
-    def read(path: Path) -> Any:
-        """The ``tokenizers.Tokenizer`` of a file."""
+    def read(path: Path) -> "Tokenizer":
+        """Return the tokeniser of a file."""
         from tokenizers import Tokenizer
 
         return Tokenizer.from_file(str(path))
@@ -197,7 +203,7 @@ class IdTokeniser:
         return padded([self.encode(caption, *self.template) for caption in captions])
 
     def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
-        """Ids of all three; reserved tokens may stand in the template alone."""
+        """Return the ids of all three; only the template may write reserved tokens."""
         start = len(before)
         stop = start + len(caption)
         encoding = self.tokenizer.encode(f"{before}{caption}{after}", add_special_tokens=False)
@@ -210,22 +216,23 @@ class IdTokeniser:
 
 
 def words(caption: str) -> list[str]:
-    """Case-folded words; every other visible symbol (an emoji, say) is a separate word."""
+    """Return case-folded words; every other visible symbol, such as an emoji, is a word too."""
     return re.findall(r"\w+|[^\w\s]", unicodedata.normalize("NFKC", caption).casefold())
 
 
 def word_id(word: str) -> int:
-    """A stable id 1 … BUCKETS − 1; 0 is padding."""
+    """Return a stable id 1 … BUCKETS − 1; 0 is padding."""
     digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "little") % (BUCKETS - 1)
 
 
 class WordIds(IdTokeniser):
-    """An ``IdTokeniser`` without a file: an id per word, of the last of ``size``; ``named``:
-    published ids.
-    """
+    """An ``IdTokeniser`` without a file: an id per word."""
 
     def __init__(self, size: int, named: Mapping[str, int]):
+        """``size``: ids of prompts, the last of which are those of words; ``named``: published
+        ids.
+        """
         self.size = size
         self.ids = {name: number % size for name, number in named.items()}
         self.template = ("", "")
@@ -236,21 +243,22 @@ class WordIds(IdTokeniser):
 
 
 def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
-    """A vocabulary -> the id of each image token [V]; ``number``: its number by name.  Raises
-    UserError for gaps.
+    """Return the id of each image token in a vocabulary [V]; ``number``: its index by name.
+
+    Raises UserError for gaps.
     """
-    id_of: dict[int, int] = {}
-    count = 0
+    found: list[tuple[int, int]] = []
     for name, token_id in names.items():
         index = number(name)
         if index is not None:
-            id_of[index] = token_id
-            count += 1
-    if count == 0 or set(id_of) != set(range(count)):
+            found.append((index, token_id))
+    indices, ids = torch.tensor(sorted(found)).view(-1, 2).T
+    if not found or not torch.equal(indices, torch.arange(len(found))):
         raise UserError(
-            f"the tokeniser names {count} image tokens but not every one once: use the original"
+            f"the tokeniser names {len(found)} image tokens but not every one once: "
+            "use the original"
         )
-    return torch.tensor([id_of[index] for index in range(count)])
+    return ids
 
 
 def padded(rows: Sequence[list[int]], pad: int = 0, side: str = "right") -> tuple[Tensor, Tensor]:
@@ -266,31 +274,32 @@ class PromptFrame:
 
     before: list[int]
     after: list[int]
-    # None: the conditional prompt with padding, which is attended to, for the caption
+    # None: the conditional prompt with padding in place of the caption, which is attended to
     uncond: list[int] | None
     pad: int = 0  # the id in front of prompts that are shorter than others
     template: str = "{caption}"  # the text that a caption stands in
 
     def prompt(self, text: list[int]) -> Prompt:
-        """The ids of a caption -> the prompt."""
+        """Return the prompt of a caption's ids."""
         cond = [*self.before, *text, *self.after]
         if self.uncond is not None:
             return Prompt(cond, self.uncond)
         return Prompt(cond, [*self.before, *[self.pad] * len(text), *self.after])
 
     def __call__(self, target: Target, captions: list[str], guided: bool) -> Prefix:
-        """Prompts left-padded to the longest; EAGLE reads their ids, one ahead.  Raises UserError
-        for one too long.
+        """Return prompts left-padded to the longest, whose ids EAGLE reads one ahead.
+
+        Raises UserError for one that is too long.
         """
         texts, mask = target.text([self.template.replace("{caption}", x) for x in captions])
-        prompts = []
+        cond = []
+        uncond = []
         for caption, ids, seen in zip(captions, texts, mask, strict=True):
             prompt = self.prompt(ids[seen].tolist())
             check_length(prompt, target, caption)
-            prompts.append(prompt)
-        rows = [prompt.cond for prompt in prompts]
-        if guided:
-            rows += [prompt.uncond for prompt in prompts]
+            cond.append(prompt.cond)
+            uncond.append(prompt.uncond)
+        rows = cond + uncond if guided else cond
         prompt_ids, valid = padded(rows, self.pad, "left")
         prompt_ids = prompt_ids.to(target.device)
         valid = valid.to(target.device)
@@ -299,7 +308,7 @@ class PromptFrame:
 
 
 def check_length(prompt: Prompt, target: Target, caption: str) -> None:
-    """Raises UserError if the prompt leaves no room for the image."""
+    """Raise UserError if the prompt leaves no room for the image."""
     config = cast(TokenDecoderConfig, target.model.config)
     longest = config.positions - target.image_slots
     if len(prompt.cond) > longest:

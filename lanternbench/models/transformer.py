@@ -1,9 +1,9 @@
 """The decoder core that every target and drafter shares: RMSNorm, rotary attention over a static
 cache, SwiGLU.
 
-Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders rename what other
-checkpoints call them. Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, K
-heads of keys and values, g = H / K, d head width.
+Parameter names are LlamaGen's, with w1 and w3 fused into ``w13``; loaders rename those of other
+checkpoints.  Shapes: R rows (batch × CFG), N new positions, S cache slots, H heads, K heads of
+keys and values, g = H / K, d head width.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# A layer's number and its new keys and values [R, 2K, N, d] -> all that is attended to [R, 2K, S,
-# d], keys' heads first
+# A layer's number and its new keys and values [R, 2K, N, d] -> all to attend to [R, 2K, S, d],
+# keys' heads first
 Put = Callable[[int, Tensor], Tensor]
 # In compiled code: a layer's number, its new keys and its new values -> all keys and all values
 PutParts = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -25,14 +25,14 @@ QKV = tuple[Tensor, Tensor, Tensor]  # [R, H, N, d], and keys and values [R, K, 
 Mask = Tensor | Literal["causal"] | None
 Depths = tuple[int, ...]  # numbers of layers
 
-# Attention's kernels on a GPU take head widths and rows of a mask that are multiples of this;
-# others they copy, or refuse
+# Attention's kernels on a GPU take head widths and rows of a mask that are multiples of this, and
+# copy or refuse others
 ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder stack, whose norms are by default on the inputs of attention and MLP."""
+    """Shape of a decoder stack; by default norms are on the inputs of attention and MLP."""
 
     dim: int
     n_layer: int
@@ -42,15 +42,15 @@ class DecoderConfig:
     n_kv_head: int = 0
     norm_eps: float = 1e-5
     head_width: int = 0  # if heads are not as wide together as the stack; 0: dim / n_head
-    # LayerNorm per head on q and k (Chameleon), or RMSNorm, its weights each head's (rms, Emu3.5)
-    # or shared (DFlash)
+    # LayerNorm per head on q and k (Chameleon), or RMSNorm with weights by head (rms, Emu3.5) or
+    # shared (DFlash)
     qk_norm: bool | Literal["rms", "shared"] = False
     swin_norm: bool = False  # norms on outputs (Chameleon-34B)
     sandwich_norm: bool = False  # norms on both (GLM)
     first_norm: bool = True  # False for LANTERN's LlamaGen drafter, whose layer has no input norm
-    qkv_bias: bool = False  # of attention's projections (GLM's, some drafters')
+    qkv_bias: bool = False  # in attention's projections (GLM's, some drafters')
     out_bias: bool = False
-    rotary_width: int = 0  # of the part of a head that turns with the position; 0: all of it
+    rotary_width: int = 0  # width of the part of a head that turns with the position; 0: all of it
 
     def __post_init__(self) -> None:
         """Raises ValueError or TypeError for sizes of which no decoder can be built."""
@@ -91,8 +91,9 @@ def rope_1d(
     base: float = 10000.0,
     rotary_width: int = 0,
 ) -> Tensor:
-    """complex64 [positions, head_dim / 2].  ``rotary_width``: of the rotated part of a head; other
-    factors are 1.
+    """Return a table of rotary factors, complex64 [positions, head_dim / 2].
+
+    ``rotary_width``: that of the part of a head that turns; other factors are 1.
     """
     width = rotary_width or head_dim
     freqs = base ** (-torch.arange(0, width, 2).float() / width)
@@ -102,12 +103,11 @@ def rope_1d(
 
 
 def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
-    """LlamaGen's table: zeros for the ``prefix`` conditioning positions, then the grid in raster
-    order.
+    """Return LlamaGen's table: zeros for the ``prefix`` conditioning positions, then the grid in
+    raster order, complex64 [prefix + height · width, head_dim / 2].
 
     Half of a head's pairs turn with the row, half with the column.  The zeros make prefix queries
-    and keys vanish, so every position attends to the conditioning uniformly.  complex64 [prefix +
-    height · width, head_dim / 2].
+    and keys vanish, so every position attends to the conditioning uniformly.
     """
     half = head_dim // 2
     freqs = 10000.0 ** (-torch.arange(0, half, 2).float() / half)  # [head_dim / 4]
@@ -134,10 +134,10 @@ def rotated(x: Tensor, rope: Tensor) -> Tensor:
 
 
 def mask_of_heads(mask: Mask, group: int) -> Mask:
-    """Return [R|1, 1, N, S] with a row for each of the ``group`` query heads that share a key:
-    [R|1, 1, N · g, S].
+    """Return a mask [R|1, 1, N, S] with a row for each of the ``group`` query heads that share a
+    key: [R|1, 1, N · g, S].
 
-    On a GPU its rows are aligned. Both once for all layers.
+    On a GPU its rows are aligned.  Both are done once for all layers.
     """
     if not isinstance(mask, Tensor):
         return mask
@@ -161,15 +161,15 @@ def aligned(mask: Tensor) -> Tensor:
 
 
 def additive(visible: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bool mask -> 0 where visible, −∞ elsewhere."""
+    """Bool mask -> 0 for visible keys, −∞ for others."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, -torch.inf
     )
 
 
 def guide(logits: Tensor, scale: float) -> Tensor:
-    """Classifier-free guidance, rows [2B, …] (conditional first) -> [B, …]: uncond + scale · (cond
-    − uncond).
+    """Classifier-free guidance: rows [2B, …], conditional ones first -> [B, …], uncond + scale ·
+    (cond − uncond).
     """
     if scale == 1.0:
         return logits
@@ -185,9 +185,9 @@ class Direct(nn.Module):
     decoder's time.
     """
 
-    compiles: ClassVar[bool] = True  # as a decoder: see ``models.compiled``
+    compiles: ClassVar[bool] = True  # whether ``models.compiled`` can compile it
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         super().__setattr__(name, value)
         if isinstance(value, nn.Module):
             self.__dict__[name] = value
@@ -211,7 +211,7 @@ class RMSNorm(Direct):
 
 
 class HeadNorm(Direct):
-    """LayerNorm over each head's width, with a weight and bias per head (Chameleon's); with
+    """LayerNorm over each head's width, with weights and biases by head (Chameleon's); with
     ``eps``, RMSNorm.
     """
 
@@ -238,8 +238,8 @@ def head_norm(config: DecoderConfig, heads: int) -> RMSNorm | HeadNorm:
 
 
 class Attention(Direct):
-    """Grouped-query attention with rotary positions; q, k and v are one matrix, k and v one block
-    of the cache.
+    """Grouped-query attention with rotary positions; q, k and v are one matrix, and k and v one
+    block of the cache.
     """
 
     def __init__(self, config: DecoderConfig, layer: int):
@@ -268,7 +268,7 @@ class Attention(Direct):
         put: Put | None,
         last: int = 0,
     ) -> Tensor:
-        """x [R, N, dim] -> [R, N, dim]; ``mask``: see ``mask_of_heads``.
+        """x [R, N, dim] -> [R, N, dim]; ``mask`` as ``mask_of_heads`` returns it.
 
         ``last``: only so many positions at the end have queries; 0: all have.
         """
@@ -310,9 +310,9 @@ class Attention(Direct):
         return qkv.narrow(2, 0, self.n_head).transpose(1, 2), k, v
 
     def in_fused_kernels(self, qkv: Tensor, rope: Tensor, put: PutParts) -> QKV:
-        """As ``in_place``, for a compiler, which knows no complex numbers.
+        """Compute the tensors of ``in_place`` for a compiler, which knows no complex numbers.
 
-        Queries, keys and values that are of one size become one kernel, which writes the cache too.
+        Queries, keys and values of one size become one kernel, which writes the cache too.
         """
         q, k, v = qkv.split((self.n_head, self.n_kv, self.n_kv), 2)
         if self.normed:
@@ -328,7 +328,7 @@ class Attention(Direct):
         return q.transpose(1, 2), k, v
 
     def attend_in_groups(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        """softmax(q kᵀ / √d + mask) v of q [R, H, N, d] and of k and v [R, K, S, d]: [R, H, N, d].
+        """Return softmax(q kᵀ / √d + mask) v [R, H, N, d] of q [R, H, N, d], k and v [R, K, S, d].
 
         The query heads of a group are further positions of one head, [R, K, N · g, d], which reads
         each key once.  torch has groups of its own, but no kernel that takes a mask with them.
@@ -344,7 +344,7 @@ class Attention(Direct):
         return y.transpose(2, 3).reshape(rows, heads, n, width)
 
     def normalise(self, qk: Tensor) -> None:
-        """Norms of queries and keys [R, N, H + K, d], in place."""
+        """Apply the norms to queries and keys [R, N, H + K, d], in place."""
         source = qk.clone() if qk.requires_grad else qk
         q = self.q_norm(source[:, :, : self.n_head])
         k = self.k_norm(source[:, :, self.n_head :])
@@ -365,7 +365,7 @@ class FeedForward(Direct):
 
 
 class Layer(Direct):
-    """Attention and feed-forward with their norms: before each; with ``swin_norm`` after; with
+    """Attention and feed-forward with norms before each, with ``swin_norm`` after each, or with
     ``sandwich_norm`` both.
     """
 
@@ -393,9 +393,7 @@ class Layer(Direct):
         put: Put | None = None,
         last: bool = False,
     ) -> Tensor:
-        """``last``: compute the output of the last position only; keys and values are computed for
-        all.
-        """
+        """``last``: only the last position has an output; all have keys and values."""
         residual = x[:, -1:] if last else x
         if self.swin:
             attended = self.attention(x, rope, mask, put, last)
@@ -450,7 +448,7 @@ class Stack(Direct):
 class TokenStack(Stack):
     """A stack with a table of tokens, and a head."""
 
-    tok_embeddings: Any  # an embedding of image tokens [...] -> [..., dim]
+    tok_embeddings: nn.Embedding  # image tokens [...] -> [..., dim]
     output: nn.Module  # hidden states [..., dim] -> logits [..., V]
 
     @property

@@ -1,4 +1,4 @@
-"""VQGANs as image tokenisers, under LlamaGen's parameter names: its VQ-16, the embedded VQ-4,
+"""VQGANs as image tokenisers, under LlamaGen's parameter names: its VQ-16, the bundled VQ-4,
 Janus's and Chameleon's.
 
 Sources: Sun et al. 2024, LlamaGen, section 2.1; Esser et al. 2021, VQGAN; Gafni et al. 2022,
@@ -9,6 +9,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +26,23 @@ _BLOCKS = {
 }
 
 
+class Codes(Protocol):
+    """The codebook of an image tokeniser."""
+
+    def codes(self) -> Tensor:
+        """The codes as the tokeniser compares them [V, d]."""
+
+
+class ImageTokeniser(Protocol):
+    """A tokeniser of which a target needs the decoder."""
+
+    @property
+    def quantize(self) -> Codes: ...
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """[B, h, w] -> images, usually [B, 3, H, W] in −1…1, not clamped."""
+
+
 @dataclass(frozen=True)
 class VQConfig:
     """Shape of the tokeniser; the down-sampling factor is 2^(len(ch_mult) - 1)."""
@@ -38,12 +56,19 @@ class VQConfig:
     norm_groups: int = 32
     attention: bool = True  # at the coarsest level; in the middle there always is
 
+    @property
+    def widths(self) -> list[int]:
+        """Channels by level, the finest first."""
+        return [self.ch * factor for factor in self.ch_mult]
+
 
 class ResBlock(nn.Module):
     def __init__(self, c_in: int, c_out: int, groups: int):
         super().__init__()
-        self.norm1, self.conv1 = _norm(groups, c_in), nn.Conv2d(c_in, c_out, 3, padding=1)
-        self.norm2, self.conv2 = _norm(groups, c_out), nn.Conv2d(c_out, c_out, 3, padding=1)
+        self.norm1 = _norm(groups, c_in)
+        self.conv1 = nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.norm2 = _norm(groups, c_out)
+        self.conv2 = nn.Conv2d(c_out, c_out, 3, padding=1)
         self.nin_shortcut = nn.Identity() if c_in == c_out else nn.Conv2d(c_in, c_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,81 +82,111 @@ class AttnBlock(nn.Module):
     def __init__(self, c: int, groups: int):
         super().__init__()
         self.norm = _norm(groups, c)
-        self.q, self.k, self.v, self.proj_out = (nn.Conv2d(c, c, 1) for _ in range(4))
+        self.q = nn.Conv2d(c, c, 1)
+        self.k = nn.Conv2d(c, c, 1)
+        self.v = nn.Conv2d(c, c, 1)
+        self.proj_out = nn.Conv2d(c, c, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        n = self.norm(x)
-        q, k, v = (f(n).flatten(2).transpose(1, 2) for f in (self.q, self.k, self.v))  # [B, hw, c]
-        h = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
-        return x + self.proj_out(h.transpose(1, 2).reshape_as(x))
+        normed = self.norm(x)
+        qkv = [part(normed).flatten(2).mT[:, None] for part in (self.q, self.k, self.v)]
+        attended = F.scaled_dot_product_attention(*qkv)[:, 0]  # [B, hw, c]
+        return x + self.proj_out(attended.mT.reshape_as(x))
 
 
 class Level(nn.Module):
-    """One resolution: residual blocks, attention at the coarsest, then a change of resolution
-    called ``change``.
+    """Residual blocks at one resolution, with attention at the coarsest; ``upsample`` or
+    ``downsample`` follows, named by ``change``.
     """
 
     def __init__(
-        self, c_in: int, c_out: int, blocks: int, attention: bool, groups: int, change: str
+        self, c_in: int, c_out: int, blocks: int, groups: int, attention: bool, change: str
     ):
         super().__init__()
-        self.res = nn.ModuleList(
-            ResBlock(c_in if i == 0 else c_out, c_out, groups) for i in range(blocks)
-        )
-        self.attn = nn.ModuleList(
-            AttnBlock(c_out, groups) for _ in range(blocks if attention else 0)
-        )
+        self.res = nn.ModuleList()
+        self.attn = nn.ModuleList()
+        for number in range(blocks):
+            self.res.append(ResBlock(c_out if number else c_in, c_out, groups))
+            if attention:
+                self.attn.append(AttnBlock(c_out, groups))
         self.change = change
-        if change:  # half the resolution, or twice
-            down = change == "downsample"
-            first = nn.ZeroPad2d((0, 1, 0, 1)) if down else nn.Upsample(scale_factor=2.0)
-            conv = nn.Conv2d(c_out, c_out, 3, 2) if down else nn.Conv2d(c_out, c_out, 3, padding=1)
-            self.add_module(change, nn.Sequential(OrderedDict(first=first, conv=conv)))
+        if change:
+            self.add_module(change, _resampling(change, c_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        for i, res in enumerate(self.res):
+        for number, res in enumerate(self.res):
             x = res(x)
             if self.attn:
-                x = self.attn[i](x)
+                x = self.attn[number](x)
         return getattr(self, self.change)(x) if self.change else x
 
 
-def _levels(cfg: VQConfig, decodes: bool) -> nn.Sequential:
-    """In the order in which they are passed."""
-    last, widths = len(cfg.ch_mult) - 1, [cfg.ch * m for m in cfg.ch_mult]
-    levels: list[nn.Module] = []
-    for i in reversed(range(last + 1)) if decodes else range(last + 1):
-        before = widths[min(i + 1, last)] if decodes else widths[i - 1] if i else cfg.ch
-        change = ("upsample" if i else "") if decodes else ("downsample" if i != last else "")
-        blocks, attention = cfg.num_res_blocks + decodes, cfg.attention and i == last
-        levels.append(Level(before, widths[i], blocks, attention, cfg.norm_groups, change))
-    return nn.Sequential(*levels)
+def _resampling(change: str, channels: int) -> nn.Sequential:
+    """Return what doubles the resolution, or halves it."""
+    if change == "upsample":
+        first: nn.Module = nn.Upsample(scale_factor=2.0)
+        conv = nn.Conv2d(channels, channels, 3, padding=1)
+    else:
+        first = nn.ZeroPad2d((0, 1, 0, 1))
+        conv = nn.Conv2d(channels, channels, 3, 2)
+    return nn.Sequential(OrderedDict(first=first, conv=conv))
 
 
-def _half(cfg: VQConfig, decodes: bool) -> nn.Sequential:
-    """An encoder [B, 3, H, W] -> [B, z, h, w], or a decoder the other way: levels, and ``mid`` at
-    the coarsest.
-    """
-    wide, groups = cfg.ch * cfg.ch_mult[-1], cfg.norm_groups
-    ends = (
-        [(cfg.z_channels, wide), (cfg.ch * cfg.ch_mult[0], 3)]
-        if decodes
-        else [(3, cfg.ch), (wide, cfg.z_channels)]
+def _levels(config: VQConfig, decodes: bool) -> nn.Sequential:
+    """Return the levels of an encoder, from the finest to the coarsest, or back of a decoder."""
+    coarsest = len(config.ch_mult) - 1
+    order = list(range(coarsest + 1))
+    blocks = config.num_res_blocks
+    width = config.ch
+    change = "downsample"
+    if decodes:
+        order.reverse()
+        blocks += 1
+        width = config.widths[-1]
+        change = "upsample"
+    levels = nn.Sequential()
+    for level in order:
+        attention = config.attention and level == coarsest
+        following = change if level != order[-1] else ""
+        shape = (width, config.widths[level], blocks, config.norm_groups)
+        levels.append(Level(*shape, attention, following))
+        width = config.widths[level]
+    return levels
+
+
+def _middle(config: VQConfig) -> nn.Sequential:
+    width = config.widths[-1]
+    groups = config.norm_groups
+    first = ResBlock(width, width, groups)
+    return nn.Sequential(first, AttnBlock(width, groups), ResBlock(width, width, groups))
+
+
+def _encoder(config: VQConfig) -> nn.Sequential:
+    """[B, 3, H, W] -> [B, z, h, w]."""
+    width = config.widths[-1]
+    parts = OrderedDict[str, nn.Module](
+        conv_in=nn.Conv2d(3, config.ch, 3, padding=1),
+        conv_blocks=_levels(config, decodes=False),
+        mid=_middle(config),
+        norm_out=_norm(config.norm_groups, width),
+        silu=nn.SiLU(),
+        conv_out=nn.Conv2d(width, config.z_channels, 3, padding=1),
     )
-    res = partial(ResBlock, wide, wide, groups)
-    parts: dict[str, nn.Module] = {"conv_in": nn.Conv2d(*ends[0], 3, padding=1)}
-    for name in ("mid", "conv_blocks") if decodes else ("conv_blocks", "mid"):
-        parts[name] = (
-            nn.Sequential(res(), AttnBlock(wide, groups), res())
-            if name == "mid"
-            else _levels(cfg, decodes)
-        )
-    parts |= {
-        "norm_out": _norm(groups, ends[1][0]),
-        "silu": nn.SiLU(),
-        "conv_out": nn.Conv2d(*ends[1], 3, padding=1),
-    }
-    return nn.Sequential(OrderedDict(parts))
+    return nn.Sequential(parts)
+
+
+def _decoder(config: VQConfig) -> nn.Sequential:
+    """[B, z, h, w] -> [B, 3, H, W]."""
+    width = config.widths[0]
+    parts = OrderedDict[str, nn.Module](
+        conv_in=nn.Conv2d(config.z_channels, config.widths[-1], 3, padding=1),
+        mid=_middle(config),
+        conv_blocks=_levels(config, decodes=True),
+        norm_out=_norm(config.norm_groups, width),
+        silu=nn.SiLU(),
+        conv_out=nn.Conv2d(width, 3, 3, padding=1),
+    )
+    return nn.Sequential(parts)
 
 
 class Codebook(nn.Module):
@@ -141,13 +196,13 @@ class Codebook(nn.Module):
 
     def __init__(self, size: int, dim: int, spherical: bool = True):
         super().__init__()
-        self.embedding, self.spherical = nn.Embedding(size, dim), spherical
+        self.embedding = nn.Embedding(size, dim)
+        self.spherical = spherical
 
     def codes(self) -> Tensor:
         """[V, d]."""
-        return (
-            F.normalize(self.embedding.weight, dim=-1) if self.spherical else self.embedding.weight
-        )
+        table = self.embedding.weight
+        return F.normalize(table, dim=-1) if self.spherical else table
 
     def nearest(self, z: Tensor) -> Tensor:
         """z [..., d] -> indices [...], the first of equally near ones."""
@@ -160,13 +215,14 @@ class Codebook(nn.Module):
 class VQModel(nn.Module):
     """Images [B, 3, H, W] in −1…1 ↔ token grids [B, h, w]."""
 
-    def __init__(self, cfg: VQConfig, spherical: bool = True):
+    def __init__(self, config: VQConfig, spherical: bool = True):
         super().__init__()
-        self.config = cfg
-        self.encoder, self.decoder = _half(cfg, decodes=False), _half(cfg, decodes=True)
-        self.quant_conv = nn.Conv2d(cfg.z_channels, cfg.codebook_dim, 1)
-        self.post_quant_conv = nn.Conv2d(cfg.codebook_dim, cfg.z_channels, 1)
-        self.quantize = Codebook(cfg.codebook_size, cfg.codebook_dim, spherical)
+        self.config = config
+        self.encoder = _encoder(config)
+        self.decoder = _decoder(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
+        self.quantize = Codebook(config.codebook_size, config.codebook_dim, spherical)
 
     def latents(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, d, h, w], before quantisation."""
@@ -184,19 +240,21 @@ class VQModel(nn.Module):
 
 
 def from_vqgan(state: State, levels: int = 0) -> State:
-    """VQGAN's or LlamaGen's names -> ours, of the tokeniser alone; ``levels``: how many, if
-    counted from the finest.
+    """Return the tokeniser's tensors alone, VQGAN's or LlamaGen's names as ours.
+
+    ``levels``: how many there are, if the decoder's are counted from the finest.
     """
     result = {}
     for key, value in state.items():
         key = re.sub(r"^(model\.vqmodel|vqmodel|gen_vision_model)\.", "", key)
-        if key.startswith(_PARTS):
-            if levels:
-                key = re.sub(
-                    r"^decoder\.up\.(\d+)", lambda m: f"decoder.up.{levels - 1 - int(m[1])}", key
-                )
-            key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
-            for theirs, ours in _BLOCKS.items():
-                key = key.replace(theirs, ours)
-            result[key] = value
+        if not key.startswith(_PARTS):
+            continue
+        upsampling = re.match(r"decoder\.up\.(\d+)", key)
+        if levels and upsampling:
+            level = levels - 1 - int(upsampling[1])
+            key = f"decoder.up.{level}{key[upsampling.end() :]}"
+        key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
+        for theirs, ours in _BLOCKS.items():
+            key = key.replace(theirs, ours)
+        result[key] = value
     return result

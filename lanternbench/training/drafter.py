@@ -25,6 +25,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, with_net
 from lanternbench.models.drafters.dflash import DFlash, to_file
+from lanternbench.models.drafters.eagle import eagle_state, new_eagle
 from lanternbench.models.drafters.kinds import BY_RECIPE
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.target import Target
@@ -152,7 +153,7 @@ def train(
                 f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}"
             )
         accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
-        state = to_file(net) if isinstance(net, DFlash) else target.model.eagle_state(net)
+        state = to_file(net) if isinstance(net, DFlash) else eagle_state(net, target.model)
         state = {
             k: v.to("cpu", target.dtype if v.is_floating_point() else None).contiguous()
             for k, v in state.items()
@@ -180,7 +181,7 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     if plan.start is None and plan.recipe == DFlash.kind:
         return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
     if plan.start is None:
-        return model.new_eagle(fused).to(device)
+        return new_eagle(model, fused).to(device)
     net: Any = drafter_at(plan.start, model, str(device), torch.float32)
     if net.kind not in BY_RECIPE[plan.recipe].starts:
         raise UserError(

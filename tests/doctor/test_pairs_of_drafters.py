@@ -26,6 +26,7 @@ from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue, entries
+from lanternbench.models.drafters.eagle import new_eagle
 from lanternbench.models.entries import Entry, Expected, entry, expectation, shortfall, upper_limit
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
@@ -135,7 +136,7 @@ def test_a_pair_that_belongs_together_passes_and_a_scrambled_drafter_does_not(
     assert good["first token accepted, T = 0"] is True
     assert good["first token accepted, T = 1"] is None  # nothing is published
     torch.manual_seed(0)
-    net = target.model.new_eagle().eval().requires_grad_(False)
+    net = new_eagle(target.model).eval().requires_grad_(False)
     bad = by_item(check_pair(replace(target, drafters={"eagle": net}), "eagle", CAPTIONS, ROW))
     assert bad["first token accepted, T = 0"] is False
     assert bad["greedy tokens"] is True  # a lossless method draws the target's images all the same

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -147,10 +146,7 @@ def test_a_target_says_whether_its_prompts_are_classes():
         row = catalogue.entry(name)
         own = catalogue.family(row.family)
         row = row.model_copy(update={"name": "mine"})
-        assert (
-            own.fields(row, SimpleNamespace(config=own.config(row)), None, None)["labels"]
-            is labels
-        )
+        assert own.random_target(row, "meta").labels is labels
     assert prompts.captions_for(True, 2) == [p.text for p in prompts.load("imagenet", 2)]
 
 

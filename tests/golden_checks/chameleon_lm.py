@@ -50,7 +50,11 @@ def check_shards(folder: Path) -> list[Found]:
 
 def one(vectors: Vectors, kind: str) -> list[Found]:
     config: dict[str, Any] = vectors.meta[f"config_{kind}"]
-    cfg = ChameleonFamily().described({"model_type": "chameleon", **config}, entry("anole-7b"))
+    cfg = (
+        ChameleonFamily()
+        .at(entry("anole-7b"), None, "cpu")
+        .described({"model_type": "chameleon", **config})
+    )
     model = loaded(
         Chameleon(cfg), from_published(vectors.under(f"{kind}.sd."), ("model.",), cfg.decoder)
     )

@@ -31,7 +31,6 @@ from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import image_tables, to_published
 from lanternbench.models.loading import read_state
-from lanternbench.models.places import locate
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import WordIds
 from lanternbench.models.transformer import guide
@@ -322,7 +321,7 @@ def load(folder: Path) -> Target:
 def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
     folder, net, vq, drafter = files
     made = load(folder)
-    to_id = ChameleonFamily().image_ids(locate({}, folder), None)
+    to_id = ChameleonFamily().at(small_row(SHAPE), folder, "cpu").image_ids
     assert equal(made.model, image_tables(net.state_dict(), to_id))
     assert equal(made.vq, vq.state_dict())
     assert equal(made.drafters["eagle"], drafter.state_dict())
@@ -337,7 +336,7 @@ def test_published_files_give_decoder_tokeniser_drafter_and_prompts(files):
 
 
 def test_no_caption_writes_a_special_or_an_image_token(files):
-    text = ChameleonFamily().text(small_row(SHAPE), locate({}, files[0]), "cpu", torch.float32)
+    text = ChameleonFamily().at(small_row(SHAPE), files[0], "cpu").text
     ids, mask = text(["a <racm3:break> IMGIMGBZ < </s> circle", ""])
     assert ids.tolist() == [[WORDS.index(w) for w in ("a", "<", "circle")], [0, 0, 0]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 0]]

@@ -64,7 +64,7 @@ NAMES = {
 
 
 def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
-    return ChameleonFamily().described(config, entry("anole-7b"))
+    return ChameleonFamily().at(entry("anole-7b"), None, "cpu").described(config)
 
 
 def tiny(cfg: ChameleonConfig = TINY) -> Chameleon:

@@ -28,7 +28,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
-from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle import Eagle, eagle_state, new_eagle
 from lanternbench.models.family import drafter_at
 from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
@@ -64,7 +64,7 @@ def deep(kind: str) -> Target:
             vars(IMAGES) | {"grid": 4, "dialect": kind, "n_layer": 4}, GUIDANCE, VQ
         )
         scrambled(made.model, 0)
-    net = scrambled(made.model.new_eagle(fused=True), 1).to(made.dtype)
+    net = scrambled(new_eagle(made.model, fused=True), 1).to(made.dtype)
     return replace(made, drafters=made.drafters | {"eagle-3": net}, options=SMALL_TREES)
 
 
@@ -231,7 +231,7 @@ def test_its_recipe_is_five_levels_without_regression(target):
     """Doubling what the regression compares with changes EAGLE-1's loss and not EAGLE-3's."""
     tokens = torch.randint(0, 64, (1, 16), generator=torch.Generator().manual_seed(0))
     made = deep("classes")
-    net, one = made.drafters["eagle-3"], scrambled(made.model.new_eagle(), 1)
+    net, one = made.drafters["eagle-3"], scrambled(new_eagle(made.model), 1)
     prefix = made.prefix(["7"], made.guidance)
     for drafts, recipe, levels in ((one, "eagle-1", 3), (net, "eagle-3", 5)):
         states = losses.target_states(made, prefix, tokens, drafts.aux_layers(made.model))
@@ -260,7 +260,7 @@ def same_rng() -> np.random.Generator:
 
 def test_every_tensor_of_a_file_is_used_and_every_mistake_is_named(tmp_path):
     target = deep("anole")
-    state = target.model.eagle_state(target.drafters["eagle-3"])
+    state = eagle_state(target.drafters["eagle-3"], target.model)
 
     def loaded(changed: dict[str, Tensor]) -> Eagle:
         save_file(changed, tmp_path / "a.safetensors")

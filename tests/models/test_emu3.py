@@ -20,6 +20,7 @@ from lanternbench.engine import decode as engine
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.models.drafters.eagle import new_eagle
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
 from lanternbench.models.entries import entry
@@ -215,7 +216,7 @@ def test_64_greedy_guided_tokens_are_those_of_transformers_generate(loaded, thei
     packed(loaded)
     for name in ("ar", "eagle-1", "sjd"):
         target = replace(
-            loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)}
+            loaded, drafters={"eagle": new_eagle(loaded.model).eval().requires_grad_(False)}
         )
         found = engine.generate(build(target, method(name), GREEDY), [CAPTIONS[1]])[0].tokens
         assert torch.equal(found, want), name

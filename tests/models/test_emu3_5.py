@@ -25,7 +25,8 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
-from lanternbench.models.emu3.checkpoint import Emu3Family
+from lanternbench.models.drafters.eagle import new_eagle
+from lanternbench.models.emu3.checkpoint import DIALECTS, Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
@@ -135,7 +136,7 @@ def target(loaded) -> Target:
     """The same, packed, with an EAGLE drafter."""
     torch.manual_seed(1)
     return packed(
-        replace(loaded, drafters={"eagle": loaded.model.new_eagle().eval().requires_grad_(False)})
+        replace(loaded, drafters={"eagle": new_eagle(loaded.model).eval().requires_grad_(False)})
     )
 
 
@@ -240,10 +241,10 @@ def test_the_catalogue_has_the_published_sizes_and_defaults():
             rows,
             columns,
         )
-    config = Emu3Family().config(row)
+    config = Emu3Family().at(row, None, "cpu").config
     weights = config.n_layer * (
         config.dim * config.head_width * (2 * config.n_head + 2 * config.n_kv_head)
         + 3 * config.dim * config.hidden
     )
     assert weights / 1e9 == pytest.approx(31.2, abs=0.05)  # as the paper counts the transformer
-    assert not Emu3Family.dialects["emu3.5"].images
+    assert not DIALECTS["emu3.5"].images

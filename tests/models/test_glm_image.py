@@ -30,6 +30,7 @@ from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
+from lanternbench.models.drafters.eagle import eagle_state, new_eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.family import drafter_at
 from lanternbench.models.glm_image import checkpoint
@@ -116,7 +117,7 @@ def target(folder) -> Target:
     """The same, packed, with an EAGLE drafter."""
     made = GlmImageFamily().load(row(), folder, "cpu")
     torch.manual_seed(1)
-    drafter = made.model.new_eagle().eval().requires_grad_(False)
+    drafter = new_eagle(made.model).eval().requires_grad_(False)
     return packed(replace(made, drafters={"eagle": drafter}))
 
 
@@ -281,7 +282,7 @@ def test_a_36_x_24_image_after_19_x_13_tokens_is_generate_s_token_for_token(thei
     """
     large = GlmImageFamily().load(row(grid=[36, 24]), folder, "cpu")
     torch.manual_seed(1)
-    drafter = large.model.new_eagle().eval().requires_grad_(False)
+    drafter = new_eagle(large.model).eval().requires_grad_(False)
     large = packed(replace(large, drafters={"eagle": drafter}))
     assert (large.grids, large.length) == ((COARSE, (36, 24)), 1111)
     want = drawn_by_transformers(
@@ -334,14 +335,14 @@ def test_adaptive_trees_that_look_at_neighbours_are_lossless_across_grids(target
 
 def test_a_drafter_is_written_and_read_whole(target, tmp_path):
     """Biases, sandwich norms and the order of rotary pairs included."""
-    net = target.model.new_eagle()
+    net = new_eagle(target.model)
     for p in net.parameters():
         torch.nn.init.normal_(p)
     save_file(
-        {k: v.contiguous() for k, v in target.model.eagle_state(net).items()},
+        {k: v.contiguous() for k, v in eagle_state(net, target.model).items()},
         tmp_path / "eagle.safetensors",
     )
-    assert "layers.0.post_mlp_layernorm.weight" in target.model.eagle_state(net)
+    assert "layers.0.post_mlp_layernorm.weight" in eagle_state(net, target.model)
     found = drafter_at(tmp_path / "eagle.safetensors", target.model, "cpu").state_dict()
     assert found.keys() == net.state_dict().keys()
     assert all(torch.equal(found[key], value) for key, value in net.state_dict().items())

@@ -23,6 +23,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_target
+from lanternbench.models.drafters.eagle import new_eagle
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3.checkpoint import NEGATIVE, QUALITY, Emu3Family
 from lanternbench.models.huggingface.checkpoint import SETTINGS
@@ -58,10 +59,10 @@ def both(folder):
     """
     native = Emu3Family().load(ROW, folder, "cpu")
     torch.manual_seed(1)
-    nets = {
-        net.kind: net.eval().requires_grad_(False)
-        for net in map(native.model.new_eagle, (False, True))
-    }
+    nets = {}
+    for fused in (False, True):
+        net = new_eagle(native.model, fused).eval().requires_grad_(False)
+        nets[net.kind] = net
     other = load_target(f"hf:{folder / 'model'}")
     return replace(native, drafters=nets), replace(other, drafters=nets)
 

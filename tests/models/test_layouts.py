@@ -35,7 +35,7 @@ from lanternbench.models.chameleon.checkpoint import (
     ChameleonConfig,
     ChameleonFamily,
 )
-from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle import Eagle, new_eagle
 from lanternbench.models.entries import entry
 from lanternbench.models.family import drafter_at
 from lanternbench.models.key_names import image_tables, to_published
@@ -48,7 +48,6 @@ from lanternbench.models.llamagen.checkpoint import (
     RandomT5Features,
     T5Features,
 )
-from lanternbench.models.places import locate
 from lanternbench.models.token_decoder import IdTokeniser
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.prompts import Prompt
@@ -302,7 +301,7 @@ def test_a_drafter_whose_config_names_other_layers_than_it_is_run_on_is_refused(
     tmp_path, config, fits
 ):
     net = scrambled(LlamaGen(LlamaGenConfig(**TEXT)), 0)
-    drafter = scrambled(net.new_eagle(True), 1)
+    drafter = scrambled(new_eagle(net, True), 1)
     assert drafter.aux_layers(net) == (1, 1)
     torch.save(to_published(drafter.state_dict()), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -436,7 +435,7 @@ def test_a_chameleon_target_decodes_from_its_folder(
     shape = {"grid": 4, "vocab_size": CODES, "prompt_ids": len(NUMBERED), "dialect": dialect}
     made = ChameleonFamily().load(small_row(shape, GUIDANCE, 8), tmp_path, "cpu", dtype)
     tables = image_tables(
-        net.state_dict(), ChameleonFamily().image_ids(locate({}, tmp_path), net.config)
+        net.state_dict(), ChameleonFamily().at(small_row({}), tmp_path, "cpu").image_ids
     )
     assert equal(made.model, {name: table.to(dtype) for name, table in tables.items()})
     assert equal(made.vq, vq.state_dict())

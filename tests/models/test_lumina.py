@@ -317,7 +317,8 @@ def test_prompts_are_lumina_s_and_the_unconditional_one_has_no_text(lumina):
 def test_the_catalogue_knows_the_three_sizes():
     for side in (512, 768, 1024):
         row = entry(f"lumina-mgpt-7b-{side}")
-        config, dialect = ChameleonFamily().config(row), ChameleonFamily().dialect(row)
+        checkpoint = ChameleonFamily().at(row, None, "cpu")
+        config, dialect = checkpoint.config, checkpoint.dialect
         assert [16 * n for n in config.grid] == [side, side]
         assert (row.guidance, row.top_k, dialect.row_end) == (3.0, 2000, ROW_END)
 

@@ -28,7 +28,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models import catalogue, key_names
-from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.eagle import Eagle, new_eagle
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.janus.checkpoint import JanusFamily
@@ -47,7 +47,7 @@ PLAN = drafter.Plan("any", DEMO, steps=4, batch=2, lr=3e-3, seed=0)
 def classes() -> Target:
     """A class-conditional LlamaGen of 4 × 4 tokens."""
     labels = lambda captions: published_llamagen.class_labels(captions, "cpu")  # noqa: E731
-    net = scrambled(random_llamagen(0).new_eagle(), 1)
+    net = scrambled(new_eagle(random_llamagen(0)), 1)
     return Target(
         "classes",
         random_llamagen(0, n_layer=2),
@@ -143,7 +143,7 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, mon
         made = with_tables(made)
     role = method(name).proposal.drafter_kind
     if role not in made.drafters:
-        made = replace(made, drafters={role: scrambled(made.model.new_eagle(fused=True), 1)})
+        made = replace(made, drafters={role: scrambled(new_eagle(made.model, fused=True), 1)})
     captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded
     seen: list[tuple[list[int], list[int], Tensor]] = []
     honest = EagleDrafter.root

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lanternbench.models import key_names
+from lanternbench.models.drafters.eagle import new_eagle
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGen
 from lanternbench.models.tiny import checkpoint as tiny
@@ -45,7 +46,7 @@ def train(work: Path, out: Path, scale: float = 1.0, log: Callable[[str], None] 
     ):
         whole = tiny.assemble(made.target, made.text, tokeniser, {})
         kinds = {kind: steps[stage + kind] for kind in drafters.LOSSES if stage + kind in steps}
-        aux_layers = made.target.new_eagle("eagle3" in kinds).aux_layers(made.target)
+        aux_layers = new_eagle(made.target, "eagle3" in kinds).aux_layers(made.target)
         samples = rollouts.sample(
             folder, whole, max(8, round(ROLLOUTS[stage] * min(scale, 1.0))), log, aux_layers
         )

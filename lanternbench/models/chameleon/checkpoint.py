@@ -1,28 +1,27 @@
-"""Anole and Lumina-mGPT at their published sizes: from published files, or random weights to
-measure speed alone.
+"""Anole and Lumina-mGPT: from published files, or with random weights to measure speed alone.
 
 Sources: Chameleon Team 2024 (arXiv 2405.09818), layers as in transformers'
 ``ChameleonForConditionalGeneration``; the published code of Anole and Lumina-mGPT (2407.06135,
-2408.02657). A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json,
+2408.02657).  A folder holds one sub-folder per role: ``model`` (config.json, tokenizer.json,
 safetensors; or Meta's params.json, text_tokenizer.json, consolidated.pth), ``eagle`` (the drafter
-in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) where the model's checkpoint has no image
+in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) if the model's checkpoint has no image
 decoder.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
-
-import torch
+from typing import Literal, NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily
-from lanternbench.models.loading import State, explain_errors, read_config, read_state
-from lanternbench.models.places import Files, folder_of
-from lanternbench.models.target import truncated
+from lanternbench.models.family import PublishedFamily, TokenCheckpoint
+from lanternbench.models.loading import Json, State, explain_errors, read_config, read_state
+from lanternbench.models.places import folder_of
+from lanternbench.models.target import Options, Target
 from lanternbench.models.token_decoder import (
+    IdTokeniser,
     PromptFrame,
     TokenDecoder,
     TokenDecoderConfig,
@@ -33,20 +32,29 @@ from lanternbench.registry import register
 
 # of every published Chameleon
 VQ = VQConfig(codebook_size=8192, codebook_dim=256, attention=False)
-BOS, PAD, IMAGE_START, TURN_END = "<s>", "<pad>", "<racm3:break>", "<reserved08706>"
+BOS = "<s>"
+PAD = "<pad>"
+IMAGE_START = "<racm3:break>"
+TURN_END = "<reserved08706>"
 SPECIAL = {BOS: 0, PAD: 1, "</s>": 2, "<eoss>": 8196, IMAGE_START: 8197, TURN_END: 8710}
 ROW_END = 8803  # what Lumina-mGPT writes after each row of an image
-SIZE_UNIT, MAX_UNITS = 32, 128  # pixels that a size id counts, and how many of them at most
+SIZE_UNIT = 32  # pixels that a size id counts
+MAX_UNITS = 128
 SIZE_ZERO = 8804  # the size id of n units is SIZE_ZERO + n
 PIXELS = 16  # a side of one image token
 # in pixels
 LUMINA = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 _PARAMS = {  # transformers' names in a config.json -> Meta's in params.json
-    "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "vocab_size": "vocab_size",
-    "num_key_value_heads": "n_kv_heads", "rope_theta": "rope_theta", "rms_norm_eps": "norm_eps",
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "vocab_size": "vocab_size",
+    "num_key_value_heads": "n_kv_heads",
+    "rope_theta": "rope_theta",
+    "rms_norm_eps": "norm_eps",
     "swin_norm": "swin_norm",
-}  # fmt: skip
+}
 _VQ_FIELDS = {  # ours -> those of the official vqgan.yaml and of a Hugging Face config.json
     "ch": ("ch", "base_channels"),
     "ch_mult": ("ch_mult", "channel_multiplier"),
@@ -69,8 +77,8 @@ class Chameleon(TokenDecoder):
     pass
 
 
-def from_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Meta's params.json -> the entries of a config.json.  Raises KeyError for what it leaves out."""
+def from_params(params: Json) -> Json:
+    """Meta's params.json -> the entries of a config.json.  Raises KeyError for absent ones."""
     model = params.get("model", params)
     multiple = model.get("multiple_of", 256)
     width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3))
@@ -85,16 +93,18 @@ def from_params(params: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def vq_config(config: dict[str, Any]) -> VQConfig:
-    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, gaps filled -> ours.  Raises
-    UserError for others.
+def vq_config(config: Json) -> VQConfig:
+    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, whose gaps are filled -> ours.
+
+    Raises UserError for a tokeniser of another architecture.
     """
     shape = config | config.get("ddconfig", {})
     if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
         raise UserError(
-            "the image tokeniser has attention in its levels or a double latent: use the published one"
+            "the image tokeniser has attention in its levels or a double latent: "
+            "use the published one"
         )
-    fields: dict[str, Any] = {}
+    fields: Json = {}
     for ours, names in _VQ_FIELDS.items():
         for name in names:
             if name in shape:
@@ -104,23 +114,22 @@ def vq_config(config: dict[str, Any]) -> VQConfig:
 
 
 def is_special(name: str) -> bool:
-    """Return whether a token stands for no text: those in angle brackets; a lone ``<`` is text."""
+    """Return whether a token is in angle brackets and stands for no text; a lone ``<`` is text."""
     return name.startswith("<") and name != "<"
 
 
 def size_id(pixels: int) -> int:
-    """Lumina-mGPT's id for a width or height.  Raises UserError."""
+    """Return Lumina-mGPT's id for a width or height.  Raises UserError."""
     if pixels % SIZE_UNIT or not 0 < pixels <= MAX_UNITS * SIZE_UNIT:
         raise UserError(
-            f"an image cannot be {pixels} pixels wide or high: use a multiple of {SIZE_UNIT}, such as 768"
+            f"an image cannot be {pixels} pixels wide or high: "
+            f"use a multiple of {SIZE_UNIT}, such as 768"
         )
     return SIZE_ZERO + pixels // SIZE_UNIT
 
 
 def check_sizes(names: dict[str, int]) -> None:
-    """Raises UserError for a vocabulary in which the ids of row ends and sizes mean something
-    else.
-    """
+    """Raise UserError for a vocabulary that gives row ends and sizes other ids."""
     known = {"<reserved08799>": ROW_END}
     for units in (16, 24, 32):
         known[f"<reserved{8800 + units:05d}>"] = SIZE_ZERO + units
@@ -133,15 +142,19 @@ def check_sizes(names: dict[str, int]) -> None:
 
 
 def anole_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
-    """Anole's prompts have no template, and do not say the image's size.  ``ids``: of ``SPECIAL``."""
+    """Return Anole's prompts, which have no template and do not give the image's size.
+
+    ``ids``: those of ``SPECIAL``.
+    """
     before = [ids[BOS]]
     image = [ids[IMAGE_START]]
     return PromptFrame(before, [ids[TURN_END], *image], [*before, *image], ids[PAD])
 
 
 def lumina_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame:
-    """Lumina-mGPT's prompts for images of this size in pixels.  Raises UserError for one that has
-    no id.
+    """Return Lumina-mGPT's prompts for images of this size in pixels.
+
+    Raises UserError for a size that has no id.
     """
     image = [ids[IMAGE_START], size_id(height), size_id(width)]
     template = LUMINA.format(width=width, height=height, caption="{caption}")
@@ -149,91 +162,101 @@ def lumina_frame(ids: Mapping[str, int], width: int, height: int) -> PromptFrame
 
 
 class Dialect(NamedTuple):
-    """How one fine-tune of Chameleon differs from another."""
+    """The prompts, defaults and row ends of one fine-tune of Chameleon."""
 
     frame: Callable[[Mapping[str, int], int, int], PromptFrame]
-    options: dict[str, Any]  # LANTERN's trees; its other defaults are the engine's
+    options: Options  # LANTERN's trees; its other defaults are the engine's
     row_end: int | None = None
 
 
-@register("target", "chameleon")
-class ChameleonFamily(PublishedFamily):
+DIALECTS = {
+    "anole": Dialect(anole_frame, {"static": "naive_extend_57"}),
+    "lumina": Dialect(lumina_frame, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END),
+}
+
+
+def dialect_of(row: Entry) -> Dialect:
+    return DIALECTS[row.shape.get("dialect", "anole")]
+
+
+class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
     network = Chameleon
     configuration = ChameleonConfig
     title = "Chameleon"
     vq_file = "Meta's vqgan.ckpt"
     special = SPECIAL
-    dialects: ClassVar[dict[str, Dialect]] = {
-        "anole": Dialect(anole_frame, {"static": "naive_extend_57"}),
-        "lumina": Dialect(lumina_frame, {"static": "mc_sim_7b_63", "row_window": 16}, ROW_END),
-    }
+
+    @property
+    def dialect(self) -> Dialect:
+        return dialect_of(self.row)
 
     @staticmethod
     def image_number(name: str) -> int | None:
-        """Of an image token called IMGIMG…Z: the digits in it, A for 0 to J for 9; −1: there is no
-        number in it.
+        """Return the number of an image token called IMGIMG…Z: the digits in it, A for 0 to J for
+        9; −1 if there is no number in it.
         """
         if not name.startswith("IMGIMG"):
             return None
         digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
         return int(digits) if digits.isdigit() else -1
 
-    def config_file(self, files: Files) -> Path:
+    @property
+    def config_file(self) -> Path:
         """Meta's, or that of a Hugging Face conversion."""
-        folder = self.model_folder(files)
-        meta = folder / "params.json"
-        hub = folder / "config.json"
+        meta = self.folder / "params.json"
+        hub = self.folder / "config.json"
         return meta if meta.is_file() and not hub.is_file() else hub
 
-    def tokeniser(self, files: Files) -> Path:
-        """Of the Hugging Face conversion, or Meta's, which lies with the image tokeniser."""
-        folder = self.model_folder(files)
-        places = [folder / "tokenizer.json", folder / "text_tokenizer.json"]
-        if "tokenizer" in files.paths:
-            places.append(files.paths["tokenizer"])
-        places.append(folder_of(files.get("vq")) / "text_tokenizer.json")
-        return next((path for path in places if path.is_file()), places[0])
+    @property
+    def tokeniser(self) -> Path:
+        """That of the Hugging Face conversion, or Meta's, which lies with the image tokeniser."""
+        found = self.first_file(
+            self.folder / "tokenizer.json", self.folder / "text_tokenizer.json"
+        )
+        meta = folder_of(self.files.get("vq")) / "text_tokenizer.json"
+        return meta if meta.is_file() and not found.is_file() else found
 
-    def described(self, config: dict[str, Any], row: Entry) -> ChameleonConfig:
+    def described(self, config: Json) -> ChameleonConfig:
         if "model_type" not in config:
             config = from_params(config)
         check_type(config, self.title, "chameleon")
-        return ChameleonConfig(
-            **ChameleonConfig.llama_fields(config), swin_norm=bool(config.get("swin_norm"))
-        )
+        fields = ChameleonConfig.llama_fields(config)
+        return ChameleonConfig(**fields, swin_norm=bool(config.get("swin_norm")))
 
-    def vq_config(self, files: Files) -> VQConfig:
-        path = self.config_file(files)
-        with explain_errors(path, "has a vq_config that cannot be read"):
-            return vq_config(read_config(path).get("vq_config") or {})
+    @cached_property
+    def vq_config(self) -> VQConfig:
+        if self.is_random:
+            return replace(VQ, **self.row.shape.get("vq", {}))
+        with explain_errors(self.config_file, "has a vq_config that cannot be read"):
+            return vq_config(read_config(self.config_file).get("vq_config") or {})
 
-    def new_vq(self, row: Entry, files: Files | None) -> VQModel:
-        config = self.vq_config(files) if files else replace(VQ, **row.shape.get("vq", {}))
-        return VQModel(config, spherical=False)
+    def new_vq(self) -> VQModel:
+        return VQModel(self.vq_config, spherical=False)
 
-    def vq_state(self, where: Path, files: Files) -> State:
-        return from_vqgan(read_state(where), len(self.vq_config(files).ch_mult))
+    def vq_state(self, where: Path) -> State:
+        return from_vqgan(read_state(where), len(self.vq_config.ch_mult))
 
-    def text(self, row: Entry, files: Files | None, device: str, dtype: torch.dtype) -> Any:
-        text = super().text(row, files, device, dtype)
-        if files:
-            text.reserved |= {i for name, i in text.names.items() if is_special(name)}
-            if self.dialect(row).row_end is not None:
+    @cached_property
+    def text(self) -> IdTokeniser:
+        text = super().text
+        if not self.is_random:
+            text.reserved |= {number for name, number in text.names.items() if is_special(name)}
+            if self.dialect.row_end is not None:
                 check_sizes(text.names)
         return text
 
-    def options(self, row: Entry) -> dict[str, Any]:
-        return dict(self.dialect(row).options)
+    def frame(self) -> PromptFrame:
+        rows, columns = self.config.grid
+        return self.dialect.frame(self.text.ids, PIXELS * columns, PIXELS * rows)
 
-    def fields(
-        self, row: Entry, model: Chameleon, text: Any, files: Files | None
-    ) -> dict[str, Any]:
-        dialect = self.dialect(row)
-        rows, columns = model.config.grid
-        frame = dialect.frame(text.ids, PIXELS * columns, PIXELS * rows)
-        return {
-            "condition": frame,
-            "prompt_template": frame.template,
-            "pixels": truncated,
-            "row_end": dialect.row_end,
-        }
+    def complete(self, target: Target) -> None:
+        super().complete(target)
+        target.row_end = self.dialect.row_end
+
+
+@register("target", "chameleon")
+class ChameleonFamily(PublishedFamily):
+    checkpoint = ChameleonCheckpoint
+
+    def options(self, row: Entry) -> Options:
+        return dict(dialect_of(row).options)

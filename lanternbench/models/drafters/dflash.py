@@ -1,25 +1,29 @@
-"""Drafters of several tokens a forward: DFlash's block, from the target's states at several
-depths; Medusa's heads.
+"""Drafters of several tokens per forward pass: DFlash's block, from the target's states at
+several depths, and Medusa's heads.
 
 Sources: DFlash (arXiv 2602.06036, ICML 2026); ``causal``: the head of JetSpec (arXiv 2606.18394).
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.interface import (
-    HasDecoder,
-    TargetDecoder,
-    counted_layers,
-    wrong_width,
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.eagle import counted_layers, wrong_width
+from lanternbench.models.loading import (
+    State,
+    count_layers,
+    explain_errors,
+    load_into,
+    read_state,
 )
-from lanternbench.models.loading import State, explain_errors, load_into, read_state
 from lanternbench.models.transformer import (
     DecoderConfig,
     Depths,
@@ -31,11 +35,14 @@ from lanternbench.models.transformer import (
     mask_of_heads,
 )
 
+if TYPE_CHECKING:
+    from lanternbench.models.target import Target
+
 MAX_BLOCK = 65  # the anchor and as many drafts as a tree may be deep
 
 
 class BlockLayer(Layer):
-    """Queries are of the block alone, keys and values of context and block."""
+    """A layer with queries of the block alone, and keys and values of context and block."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, rope: Tensor, mask: Mask, put: Put | None
@@ -46,8 +53,8 @@ class BlockLayer(Layer):
 
 
 class DFlash(Direct):
-    """``block``: B, the anchor and B − 1 masks; ``causal``: a slot sees those up to itself;
-    ``depths``: layers read.
+    """``block``: B, the anchor and B − 1 masks; ``depths``: the target's layers that it reads;
+    ``causal``: a slot sees those up to itself.
     """
 
     kind = "dflash"
@@ -68,9 +75,11 @@ class DFlash(Direct):
 
     @classmethod
     def untrained(
-        cls, model: TargetDecoder, block: int = 6, layers: int = 1, causal: bool = False
+        cls, model: ImageDecoder, block: int = 6, layers: int = 1, causal: bool = False
     ) -> Self:
-        """For a target's decoder: layers of the same width, and a copy of the target's last norm."""
+        """Build a drafter for a target's decoder: layers of the same width, and a copy of the
+        target's last norm.
+        """
         net = cls.of_width(model.config.decoder, block, layers, causal)
         with torch.no_grad():
             net.norm.weight.copy_(model.norm.weight)
@@ -83,8 +92,8 @@ class DFlash(Direct):
         """Build a drafter for a target decoder of these sizes, with nothing copied from it."""
         return cls(shape(config, layers), block, spread(config.n_layer), causal)
 
-    def aux_layers(self, model: TargetDecoder) -> Depths:
-        """The numbers of the target's layers after which it reads states, in addition to the last
+    def aux_layers(self, model: ImageDecoder) -> Depths:
+        """The numbers of the target's layers after which it reads states in addition to the last
         ones.
         """
         return self.depths
@@ -109,11 +118,11 @@ class DFlash(Direct):
         last: bool = False,
         inputs: int = 0,
     ) -> Tensor:
-        """Context, and after it ``inputs`` positions of blocks (0: one block), x [R, N, dim] ->
-        the blocks' states.
+        """x [R, N, dim], which is context and then ``inputs`` positions of blocks (0: one block)
+        -> the blocks' states.
 
-        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, ≥ inputs, S], of
-        which the last rows are the blocks'.
+        ``rope`` [R|1, N, 1, d/2] complex; ``mask`` additive or bool [R|1, 1, ≥ inputs, S], whose
+        last rows are the blocks'.
         """
         count = inputs or self.block
         context = x[:, :-count]
@@ -129,17 +138,18 @@ class DFlash(Direct):
         kind = "JetSpec's causal head" if self.causal else "DFlash"
         return f"{kind}, {counted_layers(len(self.layers))}, blocks of {self.block}"
 
-    def misfit(self, target: HasDecoder) -> str | None:
+    def misfit(self, target: Target) -> str | None:
+        """Return why it cannot draft for ``target``, as a clause; None if it can."""
         deepest = max(self.depths, default=0)
-        layers = target.model.config.decoder.n_layer
+        layers = target.model.config.n_layer
         if deepest > layers:
             return f"it reads states after {deepest} layers, the target has {layers}"
         return wrong_width(self.config.dim, target)
 
 
 class Medusa(nn.Module):
-    """Heads d in front of the target's output head (Cai et al. 2024): h + SiLU(W_d h + b_d) for
-    each future token.
+    """A head for each future token d in front of the target's output head (Cai et al. 2024):
+    h + SiLU(W_d h + b_d).
     """
 
     def __init__(self, dim: int, heads: int):
@@ -155,21 +165,20 @@ class Medusa(nn.Module):
     def about(self) -> str:
         return f"Medusa, {self.heads} heads"
 
-    def misfit(self, target: HasDecoder) -> str | None:
+    def misfit(self, target: Target) -> str | None:
+        """Return why it cannot draft for ``target``, as a clause; None if it can."""
         return wrong_width(self.weight.shape[-1], target)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """The target's last hidden states [..., dim] -> what each head hands to the output head
-        [..., heads, dim].
+        """The target's last hidden states [..., dim] -> inputs of the output head [..., heads,
+        dim].
         """
         projected = torch.einsum("...d,hed->...he", hidden, self.weight) + self.bias
         return hidden[..., None, :] + F.silu(projected)
 
 
 def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
-    """Return the shape of a drafter's layers for a target's decoder: of the same width and heads,
-    with the norms that DFlash has.
-    """
+    """Return the shape of a drafter's layers: the target's width and heads, DFlash's norms."""
     return replace(
         config,
         n_layer=layers,
@@ -183,8 +192,8 @@ def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
 
 
 def spread(n_layer: int, count: int = 5) -> Depths:
-    """Numbers of target layers: layer ids round(1 + i(N − 4)/(L − 1)), counted from 1; fewer for a
-    small target.
+    """Return the numbers of the target's layers to read: the layers with the ids
+    round(1 + i(N − 4)/(L − 1)); fewer for a small target.
     """
     if n_layer <= 4:
         return tuple(range(1, n_layer))
@@ -193,25 +202,31 @@ def spread(n_layer: int, count: int = 5) -> Depths:
 
 
 def to_file(net: DFlash) -> State:
-    """Its weights, and three tensors of integers that say what they do not show."""
-    sizes = {"block_size": net.block, "target_layers": net.depths, "causal": net.causal}
-    return net.state_dict() | {k: torch.tensor(v, dtype=torch.long) for k, v in sizes.items()}
+    """Return its weights, and three tensors of integers for what the weights do not show."""
+    return net.state_dict() | {
+        "block_size": torch.tensor(net.block),
+        "target_layers": torch.tensor(net.depths, dtype=torch.long),
+        "causal": torch.tensor(int(net.causal)),
+    }
 
 
-def untrained(model: TargetDecoder, kind: str) -> DFlash:
-    """A drafter of the usual sizes for a target's decoder."""
+def untrained(model: ImageDecoder, kind: str) -> DFlash:
+    """Return an untrained drafter of the usual sizes for a target's decoder."""
     return DFlash.untrained(model)
 
 
-def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> DFlash:
-    """The drafter at ``path``, as ``to_file`` gives it, for a target's decoder.  Raises UserError."""
+def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> DFlash:
+    """Return the drafter at ``path``, in the layout of ``to_file``, for a target's decoder.
+
+    Raises UserError.
+    """
     state = read_state(path)
     decoder = model.config.decoder
     with explain_errors(path, "holds no DFlash drafter of this target"):
         block = int(state.pop("block_size"))
         causal = bool(state.pop("causal"))
-        depths = tuple(int(n) for n in state.pop("target_layers"))
-        layers = len({key.split(".")[1] for key in state if key.startswith("layers.")})
+        depths = tuple(state.pop("target_layers").tolist())
+        layers = count_layers(state)
         heads = len(state["layers.0.attention.wqkv.weight"]) // decoder.head_dim
         config = replace(
             shape(decoder, layers),

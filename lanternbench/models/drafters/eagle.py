@@ -1,33 +1,32 @@
 """The EAGLE drafter: fc([embedding; hidden]) -> layers of the target's kind -> the target's head.
 
-Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class has a separate embedding table, which
-need not be the target's: it is filled from the target's ``lm_head`` if the target is a single
-file.
+Source: Li et al. 2024 (EAGLE, EAGLE-2); LANTERN, whose class has an embedding table of its own,
+which need not be the target's: it is filled from the target's ``lm_head`` if the target is a
+single file.
 """
 
-import re
+from __future__ import annotations
+
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.interface import (
-    HasDecoder,
-    TargetDecoder,
-    counted_layers,
-    wrong_width,
-)
-from lanternbench.models.key_names import TABLE, from_published
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.key_names import TABLE, from_published, rotary_pairs, to_published
 from lanternbench.models.loading import (
     State,
+    count_layers,
     explain_errors,
     load_layers,
     read_config,
     read_state,
 )
+from lanternbench.models.places import folder_of
 from lanternbench.models.transformer import (
     DecoderConfig,
     Depths,
@@ -38,13 +37,28 @@ from lanternbench.models.transformer import (
     mask_of_heads,
 )
 
+if TYPE_CHECKING:
+    from lanternbench.models.target import Target
+
+
+def wrong_width(dim: int, target: Target) -> str | None:
+    """Return why a drafter that reads hidden states ``dim`` wide cannot draft for ``target``."""
+    width = target.model.config.dim
+    if dim == width:
+        return None
+    return f"it is made for hidden states {dim} wide, the target's are {width} wide"
+
+
+def counted_layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
 
 class Eagle(Direct):
     """``token_ids``, ``prompt_ids``: rows of its tables of image tokens and of prompt ids.
 
     0 rows: no such table.  Without tables it embeds tokens with the target's; with ``token_ids``
     alone, prompt ids are image tokens (LlamaGen).  Only the first layer may lack an input norm
-    (``config.first_norm``). ``fused``: an EAGLE-3 drafter, which reads a projection of the
+    (``config.first_norm``).  ``fused``: an EAGLE-3 drafter, which reads a projection of the
     target's states at three depths.
     """
 
@@ -74,15 +88,15 @@ class Eagle(Direct):
         for number in range(1, layers):
             self.layers.append(Layer(later, number))
 
-    def embed(self, tokens: Tensor, model: TargetDecoder) -> Tensor:
-        """Image tokens [...] -> [..., dim], by its table, or by that of the target's decoder
-        ``model`` if it has none.
+    def embed(self, tokens: Tensor, model: ImageDecoder) -> Tensor:
+        """Image tokens [...] -> [..., dim], by its own table, or without one by that of the
+        target's decoder ``model``.
         """
         if self.tok_embeddings is None:
             return model.tok_embeddings(tokens)
         return self.tok_embeddings(tokens)
 
-    def embed_prompt(self, ids: Tensor, model: TargetDecoder) -> Tensor:
+    def embed_prompt(self, ids: Tensor, model: ImageDecoder) -> Tensor:
         """Ids before the image (``Prefix.ahead_ids``, row ends) [...] -> [..., dim]."""
         if self.prompt_embeddings is not None:
             return self.prompt_embeddings(ids)
@@ -95,13 +109,13 @@ class Eagle(Direct):
         """The kind of drafter, a key of ``Target.drafters``."""
         return "eagle" if self.fusion is None else "eagle-3"
 
-    def aux_layers(self, model: TargetDecoder) -> Depths:
-        """The numbers of the target's layers after which it reads states, in addition to the last
-        ones: low and middle.
+    def aux_layers(self, model: ImageDecoder) -> Depths:
+        """The numbers of the target's layers, a low and a middle one, after which it reads states
+        in addition to the last ones.
         """
         if self.fusion is None:
             return ()
-        n = model.config.decoder.n_layer
+        n = model.config.n_layer
         return max(1, n // 2), max(1, 3 * n // 4)
 
     def read(self, states: Tensor) -> Tensor:
@@ -113,8 +127,8 @@ class Eagle(Direct):
         return self.fusion(states)
 
     def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
-        """Embedding of token t + 1 and what was read, or drafted, at position t, [R, N, dim] ->
-        the layers' input.
+        """The embedding of token t + 1, and what was read or drafted at position t, [R, N, dim]
+        each -> the layers' input.
         """
         return self.fc(torch.cat([embedding, hidden], -1))
 
@@ -135,10 +149,11 @@ class Eagle(Direct):
         table = "the target's" if self.tok_embeddings is None else "its own"
         return f"{name}, {layers}, {table} embedding table"
 
-    def misfit(self, target: HasDecoder) -> str | None:
+    def misfit(self, target: Target) -> str | None:
+        """Return why it cannot draft for ``target``, as a clause; None if it can."""
         return wrong_width(self.config.dim, target)
 
-    def fused(self) -> "Eagle":
+    def fused(self) -> Eagle:
         """Return an EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 one."""
         net = Eagle(
             self.config,
@@ -154,20 +169,32 @@ class Eagle(Direct):
 
 
 def rows_of(table: nn.Embedding | None) -> int:
-    if table is None:
-        return 0
-    return table.num_embeddings
+    return 0 if table is None else table.num_embeddings
 
 
-def untrained(model: TargetDecoder, kind: str) -> nn.Module:
-    """A drafter of ``kind`` eagle or eagle-3 for a target's decoder."""
-    return model.new_eagle(kind == "eagle-3")
+def new_eagle(model: ImageDecoder, fused: bool = False) -> Eagle:
+    """Return an untrained EAGLE drafter for a target's decoder; with ``fused`` an EAGLE-3 one."""
+    config = model.eagle_config
+    return Eagle(config, norm_eps=config.norm_eps, fused=fused)
 
 
-def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> Eagle:
-    """The drafter at ``path`` in the layout published for the decoder ``model``.
+def untrained(model: ImageDecoder, kind: str) -> Eagle:
+    """Return an untrained drafter of ``kind`` eagle or eagle-3 for a target's decoder."""
+    return new_eagle(model, kind == "eagle-3")
 
-    Values in neither its tensors nor its config.json are those of ``model.eagle_config``.  Raises
+
+def eagle_state(net: Eagle, model: ImageDecoder) -> State:
+    """Return a drafter's tensors in the layout that ``load`` reads."""
+    state = to_published(net.state_dict())
+    if model.rotates_halves:
+        return rotary_pairs(state, net.config, back=True)
+    return state
+
+
+def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> Eagle:
+    """Return the drafter at ``path`` in the layout published for the decoder ``model``.
+
+    What neither its tensors nor its config.json say is taken from ``model.eagle_config``.  Raises
     UserError if ``path`` holds no drafter, or one of another width or other heads, and for a
     tensor that has no place in it.
     """
@@ -187,7 +214,7 @@ def load(path: Path, model: TargetDecoder, device: str, dtype: torch.dtype) -> E
             config,
             bias="fc.bias" in state,
             norm_eps=norm_eps,
-            layers=count_layers(state),
+            layers=max(1, count_layers(state)),
             token_ids=token_ids,
             prompt_ids=prompt_ids,
             fused="fusion.weight" in state,
@@ -207,7 +234,7 @@ def published_eps(path: Path, config: DecoderConfig) -> float:
 
     Raises UserError if the drafter has another number of heads.
     """
-    file = (path if path.is_dir() else path.parent) / "config.json"
+    file = folder_of(path) / "config.json"
     if not file.is_file():
         return config.norm_eps
     published = read_config(file)
@@ -222,35 +249,31 @@ def published_eps(path: Path, config: DecoderConfig) -> float:
 
 def layer_shape(state: State, config: DecoderConfig) -> DecoderConfig:
     """Return ``config`` with what a drafter's tensors say of its first layer."""
-    attention = "layers.0.self_attn."
+    layer = "layers.0."
     config = replace(
         config,
-        sandwich_norm="layers.0.post_mlp_layernorm.weight" in state,
-        qkv_bias=f"{attention}q_proj.bias" in state,
-        out_bias=f"{attention}o_proj.bias" in state,
+        sandwich_norm=f"{layer}post_mlp_layernorm.weight" in state,
+        qkv_bias=f"{layer}self_attn.q_proj.bias" in state,
+        out_bias=f"{layer}self_attn.o_proj.bias" in state,
     )
-    down = state.get("layers.0.mlp.down_proj.weight")
+    down = state.get(f"{layer}mlp.down_proj.weight")
     if down is not None:
         config = replace(config, hidden=down.shape[1])
-    keys = state.get(f"{attention}k_proj.weight")
+    keys = state.get(f"{layer}self_attn.k_proj.weight")
     if keys is not None:
         config = replace(config, n_kv_head=len(keys) // config.head_dim)
     return config
 
 
-def count_layers(state: State) -> int:
-    numbers = [int(m[1]) for m in map(re.compile(r"layers\.(\d+)\.").match, state) if m]
-    return 1 + max(numbers, default=0)
-
-
 def split_table(table: Tensor, image_ids: Tensor) -> State:
     """Return the tables of image tokens and of prompt ids from one that has both.
 
-    ``image_ids``: the id of each image token.  Raises UserError if it has too few.
+    ``image_ids``: the id of each image token.  Raises UserError if the table has too few rows.
     """
     top = int(image_ids.max())
     if top >= len(table):
         raise UserError(
-            f"'{TABLE}' has {len(table)} ids but the target image tokens up to id {top}: give another"
+            f"'{TABLE}' has {len(table)} ids but the target image tokens up to id {top}: "
+            "give another"
         )
     return {"tok_embeddings.weight": table[image_ids], "prompt_embeddings.weight": table}

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 
 class DrafterKind(NamedTuple):
-    """One row.  ``module``, with functions ``load`` and ``untrained``, has its code; a kind without
-    one has no files of its own, and cannot be given by a user.
+    """A row of the table.
+
+    ``module``, with functions ``load`` and ``untrained``, has the code of a kind that a file can
+    hold; other kinds have none.
     """
 
     name: str
@@ -44,9 +46,7 @@ BY_RECIPE = {kind.recipe: kind for kind in _ROWS if kind.recipe}
 
 
 def kind_of(tensors: Collection[str]) -> DrafterKind:
-    """Return the kind of a file with these tensors; an EAGLE drafter's loader tells it from
-    EAGLE-3's.
-    """
+    """Return the kind of a file with these tensors; EAGLE's loader tells it from EAGLE-3."""
     for kind in _ROWS:
         if kind.tensor and kind.tensor in tensors:
             return kind

@@ -1,5 +1,4 @@
-"""Emu3-Gen and Emu3.5 as targets: from published files, or with random weights to measure speed
-alone.
+"""Emu3-Gen and Emu3.5: from published files, or with random weights to measure speed alone.
 
 Sources: the published code of Emu3 (arXiv 2409.18869) and of Emu3.5 (2510.26583), whose images no
 code here decodes; key names of the original releases and of transformers' ``emu3``.  A folder
@@ -7,10 +6,13 @@ holds ``model`` (config.json, weights, tokenizer.json), ``vq`` (the image tokeni
 model's checkpoint has none, and drafters such as ``eagle``.
 """
 
+from __future__ import annotations
+
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +21,10 @@ from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 from lanternbench.errors import UserError
 from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, read_tokeniser
-from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily
+from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of, written
-from lanternbench.models.loading import State, read_state
-from lanternbench.models.places import Files
-from lanternbench.models.target import truncated
+from lanternbench.models.loading import Json, State, read_state
+from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     IdTokeniser,
     PromptFrame,
@@ -32,11 +32,18 @@ from lanternbench.models.token_decoder import (
     TokenDecoderConfig,
     check_type,
 )
-from lanternbench.models.vq import Codebook
+from lanternbench.models.vq import Codebook, ImageTokeniser
 from lanternbench.registry import register
 
-BOS, PAD, ROW_END, TURN = "<|extra_203|>", "<|endoftext|>", "<|extra_200|>", "<|extra_100|>"
-IMAGE_START, TOKENS_START = "<|image start|>", "<|image token|>"
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BOS = "<|extra_203|>"
+PAD = "<|endoftext|>"
+ROW_END = "<|extra_200|>"
+TURN = "<|extra_100|>"
+IMAGE_START = "<|image start|>"
+TOKENS_START = "<|image token|>"
 PUBLISHED = {
     BOS: 151849,
     PAD: 151643,
@@ -46,11 +53,13 @@ PUBLISHED = {
     TOKENS_START: 151851,
 }
 QUALITY = " masterpiece, film grained, best quality."  # after every caption
-NEGATIVE = (  # in place of one, in the unconditional prompt
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
-    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+NEGATIVE = (  # in place of a caption, in the unconditional prompt
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, "
+    "cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, "
+    "username, blurry."
 )
-SYSTEM, END = "You are a helpful assistant", " ASSISTANT: "
+SYSTEM = "You are a helpful assistant"
+END = " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d+)\|>")
 TABLE = "emu3.tiktoken"  # the releases' tokeniser, in place of a tokenizer.json
 _VQ_RENAMED = (  # the original release's names -> transformers'
@@ -64,15 +73,25 @@ _VQ_RENAMED = (  # the original release's names -> transformers'
 
 
 class Dialect(NamedTuple):
-    """What stands before and after a caption, what in place of all three, and the token after
-    either.
-    """
+    """The text of prompts."""
 
-    before: str
-    after: str
-    negative: str
-    turn: tuple[str, ...] = ()
-    images: bool = True  # can image tokens be decoded?
+    before: str  # the caption
+    after: str  # the caption
+    negative: str  # in place of all three
+    turn: tuple[str, ...] = ()  # the tokens after either
+    images: bool = True  # whether image tokens can be decoded
+
+
+DIALECTS = {
+    "emu3": Dialect("", QUALITY, NEGATIVE),
+    "emu3.5": Dialect(
+        before=f"{SYSTEM} for t2i task. USER: ",
+        after=END,
+        negative=f"{SYSTEM}. USER: {END}",
+        turn=(TURN,),
+        images=False,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -94,20 +113,20 @@ class Emu3(TokenDecoder):
 
 
 class Emu3VQ(nn.Module):
-    """Token grids [B, h, w] -> images: the decoder of transformers' video VQGAN, for one frame
-    (2409.18869, 2.2).
+    """Token grids [B, h, w] -> images: the decoder of transformers' video VQGAN (2409.18869,
+    section 2.2) for one frame.
     """
 
     def __init__(self, config: Emu3VQVAEConfig):
         super().__init__()
-        whole = Emu3VQVAE(config)  # of which the encoder is dropped
+        whole = Emu3VQVAE(config)  # its encoder is dropped
         self.quantize = Codebook(config.codebook_size, config.embed_dim, spherical=False)
         self.post_quant_conv = whole.post_quant_conv
         self.decoder = whole.decoder
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames that one latent
-        frame becomes.
+        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames of one latent
+        frame.
         """
         code = self.quantize.codes()[tokens].permute(0, 3, 1, 2)[:, :, None]  # [B, 4, 1, h, w]
         net = self.decoder
@@ -125,7 +144,7 @@ class Emu3Text(IdTokeniser):
     """Ids by a tokenizer.json, or by the releases' table of merges."""
 
     @staticmethod
-    def read(path: Path) -> Any:
+    def read(path: Path) -> Tokenizer:
         if path.suffix == ".tiktoken":
             return read_tokeniser(path)
         return IdTokeniser.read(path)
@@ -134,8 +153,7 @@ class Emu3Text(IdTokeniser):
         return super().encode(_VISUAL.sub("", caption), before, after)
 
 
-@register("target", "emu3")
-class Emu3Family(PublishedFamily):
+class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     tokeniser_class = Emu3Text
     network = Emu3
     configuration = Emu3Config
@@ -143,38 +161,34 @@ class Emu3Family(PublishedFamily):
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
     vq_file = "Emu3's tokeniser"
     special = PUBLISHED
-    dialects: ClassVar[dict[str, Dialect]] = {
-        "emu3": Dialect("", QUALITY, NEGATIVE),
-        "emu3.5": Dialect(
-            f"{SYSTEM} for t2i task. USER: ", END, f"{SYSTEM}. USER: {END}", (TURN,), False
-        ),
-    }
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.row.shape.get("dialect", "emu3")]
 
     @staticmethod
     def image_number(name: str) -> int | None:
         match = _VISUAL.fullmatch(name)
         return int(match[1]) if match else None
 
-    def tokeniser(self, files: Files) -> Path:
+    @property
+    def tokeniser(self) -> Path:
         """A conversion's, or the releases' table, which may lie in a folder of its own."""
-        folder = self.model_folder(files)
-        places = [folder / "tokenizer.json", folder / TABLE]
-        if "tokenizer" in files.paths:
-            places.append(files.paths["tokenizer"])
-        return next((path for path in places if path.is_file()), places[0])
+        return self.first_file(self.folder / "tokenizer.json", self.folder / TABLE)
 
-    def image_ids(self, files: Files, config: Any) -> Tensor | None:
-        """By the names in a tokenizer.json; with the releases' table all ids that follow it."""
-        if self.tokeniser(files).suffix == ".tiktoken":
-            return torch.arange(FIRST_IMAGE_ID, config.prompt_ids)
-        return super().image_ids(files, config)
+    @cached_property
+    def image_ids(self) -> Tensor:
+        """The ids by the names in a tokenizer.json; with the releases' table all after it."""
+        if self.tokeniser.suffix == ".tiktoken":
+            return torch.arange(FIRST_IMAGE_ID, self.described_config.prompt_ids)
+        return self.named_image_ids()
 
-    def new_vq(self, row: Entry, files: Files | None) -> Emu3VQ:
-        return Emu3VQ(Emu3VQVAEConfig(**row.shape.get("vq", {})))
+    def new_vq(self) -> Emu3VQ:
+        return Emu3VQ(Emu3VQVAEConfig(**self.row.shape.get("vq", {})))
 
-    def vq_state(self, where: Path, files: Files) -> State:
+    def vq_state(self, where: Path) -> State:
         """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions
-        is linear.
+        becomes linear.
         """
         result = {}
         for key, value in read_state(where).items():
@@ -188,33 +202,41 @@ class Emu3Family(PublishedFamily):
             result[key] = value
         return result
 
-    def vq(self, row: Entry, files: Files | None, device: str) -> Emu3VQ | None:
-        return super().vq(row, files, device) if self.dialect(row).images else None
+    def vq(self) -> ImageTokeniser | None:
+        return super().vq() if self.dialect.images else None
 
-    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
-        return self.dialect(row)[:2]
+    @cached_property
+    def template(self) -> tuple[str, str]:
+        return self.dialect.before, self.dialect.after
 
-    def fields(self, row: Entry, model: Emu3, text: Any, files: Files | None) -> dict[str, Any]:
+    def frame(self) -> PromptFrame:
         """The unconditional prompt has a different text and length."""
-        dialect = self.dialect(row)
-        ids = text.ids
-        rows, columns = model.config.grid
-        turn = [ids[name] for name in dialect.turn]
-        size = text.encode(f"{rows}*{columns}")
+        ids = self.text.ids
+        rows, columns = self.config.grid
+        turn = [ids[name] for name in self.dialect.turn]
+        size = self.text.encode(f"{rows}*{columns}")
         after = [*turn, ids[IMAGE_START], *size, ids[TOKENS_START]]
         before = [ids[BOS]]
-        unconditional = [*before, *text.encode(dialect.negative), *after]
-        frame = PromptFrame(before, after, unconditional, ids[PAD])
-        return {"condition": frame, "pixels": truncated, "row_end": ids[ROW_END]}
+        unconditional = [*before, *self.text.encode(self.dialect.negative), *after]
+        return PromptFrame(before, after, unconditional, ids[PAD])
 
-    def described(self, config: dict[str, Any], row: Entry) -> Emu3Config:
+    def complete(self, target: Target) -> None:
+        super().complete(target)
+        target.row_end = self.text.ids[ROW_END]
+
+    def described(self, config: Json) -> Emu3Config:
         check_type(config, self.title, "emu3", "Emu3")
         fields = Emu3Config.llama_fields(config.get("text_config") or config)
-        grid = grid_of(row.shape["grid"])
+        grid = grid_of(self.row.shape["grid"])
         published = round(config["image_area"] ** 0.5 / 8) if "image_area" in config else grid
-        if self.dialect(row).images and grid_of(published) != grid:
+        if self.dialect.images and grid_of(published) != grid:
             raise UserError(
-                f"config.json is of images of {written(published)} tokens but target '{row.name}' has {written(grid)}: "
-                "name the target that it belongs to"
+                f"config.json is of images of {written(published)} tokens but target "
+                f"'{self.row.name}' has {written(grid)}: name the target that it belongs to"
             )
         return Emu3Config(grid=grid, prompt_ids=fields.pop("vocab_size"), **fields)
+
+
+@register("target", "emu3")
+class Emu3Family(PublishedFamily):
+    checkpoint = Emu3Checkpoint

@@ -2,8 +2,7 @@
 
 Source: the published ``tokenization_emu3.py`` of both.  A line holds a token's bytes in base64 and
 its rank, which is its id.  Special tokens follow, in the order of that code, and image tokens
-after them; their names are given ids here without being part of the ``tokenizers`` object, which
-would take minutes to add them.
+after them; these are no part of the ``tokenizers`` object, which would take minutes to add them.
 """
 
 import base64
@@ -11,6 +10,7 @@ import binascii
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from lanternbench.errors import UserError
 from lanternbench.utils.damage import damage
@@ -54,8 +54,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 def read_tokeniser(path: Path) -> Tokenizer:
     """Return the tokeniser of a merge table, with its special tokens but without image tokens."""
     ranks = read_ranks(path)
-    characters = byte_characters()
-    named = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    characters = bytes_to_unicode()
+    named = {token: "".join(map(characters.__getitem__, token)) for token in ranks}
     vocabulary = {named[token]: rank for token, rank in ranks.items()}
     merges = [(named[left], named[right]) for left, right in _merges(ranks)]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
@@ -80,12 +80,3 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
         known = [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
         merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     return merges
-
-
-def byte_characters() -> list[str]:
-    """Return the printable character that stands for each byte in GPT-2's vocabularies."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    characters = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in characters]
-    characters |= {byte: chr(256 + number) for number, byte in enumerate(others)}
-    return [characters[byte] for byte in range(256)]

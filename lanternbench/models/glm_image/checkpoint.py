@@ -1,10 +1,10 @@
-"""GLM-Image's autoregressive part as a target: from published files, or random weights to measure
-speed alone.
+"""GLM-Image's autoregressive part: from published files, or with random weights to measure speed
+alone.
 
-GLM-4 9B over two grids of image tokens, a coarse one and then the image's, at positions (t, h, w),
-M-RoPE.  Source: transformers' ``glm_image``, whose key names its checkpoint has. A folder holds
-``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights) and
-``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as
+GLM-4 9B draws two grids of image tokens, a coarse one and then the image's, at positions (t, h,
+w), M-RoPE.  Source: transformers' ``glm_image``, whose key names its checkpoint has.  A folder
+holds ``model`` with two folders of the release, ``vision_language_encoder`` (config.json, weights)
+and ``processor`` (tokenizer.json, chat_template.jinja), or the files of both; and drafters such as
 ``eagle``.  With the release's other folders in ``diffusion``, and diffusers installed, there are
 images; else tokens, speed and fidelity.
 """
@@ -13,18 +13,19 @@ import importlib.util
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from lanternbench.errors import UserError
-from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily
+from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid, coarse
-from lanternbench.models.loading import cause, read_config
-from lanternbench.models.places import Files
+from lanternbench.models.loading import Json, cause, read_config
+from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     PromptFrame,
     TokenDecoder,
@@ -37,8 +38,8 @@ from lanternbench.utils.memory import is_out_of_memory
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
 CAPTION = "{caption}"  # stands for one in the chat template
 NO_IMAGES = (
-    "There are tokens and no images: `pip install lanternbench[glm-image]` and `lanternbench fetch glm-image` get the "
-    "diffusion model that draws them."
+    "There are tokens and no images: `pip install lanternbench[glm-image]` and "
+    "`lanternbench fetch glm-image` get the diffusion model that draws them."
 )
 
 STEPS = 50  # of the diffusion, as published
@@ -49,7 +50,7 @@ ABSENT = ("vision_language_encoder", "processor")  # of the pipeline's parts: to
 
 @dataclass(frozen=True)
 class GlmImageConfig(TokenDecoderConfig):
-    """``grid``: of the image, a token being 32 × 32 pixels."""
+    """``grid``: that of the image, whose tokens are of 32 × 32 pixels."""
 
     n_layer: int = 40
     hidden: int = 13696
@@ -59,7 +60,7 @@ class GlmImageConfig(TokenDecoderConfig):
     qkv_bias: bool = True
     sandwich_norm: bool = True
     rotary_width: int = 64
-    # of the pairs that turn, how many turn with t, h and w, over and over
+    # how many of the pairs that turn do so with t, h and w, over and over
     sections: tuple[int, ...] = (8, 12, 12)
     image_start: int = 16384  # the id that ends the prompt
 
@@ -68,12 +69,12 @@ class GlmImageConfig(TokenDecoderConfig):
         object.__setattr__(self, "sections", tuple(self.sections))
         if 2 * sum(self.sections) != self.rotary_width:
             raise ValueError(
-                f"rotary sections {list(self.sections)} of {self.rotary_width} dimensions that turn"
+                f"rotary sections {list(self.sections)} of {self.rotary_width} turning dimensions"
             )
 
 
 def positions(prompt: int, grids: Sequence[Grid]) -> Tensor:
-    """(t, h, w) of every prompt position and image token [prompt + tokens, 3].
+    """Return (t, h, w) of every prompt position and image token [prompt + tokens, 3].
 
     Text at s: (s, s, s).  Row i, column j of a grid that begins at P: (P, P + i, P + j); the next
     begins max(h, w) on.
@@ -96,7 +97,7 @@ class GlmImage(TokenDecoder):
         return coarse(self.config.grid), self.config.grid
 
     def rotary_table(self, prompt: int) -> Tensor:
-        """Each pair's entry of the 1-D table at t, h or w."""
+        """The 1-D table at t, h or w, by pair."""
         pair = torch.arange(self.rope.shape[1])
         axes = torch.zeros_like(pair)
         turning = sum(self.config.sections)
@@ -107,8 +108,9 @@ class GlmImage(TokenDecoder):
 
 
 def chat_frame(folder: Path) -> tuple[str, str]:
-    """What the tokeniser's chat template puts before and after a caption.  Raises UserError for a
-    broken template.
+    """Return the text that the tokeniser's chat template puts before and after a caption.
+
+    Raises UserError for a broken template.
     """
     from transformers.utils.chat_template_utils import render_jinja_template  # in a sandbox
 
@@ -120,7 +122,7 @@ def chat_frame(folder: Path) -> tuple[str, str]:
         template = where.read_text(encoding="utf-8")
     if not template:
         return "", ""
-    tokens: dict[str, Any] = {}
+    tokens: Json = {}
     for key, value in config.items():
         if key.endswith("_token"):
             tokens[key] = value.get("content") if isinstance(value, dict) else value
@@ -137,8 +139,10 @@ def chat_frame(folder: Path) -> tuple[str, str]:
 
 def diffusion(
     folder: Path, device: str, dtype: torch.dtype
-) -> Callable[[Tensor, Sequence[str]], list[Any]]:
-    """(tokens [B, h, w], captions) -> 32 h × 32 w pixels; noise is a function of the tokens.
+) -> Callable[[Tensor, Sequence[str]], list[Image.Image]]:
+    """Return the function (tokens [B, h, w], captions) -> images of 32 h × 32 w pixels; noise is
+    a function of the tokens.
+
     Raises UserError.
     """
     from diffusers import GlmImagePipeline
@@ -157,46 +161,52 @@ def diffusion(
     pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
 
-    def render(tokens: Tensor, captions: Sequence[str]) -> list[Any]:
+    def render(tokens: Tensor, captions: Sequence[str]) -> list[Image.Image]:
         images = []
         for grid, caption in zip(tokens.cpu(), captions, strict=True):
             noise = torch.Generator().manual_seed(zlib.crc32(grid.numpy().tobytes()))
             # the decoder's latents are twice as fine
             doubled = grid.repeat_interleave(2, 0).repeat_interleave(2, 1)
             output = pipeline(
-                prompt=caption, prior_token_ids=doubled.view(1, -1).to(device), height=PIXELS * grid.shape[0],
-                width=PIXELS * grid.shape[1], num_inference_steps=STEPS, guidance_scale=GUIDANCE, generator=noise,
-            )  # fmt: skip
+                prompt=caption,
+                prior_token_ids=doubled.view(1, -1).to(device),
+                height=PIXELS * grid.shape[0],
+                width=PIXELS * grid.shape[1],
+                num_inference_steps=STEPS,
+                guidance_scale=GUIDANCE,
+                generator=noise,
+            )
             images.append(output.images[0])
         return images
 
     return render
 
 
-@register("target", "glm-image")
-class GlmImageFamily(PublishedFamily):
+class GlmImageCheckpoint(TokenCheckpoint[GlmImageConfig]):
     network = GlmImage
     configuration = GlmImageConfig
     title = "GLM-Image"
     special = dict.fromkeys(SIZE, 0)
     prefixes = ("model.language_model.", "model.", "language_model.")
 
-    def vq(self, row: Entry, files: Files | None, device: str) -> None:
+    def vq(self) -> None:
         return None
 
-    def processor(self, files: Files) -> Path:
-        """The release's folder of that name, or that of the weights where both are one."""
-        weights = self.model_folder(files)
-        beside = weights.parent / "processor"
-        return beside if beside.is_dir() else weights
+    @property
+    def processor(self) -> Path:
+        """The release's folder of that name, or that of the weights if both are one."""
+        sibling = self.folder.parent / "processor"
+        return sibling if sibling.is_dir() else self.folder
 
-    def tokeniser(self, files: Files) -> Path:
-        return self.processor(files) / "tokenizer.json"
+    @property
+    def tokeniser(self) -> Path:
+        return self.processor / "tokenizer.json"
 
-    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
-        return ("", "") if files is None else chat_frame(self.processor(files))
+    @cached_property
+    def template(self) -> tuple[str, str]:
+        return ("", "") if self.is_random else chat_frame(self.processor)
 
-    def described(self, config: dict[str, Any], row: Entry) -> GlmImageConfig:
+    def described(self, config: Json) -> GlmImageConfig:
         check_type(config, self.title, "glm_image")
         text = config["text_config"]
         images = config.get("vq_config") or {}
@@ -208,32 +218,36 @@ class GlmImageFamily(PublishedFamily):
         fields["vocab_size"] = images.get("num_embeddings", GlmImageConfig.vocab_size)
         fields["rotary_width"] = int(head * rope.get("partial_rotary_factor", 0.5))
         fields["sections"] = rope.get("mrope_section", GlmImageConfig.sections)
-        return GlmImageConfig(
-            **fields, image_start=config.get("image_start_token_id", GlmImageConfig.image_start)
-        )
+        fields["image_start"] = config.get("image_start_token_id", GlmImageConfig.image_start)
+        return GlmImageConfig(**fields)
 
-    def image_ids(self, files: Files, config: GlmImageConfig) -> Tensor:
-        return torch.arange(config.vocab_size)
+    @cached_property
+    def image_ids(self) -> Tensor:
+        return torch.arange(self.described_config.vocab_size)
 
-    def fields(
-        self, row: Entry, model: GlmImage, text: Any, files: Files | None
-    ) -> dict[str, Any]:
-        """The model is published without guidance; asked for it, the unconditional prompt has an
-        empty caption.
+    def frame(self) -> PromptFrame:
+        """The model is published without guidance; with it, the unconditional prompt has an empty
+        caption.
         """
         before_size, after_size = SIZE
         sizes = ""
-        for rows, columns in reversed(model.grids):
+        for rows, columns in (self.config.grid, coarse(self.config.grid)):
             sizes += f"{before_size}{rows} {columns}{after_size}"
-        start = model.config.image_start % model.config.prompt_ids
-        after = [*text.encode("", sizes), start]
-        unconditional = [*text.encode("", *self.template(row, files)), *after]
-        fields: dict[str, Any] = {"condition": PromptFrame([], after, unconditional)}
-        if files is None:
-            return fields
-        if "diffusion" in files.paths and importlib.util.find_spec("diffusers"):
-            where = files.paths["diffusion"]
-            fields["render"] = diffusion(where, str(model.device), model.dtype)
-        else:
-            fields["remark"] = NO_IMAGES
-        return fields
+        start = self.config.image_start % self.config.prompt_ids
+        after = [*self.text.encode("", sizes), start]
+        unconditional = [*self.text.encode("", *self.template), *after]
+        return PromptFrame([], after, unconditional)
+
+    def complete(self, target: Target) -> None:
+        super().complete(target)
+        where = self.files.paths.get("diffusion")
+        if where is not None and importlib.util.find_spec("diffusers"):
+            target.render = diffusion(where, str(target.device), target.dtype)
+            target.evaluators = "full"
+        elif not self.is_random:
+            target.remark = NO_IMAGES
+
+
+@register("target", "glm-image")
+class GlmImageFamily(PublishedFamily):
+    checkpoint = GlmImageCheckpoint

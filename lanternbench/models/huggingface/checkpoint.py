@@ -1,19 +1,20 @@
-"""``--target hf:FOLDER``: an image model that transformers runs behind the engine's cache, from
-its files and settings.
+"""``--target hf:FOLDER``: an image model that transformers runs over the engine's cache, from its
+files and settings.
 
 A folder holds config.json, safetensors and tokenizer.json as ``save_pretrained`` writes them, and
 ``lanternbench.yaml`` (``Settings``).  Images are decoded by the model's ``vqmodel``, or by an
 image tokeniser of LlamaGen's kind in ``vq``; without either, speed alone is measured.
-transformers' code computes every layer; where keys and values are stored and which positions see
-which are arguments of its forward, so trees, batches and commits work as with decoders of ours.
-It is slower than these: layers are not fused, and each forward passes through its checks.
+transformers' code computes every layer.  The engine's cache and mask are arguments of its forward
+pass, so trees, batches and commits work as with decoders of ours.  It is slower than these: layers
+are not fused, and each forward pass runs through its checks.
 """
+
+from __future__ import annotations
 
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import torch
 from pydantic import BeforeValidator, Field, ValidationError
@@ -41,37 +42,43 @@ from lanternbench.models.token_decoder import (
     TokenDecoder,
     TokenDecoderConfig,
 )
-from lanternbench.models.transformer import ALIGNMENT, Depths, Mask, Put, rope_1d
-from lanternbench.models.vq import VQConfig, VQModel
+from lanternbench.models.transformer import ALIGNMENT, Depths, Mask, Put, additive, rope_1d
+from lanternbench.models.vq import Codebook, ImageTokeniser, VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Guidance, Sampling
 from lanternbench.utils.files import read_yaml
 from lanternbench.utils.memory import is_out_of_memory
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 SETTINGS = "lanternbench.yaml"
 PREFIX = "hf:"
 PROBED = 8  # ids on which the head over image tokens is compared with the model's logits
 REMARK = (
-    "the target runs through transformers' own layers, which are slower than a target family's: compare methods of "
-    "this run with each other alone"
+    "the target runs through transformers' own layers, which are slower than a target family's: "
+    "compare methods of this run with each other alone"
 )
-_EXAMPLE = "grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', unconditional: '<bos><image>'"
+_EXAMPLE = (
+    "{grid: 24, image_tokens: '<|visual token {:06d}|>', prompt: '<bos>{caption}<image>', "
+    "unconditional: '<bos><image>'}"
+)
 _NUMBERED = re.compile(r"[^{}]*\{(:0\dd)?\}[^{}]*")
 Side = Annotated[int, Field(ge=2, le=128)]  # tokens
 
 
-class Settings(Sampling):
-    """What transformers' files lack; names of special tokens in prompts count as such; a square
-    needs one number.
-    """
+def both_sides(value: object) -> object:
+    """Return the sides of a grid; a square may be one number."""
+    return (value, value) if type(value) is int else value
 
-    grid: Annotated[
-        tuple[Side, Side],
-        BeforeValidator(lambda value: (value, value) if type(value) is int else value),
-    ]
-    # how the tokeniser names image token i, or [id of the first, how many]
+
+class Settings(Sampling):
+    """The settings that transformers' files lack; names in prompts count as special tokens."""
+
+    grid: Annotated[tuple[Side, Side], BeforeValidator(both_sides)]
+    # the name of image token i in the tokeniser, or [id of the first, their number]
     image_tokens: str | tuple[int, int]
-    prompt: str = "{caption}"  # what stands before the first image token
+    prompt: str = "{caption}"  # the text before the first image token
     unconditional: str = ""
     row_end: str | None = None  # the token that the model writes after each row, if it does
     pad: str | None = None  # a token for shorter prompts of a batch
@@ -79,17 +86,15 @@ class Settings(Sampling):
 
 
 class EngineCache:
-    """The engine's cache during one forward, as transformers' layers use a cache of theirs."""
+    """The engine's cache in one forward pass, with the methods of transformers' caches."""
 
     def __init__(self, put: Put):
         self.put = put
 
     def update(
-        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+        self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
     ) -> tuple[Tensor, ...]:
-        """Store keys and values [R, H, N, d] of a layer; return all that may be attended to [R, H,
-        span, d].
-        """
+        """Store a layer's keys and values [R, H, N, d]; return all that are read [R, H, span, d]."""
         width = keys.shape[-1]
         kv = torch.cat([keys, values], 1)
         if width % ALIGNMENT:
@@ -101,21 +106,20 @@ class EngineCache:
 
 
 class TransformersDecoder(TokenDecoder):
-    """``body``: the decoder without its head, over embeddings, a 4-D mask and a cache; ``rope`` is
-    for drafters.
-    """
+    """A decoder of transformers: ``body`` is it without its head; ``rope`` is for drafters."""
 
     compiles = False
     places: Tensor
+    body: Any
 
-    def __init__(self, net: Any, config: TokenDecoderConfig, image_ids: Tensor):
-        """``net``: a transformers model with a linear head over a decoder of ids.  Raises
-        UserError for any other.
+    def __init__(self, net: PreTrainedModel, config: TokenDecoderConfig, image_ids: Tensor):
+        """``net``: a model with a linear head over a decoder of ids.  Raises UserError for any
+        other.
         """
         nn.Module.__init__(self)  # the layers are those of ``body``
         self.config = config
         self.body = net.get_decoder()
-        self.cls_embedding = net.get_input_embeddings()
+        self.cls_embedding = cast(nn.Embedding, net.get_input_embeddings())
         table = self.cls_embedding.weight.detach()
         self.tok_embeddings = nn.Embedding.from_pretrained(table[image_ids])
         head = net.get_output_embeddings()
@@ -133,27 +137,23 @@ class TransformersDecoder(TokenDecoder):
         self._compare(net)
 
     @torch.no_grad()
-    def _compare(self, net: Any) -> None:
+    def _compare(self, net: PreTrainedModel) -> None:
+        """Raise UserError if the head over image tokens gives other logits than the model."""
         n = min(PROBED, len(self.image_ids))
-        wanted = (
-            net(input_ids=self.image_ids[None, :n], use_cache=False)
-            .logits[..., self.image_ids]
-            .float()
-        )
-        x = self.tok_embeddings(torch.arange(n, device=self.device))[None]
-        causal = torch.ones(1, 1, n, n, dtype=torch.bool, device=self.device).tril()
-        logits = self.logits(self(x, self.places[None, :n, None], causal))
+        logits = net(input_ids=self.image_ids[None, :n], use_cache=False).logits
+        wanted = logits[..., self.image_ids].float()
+        x = self.tok_embeddings.weight[None, :n]
+        found = self.logits(self(x, self.places[None, :n, None], "causal")).float()
         tolerance = 1e-3 if self.dtype == torch.float32 else 0.1
-        if not torch.allclose(
-            logits.float(), wanted, atol=tolerance * float(wanted.abs().max()), rtol=0
-        ):
+        if not torch.allclose(found, wanted, atol=tolerance * float(wanted.abs().max()), rtol=0):
             raise UserError(
-                f"the logits of {type(net).__name__} are not a linear head on its decoder's states over embedded ids: "
-                "such a model needs a target family of its own, see docs/extend.md"
+                f"the logits of {type(net).__name__} are not a linear head on its decoder's "
+                "states over embedded ids: such a model needs a target family of its own, see "
+                "docs/extend.md"
             )
 
     def position_table(self, prompt: int) -> Tensor:
-        """Positions themselves: transformers makes its rotary embedding from them [positions, 1]."""
+        """The positions [positions, 1]: transformers computes its rotary embedding from them."""
         return self.places
 
     @property
@@ -181,14 +181,15 @@ class TransformersDecoder(TokenDecoder):
         elif isinstance(mask, str):
             mask = torch.full((1, 1, n, n), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
         elif mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -torch.inf)
-        options: dict[str, Any] = {
-            "use_cache": put is not None,
-            "output_hidden_states": bool(aux_layers),
-        }
-        options["past_key_values"] = None if put is None else EngineCache(put)
-        options["position_ids"] = rope[..., 0, 0].expand(rows, n)
-        output = self.body(inputs_embeds=x, attention_mask=mask, **options)
+            mask = additive(mask, x.dtype)
+        output = self.body(
+            inputs_embeds=x,
+            attention_mask=mask,
+            position_ids=rope[..., 0, 0].expand(rows, n),
+            use_cache=put is not None,
+            past_key_values=None if put is None else EngineCache(put),
+            output_hidden_states=bool(aux_layers),
+        )
         states = output.last_hidden_state
         if aux_layers:
             inner = [output.hidden_states[number] for number in aux_layers]
@@ -198,7 +199,7 @@ class TransformersDecoder(TokenDecoder):
 
 @register("target", "transformers")
 class TransformersFamily(Family):
-    """Has no rows in the catalogue: the folder describes the target."""
+    """Targets that a folder describes, without rows in the catalogue."""
 
     def reads(self, path: Path) -> Path | None:
         if not str(path).startswith(PREFIX):
@@ -208,69 +209,73 @@ class TransformersFamily(Family):
     def load(
         self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
     ) -> Target:
-        assert folder is not None  # there are no rows of which to make one with random weights
+        if folder is None:
+            raise UserError(f"target '{row.name}' has no random weights: name its folder")
         chosen = settings(folder)
-        before, caption, after = chosen.prompt.partition("{caption}")
-        if not caption:
-            raise UserError(
-                f"the prompt in {folder / SETTINGS} has no {{caption}}: write it where the caption goes"
-            )
         special = [name for name in (chosen.row_end, chosen.pad) if name]
-        text = IdTokeniser(folder / "tokenizer.json", special, (before, after))
+        text = IdTokeniser(folder / "tokenizer.json", special, template(chosen, folder))
         ids = image_ids(chosen.image_tokens, text.names)
-        net = network(folder, dtype or dtype_for(device)).to(device).eval().requires_grad_(False)
+        net = network(folder, dtype or dtype_for(device))
+        nn.Module.to(net, device).eval().requires_grad_(False)
         with explain_errors(folder / "config.json", "describes no decoder of the usual kind"):
             config = shape(net, chosen.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(
-                f"image_tokens go up to id {int(ids.max())} but the model has {config.prompt_ids} ids"
+                f"image_tokens go up to id {int(ids.max())} "
+                f"but the model has {config.prompt_ids} ids"
             )
         model = TransformersDecoder(net, config, ids.to(device))
         vq = image_tokeniser(net, folder, device, len(ids))
-        drafters = drafters_in(locate({}, folder), model, device)
-        frame = PromptFrame(
-            [], [], text.encode("", chosen.unconditional), text.ids.get(chosen.pad or "", 0)
-        )
-        fields: dict[str, Any] = {
-            "condition": frame,
-            "prompt_template": chosen.prompt,
-            "remark": REMARK,
-        }
-        fields["row_end"] = text.ids[chosen.row_end] if chosen.row_end else None
+        unconditional = text.encode("", chosen.unconditional)
         return Target(
             folder.name,
             model,
             vq,
             text,
             chosen.part(Sampling),
-            drafters=drafters,
-            **fields,
+            drafters=drafters_in(locate({}, folder), model, device),
+            condition=PromptFrame([], [], unconditional, text.ids.get(chosen.pad or "", 0)),
+            row_end=text.ids.get(chosen.row_end or ""),
+            prompt_template=chosen.prompt,
+            remark=REMARK,
         )
 
 
 def settings(folder: Path) -> Settings:
-    """Raises UserError for settings that are absent or wrong."""
+    """Return the settings of a folder.  Raises UserError if they are absent or wrong."""
     path = folder / SETTINGS
     if not path.exists():
         raise UserError(
-            f"{path} is missing: write what the model's own files do not say, such as {{{_EXAMPLE}}}"
+            f"{path} is missing: write what the model's own files do not say, such as {_EXAMPLE}"
         )
     try:
         return Settings.model_validate(read_yaml(path, "a file of settings"))
     except ValidationError as error:
         field, reason = first_mistake(error)
         raise UserError(
-            f"{path} is wrong ({field} {reason}): write settings such as {{{_EXAMPLE}}}"
+            f"{path} is wrong ({field} {reason}): write settings such as {_EXAMPLE}"
         ) from None
 
 
+def template(chosen: Settings, folder: Path) -> tuple[str, str]:
+    """Return the text before and after a caption.  Raises UserError for a prompt without one."""
+    before, caption, after = chosen.prompt.partition("{caption}")
+    if not caption:
+        raise UserError(
+            f"the prompt in {folder / SETTINGS} has no {{caption}}: "
+            "write it where the caption goes"
+        )
+    return before, after
+
+
 def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
-    """The id of each image token [V].  Raises UserError where there are none."""
+    """Return the id of each image token [V].  Raises UserError if there are none."""
     if not isinstance(named, str):
         first, count = named
         if first < 0 or count < 2:
             raise UserError(
-                f"image_tokens [{first}, {count}] is no range of ids: give the first id and how many"
+                f"image_tokens [{first}, {count}] is no range of ids: "
+                "give the first id and how many"
             )
         return torch.arange(first, first + count)
     if _NUMBERED.fullmatch(named) is None:
@@ -287,9 +292,10 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
     return torch.tensor(ids)
 
 
-def network(folder: Path, dtype: torch.dtype) -> Any:
-    """The model of the class that config.json names; no code of the folder is run.  Raises
-    UserError.
+def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of the class that config.json names; no code of the folder is run.
+
+    Raises UserError.
     """
     import transformers
 
@@ -300,12 +306,19 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise UserError(
-            f"transformers {transformers.__version__} has no model class '{name}' that config.json names"
+            f"transformers {transformers.__version__} has no model class '{name}' "
+            "that config.json names"
         )
-    local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     load: Any = kind.from_pretrained
     try:
-        net, info = load(folder, dtype=dtype, attn_implementation="sdpa", **local)
+        net, info = load(
+            folder,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
     except Exception as error:  # transformers has no exception type for an invalid folder
         if is_out_of_memory(error):
             raise
@@ -319,14 +332,14 @@ def network(folder: Path, dtype: torch.dtype) -> Any:
     return net
 
 
-def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
-    """Raises UserError for a model without the usual fields."""
+def shape(net: PreTrainedModel, grid: Grid, vocab: int) -> TokenDecoderConfig:
+    """Return the configuration of a model.  Raises UserError for one without the usual fields."""
     text = net.config.get_text_config().to_dict()
-    fields = TokenDecoderConfig.llama_fields(text, VARIANTS) | {"vocab_size": vocab}
+    fields = TokenDecoderConfig.llama_fields(text, VARIANTS)
+    fields["vocab_size"] = vocab
     fields["positions"] = text["max_position_embeddings"]
-    config = TokenDecoderConfig(
-        **fields, grid=grid, prompt_ids=net.get_input_embeddings().num_embeddings
-    )
+    fields["prompt_ids"] = net.get_input_embeddings().num_embeddings
+    config = TokenDecoderConfig(**fields, grid=grid)
     if config.positions < size(grid):
         raise UserError(
             f"the model has {config.positions} positions, too few for {written(grid)} image tokens"
@@ -334,29 +347,41 @@ def shape(net: Any, grid: Grid, vocab: int) -> TokenDecoderConfig:
     return config
 
 
-def image_tokeniser(net: Any, folder: Path, device: str, vocab: int) -> Any:
-    """The model's, or that of ``folder``; None without either.  Raises UserError unless it has
-    ``vocab`` codes.
+class InnerTokeniser:
+    """The image tokeniser of a model of transformers."""
+
+    def __init__(self, net: Any):
+        table = net.float().quantize.embedding.weight.detach()
+        self.quantize = Codebook(len(table), table.shape[1], spherical=False)
+        self.quantize.embedding.weight.data = table
+        self.decode = net.decode
+
+
+def image_tokeniser(
+    net: PreTrainedModel, folder: Path, device: str, vocab: int
+) -> ImageTokeniser | None:
+    """Return the model's image tokeniser, or that of ``folder``; None without either.
+
+    Raises UserError unless it has ``vocab`` codes.
     """
     inner = getattr(getattr(net, "model", net), "vqmodel", None)
     where = folder / "vq"
+    tokeniser: ImageTokeniser
     if inner is not None and hasattr(inner, "decode"):
-        codes = inner.float().quantize.embedding.weight.detach()
-        tokeniser: Any = SimpleNamespace(
-            decode=inner.decode, quantize=SimpleNamespace(codes=lambda: codes)
-        )
+        tokeniser = InnerTokeniser(inner)
     elif where.exists():
         state = read_state(where)
-        shape: tuple[int, ...] = getattr(state.get("quantize.embedding.weight"), "shape", ())
         config = VQConfig()
-        if len(shape) == 2:
-            config = replace(config, codebook_size=shape[0], codebook_dim=shape[1])
+        table = state.get("quantize.embedding.weight")
+        if table is not None and table.ndim == 2:
+            config = replace(config, codebook_size=len(table), codebook_dim=table.shape[1])
         tokeniser = load_into(lambda: VQModel(config), state, where, device, torch.float32)
     else:
         return None
     count = len(tokeniser.quantize.codes())
     if count != vocab:
         raise UserError(
-            f"the tokeniser has {count} codes but its image_tokens are {vocab} tokens: correct {SETTINGS}"
+            f"the tokeniser has {count} codes but its image_tokens are {vocab} tokens: "
+            f"correct {SETTINGS}"
         )
     return tokeniser

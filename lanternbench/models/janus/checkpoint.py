@@ -1,5 +1,5 @@
-"""Janus-Pro targets: from published files of either layout, or with random weights to measure
-speed alone.
+"""Janus-Pro: from published files of either layout, or with random weights to measure speed
+alone.
 
 Source: Chen et al. 2025 (arXiv 2501.17811); key names of the original release and of transformers'
 ``janus``. A folder holds ``model`` (config.json, tokenizer.json, and the weights of decoder and
@@ -8,18 +8,17 @@ image tokeniser together), and drafters such as ``eagle``.
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily
+from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of
-from lanternbench.models.loading import State
-from lanternbench.models.places import Files
-from lanternbench.models.target import truncated
+from lanternbench.models.loading import Json, State
+from lanternbench.models.target import Options
 from lanternbench.models.token_decoder import (
     IdTokeniser,
     PromptFrame,
@@ -30,7 +29,9 @@ from lanternbench.models.token_decoder import (
 from lanternbench.models.transformer import guide
 from lanternbench.registry import register
 
-BOS, PAD, IMAGE_START = "<｜begin▁of▁sentence｜>", "<｜▁pad▁｜>", "<begin_of_image>"
+BOS = "<｜begin▁of▁sentence｜>"
+PAD = "<｜▁pad▁｜>"
+IMAGE_START = "<begin_of_image>"
 # for random weights: there is no tokeniser then
 PUBLISHED = {BOS: 100000, PAD: 100002, IMAGE_START: 100016}
 PATCH = 16  # pixels of a token's side
@@ -42,7 +43,7 @@ _IMAGES = {  # ours -> key names of the original release, and of transformers
     "output.fc1.": ("gen_head.output_mlp_projector.", "model.generation_head.proj_out."),
     "output.fc2.": ("gen_head.vision_head.", "model.generation_head.vision_head."),
 }
-_LLAMA = {  # what transformers' LlamaConfig has where a file is silent, and Janus's vocabulary
+_LLAMA = {  # transformers' defaults of LlamaConfig, and Janus's vocabulary
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
@@ -80,6 +81,9 @@ class Janus(TokenDecoder):
     layers.
     """
 
+    tok_embeddings: Any  # the MLP, and a table of its products once ``folded``
+    output: Head
+
     def __init__(self, config: JanusConfig):
         super().__init__(config)
         layers: dict[str, nn.Module] = {
@@ -93,7 +97,7 @@ class Janus(TokenDecoder):
 
     @property
     def eagle_tables(self) -> tuple[int, int]:
-        """None: image tokens are not prompt ids, so no table holds both."""
+        """No tables: image tokens are not prompt ids, so none holds both."""
         return 0, 0
 
     def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
@@ -102,12 +106,12 @@ class Janus(TokenDecoder):
 
     @torch.no_grad()
     def folded(self) -> Self:
-        """Itself, with a table of image tokens in place of the MLP: its products are computed
-        once, in float32.
+        """Replace the MLP by a table of image tokens, whose products are computed once, in
+        float32; return the decoder itself.
         """
-        codes = self.tok_embeddings.codes.weight
-        tokens = torch.arange(self.config.vocab_size, device=codes.device)
-        table = self.tok_embeddings.float()(tokens).to(codes.dtype)
+        dtype = self.output.fc1.weight.dtype
+        tokens = torch.arange(self.config.vocab_size, device=self.output.fc1.weight.device)
+        table = self.tok_embeddings.float()(tokens).to(dtype)
         self.tok_embeddings = nn.Embedding.from_pretrained(table)
         return self
 
@@ -117,24 +121,21 @@ class JanusText(IdTokeniser):
         return super().__call__([caption.strip() for caption in captions])
 
 
-@register("target", "janus")
-class JanusFamily(PublishedFamily):
+class JanusCheckpoint(TokenCheckpoint[JanusConfig]):
     network = Janus
     configuration = JanusConfig
     title = "Janus"
     tokeniser_class = JanusText
     special = PUBLISHED
     prefixes = ("language_model.model.", "model.language_model.")
-    defaults: ClassVar[dict[str, Any]] = {"l_k": 10, "width_range": (3, 40)}
+    template = TEMPLATE
+    image_ids = None
 
-    def template(self, row: Entry, files: Files | None) -> tuple[str, str]:
-        return TEMPLATE
+    def frame(self) -> PromptFrame:
+        ids = self.text.ids
+        return PromptFrame([ids[BOS]], [ids[IMAGE_START]], None, ids[PAD])
 
-    def fields(self, row: Entry, model: Janus, text: Any, files: Files | None) -> dict[str, Any]:
-        frame = PromptFrame([text.ids[BOS]], [text.ids[IMAGE_START]], None, text.ids[PAD])
-        return {"condition": frame, "pixels": truncated}
-
-    def described(self, config: dict[str, Any], row: Entry) -> JanusConfig:
+    def described(self, config: Json) -> JanusConfig:
         """Either layout's config.json; what it leaves out has transformers' default for Llama."""
         check_type(config, self.title, "janus", "multi_modality")
         if config["model_type"] == "multi_modality":
@@ -156,10 +157,10 @@ class JanusFamily(PublishedFamily):
         fields["vocab_size"] = codes
         return JanusConfig(**fields, grid=grid, code_dim=code_dim)
 
-    def renamed(self, state: State, config: JanusConfig, image_ids: Tensor | None) -> State:
-        """What reads images and the text head are left out."""
+    def renamed(self, state: State) -> State:
+        """The parts that read images and the text head are left out."""
         language = {key: value for key, value in state.items() if key.startswith(self.prefixes)}
-        result = super().renamed(language, config, None)
+        result = super().renamed(language)
         if "tok_embeddings.weight" in result:  # the language model's table is of prompts
             result["cls_embedding.weight"] = result.pop("tok_embeddings.weight")
         for ours, prefixes in _IMAGES.items():
@@ -169,7 +170,11 @@ class JanusFamily(PublishedFamily):
                         result[key.replace(theirs, ours)] = state[key]
         return result
 
-    def new_decoder(
-        self, row: Entry, files: Files | None, device: str, dtype: torch.dtype
-    ) -> Janus:
-        return super().new_decoder(row, files, device, dtype).folded()
+    def decoder(self) -> ImageDecoder:
+        return cast(Janus, super().decoder()).folded()
+
+
+@register("target", "janus")
+class JanusFamily(PublishedFamily):
+    checkpoint = JanusCheckpoint
+    defaults: ClassVar[Options] = {"l_k": 10, "width_range": (3, 40)}

@@ -1,8 +1,7 @@
-"""LlamaGen (Sun et al. 2024, arXiv 2406.06525) at its published sizes: from official files, or
-with random weights.
+"""LlamaGen (Sun et al. 2024, arXiv 2406.06525): from official files, or with random weights.
 
-Class- or caption-conditional, 2-D rotary positions, official key names.  A folder holds one
-sub-folder per role: ``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``,
+Class- or caption-conditional, with 2-D rotary positions and official key names.  A folder holds
+one sub-folder per role: ``model`` (an official .pt, or LANTERN's Hugging Face conversion), ``vq``,
 ``text`` (Flan-T5-XL), and drafters such as ``eagle`` in LANTERN's layout.
 """
 
@@ -24,15 +23,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
-from lanternbench.models.decoder import ImageDecoder, causal_mask
+from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.entries import DIGESTED, Entry, catalogue, fingerprint
-from lanternbench.models.family import PublishedFamily
+from lanternbench.models.family import Checkpoint, PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
-from lanternbench.models.key_names import OFFICIAL, from_published, split
-from lanternbench.models.loading import State, cause, random_net, read_state
-from lanternbench.models.places import Files
-from lanternbench.models.target import Prefix
-from lanternbench.models.token_decoder import words
+from lanternbench.models.key_names import OFFICIAL, split
+from lanternbench.models.loading import cause, random_net, read_state
+from lanternbench.models.target import Options, Prefix, Target, TextEncoder
+from lanternbench.models.token_decoder import word_id, words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
 from lanternbench.utils.damage import damage
@@ -52,7 +50,7 @@ FLAN_T5_XL: dict[str, Any] = {
 }
 SECONDS = "encode_seconds"  # the entry of a file's header
 TABLE_MULTIPLE = 128  # of the rows of T5's embedding table, which are as many as pieces or more
-# in this order: what is replaced in a caption in lower case, and by what
+# replacements in a caption in lower case, in this order
 _CLEANED = (
     (r"\b(?:https?:/+|www\.)\S+", ""),
     (r"<[^<>]*>", ""),
@@ -99,7 +97,7 @@ class LlamaGenConfig:
 
 
 class CaptionEmbedding(nn.Module):
-    """Text features -> prefix embeddings; the unconditional prompt is a learned feature sequence."""
+    """Text features -> prefix embeddings; the unconditional prompt has learned features."""
 
     def __init__(self, cfg: LlamaGenConfig):
         super().__init__()
@@ -117,7 +115,7 @@ class CaptionEmbedding(nn.Module):
         return self.cap_proj(features)
 
     def unconditional(self, count: int) -> Tensor:
-        """What stands for no caption: [count, T, c]."""
+        """Return the features that stand for no caption [count, T, c]."""
         return self.uncond_embedding.expand(count, -1, -1)
 
 
@@ -132,14 +130,14 @@ class LabelEmbedding(nn.Module):
         return self.embedding_table(labels)
 
     def unconditional(self, count: int) -> Tensor:
-        """What stands for no class: [count, 1]."""
+        """Return the labels that stand for no class [count, 1]."""
         table = self.embedding_table.weight
         return table.new_full((count, 1), len(table) - 1, dtype=torch.long)
 
 
 def left_pad(features: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, zero where masked, as the
-    official sampler.
+    """Right-padded features [B, T, c] and mask [B, T] -> left-padded, with zeros for padding, like
+    the official sampler.
     """
     length = mask.shape[1]
     words = mask.sum(-1, keepdim=True)
@@ -178,8 +176,8 @@ class LlamaGen(ImageDecoder):
         return replace(self.config.decoder, first_norm=False, norm_eps=1e-6)
 
     def prefix(self, features: Tensor, mask: Tensor, guided: bool) -> Prefix:
-        """Features, or a class, are the prefix.  Its EAGLE drafter takes token 0 for the next one,
-        pads too.
+        """Features, or a class, are the prefix; an EAGLE drafter reads token 0 as the next one of
+        each, and sees pads.
         """
         if features.ndim == 3:
             features, mask = left_pad(features, mask)
@@ -192,22 +190,17 @@ class LlamaGen(ImageDecoder):
         return Prefix(x, mask.bool(), features, ahead, torch.ones_like(ahead, dtype=torch.bool))
 
     def teacher_forced(self, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-        """Hidden states that predict ``tokens``: prefix [B, T, dim], valid [B, T], tokens [B, L]
-        -> [B, L, dim].
-        """
-        pads = int((~valid.bool()).all(0).sum())  # columns that are padding in every row
-        prefix = prefix[:, pads:]
-        valid = valid[:, pads:]
-        x = torch.cat([prefix, self.tok_embeddings(tokens[:, :-1])], dim=1)
-        n = x.shape[1]
-        prompt = prefix.shape[1]
-        positions = self.rope[None, self.config.prefix - prompt :][:, :n, None]
-        return self(x, positions, causal_mask(valid, n))[:, prompt - 1 :]
+        """As ``ImageDecoder.teacher_forced``, without columns that are padding in every row."""
+        pads = int((~valid.bool()).all(0).sum())
+        return super().teacher_forced(prefix[:, pads:], valid[:, pads:], tokens)
+
+    def rotary_table(self, prompt: int) -> Tensor:
+        return self.rope[self.config.prefix - prompt :]
 
 
 def clean(caption: str) -> str:
-    """A caption as LlamaGen was trained on captions: lower case, plain quotes and dashes, no
-    addresses or symbols.
+    """Return a caption like those that LlamaGen was trained on: in lower case, with plain quotes
+    and dashes, without addresses or symbols.
     """
     text = html.unescape(caption).strip().lower()
     for pattern, replacement in _CLEANED:
@@ -239,7 +232,7 @@ class T5Features:
     layers: int = FLAN_T5_XL["num_layers"]
 
     def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
-        """``width``: of the features that the decoder reads."""
+        """``width``: that of the features that the decoder reads."""
         self.folder = folder
         self.length = length
         self.device = device
@@ -248,7 +241,7 @@ class T5Features:
 
     @cached_property
     def store(self) -> Path:
-        """The folder of the features that this encoder makes here with this dtype and length.
+        """The folder of this encoder's features, by dtype, length and device.
 
         Another device rounds differently and takes another time.
         """
@@ -258,23 +251,28 @@ class T5Features:
         return cache_dir() / "text-features" / name
 
     def prepare(self, captions: list[str]) -> list[Path]:
-        """The files of the captions' features; missing ones are computed together."""
-        texts = {self.path(text): text for text in map(clean, captions)}
-        if new := {path: text for path, text in texts.items() if self._seconds(path) is None}:
+        """Return the files of the captions' features; missing ones are computed together."""
+        texts = [clean(caption) for caption in captions]
+        paths = [self.path(text) for text in texts]
+        new = {}
+        for path, text in zip(paths, texts, strict=True):
+            if self._seconds(path) is None:
+                new[path] = text
+        if new:
             self._encode(new)
-        return [self.path(clean(caption)) for caption in captions]
+        return paths
 
     def __call__(self, captions: list[str]) -> tuple[Tensor, Tensor]:
-        # [words, 2048] each
-        rows = [load_file(path)["features"].to(self.dtype) for path in self.prepare(captions)]
-        features = torch.zeros(len(rows), self.length, self.width, dtype=self.dtype)
-        mask = torch.zeros(len(rows), self.length, dtype=torch.long)
-        for i, row in enumerate(rows):
-            features[i, : len(row)], mask[i, : len(row)] = row, 1
+        features = torch.zeros(len(captions), self.length, self.width, dtype=self.dtype)
+        mask = torch.zeros(len(captions), self.length, dtype=torch.long)
+        for i, path in enumerate(self.prepare(captions)):
+            words = load_file(path)["features"]  # [words, 2048]
+            features[i, : len(words)] = words
+            mask[i, : len(words)] = 1
         return features.to(self.device), mask.to(self.device)
 
     def encode_seconds(self, captions: list[str]) -> float:
-        """Seconds that the encoder took for these captions, one by one."""
+        """Return the seconds that the encoder took for these captions, one by one."""
         return sum(self._seconds(path) or 0.0 for path in self.prepare(captions))
 
     @property
@@ -288,7 +286,7 @@ class T5Features:
         return self.store / f"{digest}.safetensors"
 
     def _seconds(self, path: Path) -> float | None:
-        """Seconds that the encoder took for these features; None where they are missing or
+        """Return the seconds that the encoder took for these features; None if they are missing or
         damaged.
         """
         try:
@@ -308,7 +306,7 @@ class T5Features:
         def encode(caption: str) -> Tensor:
             ids = tokens(caption).to(self.device)
             state = encoder(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
-            return state[0].cpu().contiguous()  # which waits for the device
+            return state[0].cpu().contiguous()  # this waits for the device
 
         encode(next(iter(captions.values())))  # first calls allocate and choose kernels
         for path, caption in captions.items():
@@ -319,8 +317,10 @@ class T5Features:
                 file.write(save({"features": features}, {SECONDS: repr(seconds)}))
 
     def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
-        """The encoder on its device, and what turns a caption into its tokens [1, n].  Raises
-        UserError.
+        """Return the encoder on its device, and the function of a caption that gives its tokens
+        [1, n].
+
+        Raises UserError.
         """
         from transformers import AutoTokenizer, T5EncoderModel
 
@@ -338,35 +338,36 @@ class T5Features:
             if is_out_of_memory(error):
                 raise
             raise UserError(
-                f"cannot read the text encoder in {self.folder} ({cause(error)}); fetch the target again"
+                f"cannot read the text encoder in {self.folder} ({cause(error)}); "
+                "fetch the target again"
             ) from None
         if encoder.config.d_model != self.width:
             raise UserError(
-                f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide but this target reads "
-                f"{self.width}: it has to be Flan-T5-XL"
+                f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide "
+                f"but this target reads {self.width}: it has to be Flan-T5-XL"
             )
         pieces = len(tokenizer)
         rows = encoder.config.vocab_size
-        if (
-            not rows - TABLE_MULTIPLE <= pieces <= rows
-        ):  # transformers may build one without a file
+        # transformers may build a tokeniser without a file
+        if not rows - TABLE_MULTIPLE <= pieces <= rows:
             raise UserError(
                 f"{self.folder} has no tokeniser of its text encoder ({pieces:,} pieces for an "
                 f"embedding table of {rows:,}): put tokenizer.json or spiece.model there"
             )
 
-        options: dict[str, Any] = {
-            "max_length": self.length,
-            "truncation": True,
-            "return_tensors": "pt",
-        }
+        def tokens(caption: str) -> Tensor:
+            return torch.tensor(
+                [tokenizer(caption, max_length=self.length, truncation=True).input_ids]
+            )
+
         encoder.to(self.device).eval()  # type: ignore[arg-type]
-        return encoder, lambda caption: tokenizer([caption], **options)["input_ids"]
+        return encoder, tokens
 
 
 class RandomT5Features(T5Features):
-    """Flan-T5-XL's size with random weights, so that end-to-end times count it; features last as
-    long as this.
+    """An encoder of Flan-T5-XL's size with random weights, so that end-to-end times count it.
+
+    Its features last as long as itself.
     """
 
     def __init__(self, length: int, device: str, dtype: torch.dtype, width: int, layers: int):
@@ -383,60 +384,56 @@ class RandomT5Features(T5Features):
         encoder.set_input_embeddings(encoder.shared)  # one table under two names
 
         def tokens(caption: str) -> Tensor:
-            hashes = [
-                hashlib.blake2b(w.encode(), digest_size=7).digest()
-                for w in words(caption)[: self.length - 1]
-            ]
-            # any but padding and end
-            ids = [2 + int.from_bytes(h, "little") % (config.vocab_size - 2) for h in hashes]
-            return torch.tensor([[*ids, 1]])
+            ids = [1 + word_id(word) for word in words(caption)[: self.length - 1]]
+            return torch.tensor([[*ids, 1]])  # 0 is padding, 1 the end
 
         return encoder, tokens
 
 
-@register("target", "llamagen")
-class LlamaGenFamily(PublishedFamily):
+class LlamaGenCheckpoint(Checkpoint[LlamaGenConfig]):
     network = LlamaGen
     configuration = LlamaGenConfig
+    # LANTERN trained its drafters on hidden states whose pads see the caption
+    eagle_pads = "uniform"
+
+    @cached_property
+    def text(self) -> TextEncoder:
+        """Flan-T5-XL, or class labels as they are."""
+        config = self.config
+        if config.model_type == "c2i":
+            return partial(class_labels, device=self.device)
+        sizes = (config.cls_token_num, self.device, self.dtype, config.caption_dim)
+        if self.is_random:
+            return RandomT5Features(*sizes, config.n_layer)
+        return T5Features(self.files.get("text"), *sizes)
+
+    def complete(self, target: Target) -> None:
+        target.labels = self.config.model_type == "c2i"
+
+    def decoder(self) -> ImageDecoder:
+        """Raises UserError also for the files of another target of the family."""
+        if not self.is_random:
+            check_published_name(self.row, self.weights)
+            table = read_state(self.weights).get("freqs_cis")
+            positions = self.config.prefix + size(self.config.grid)
+            if table is not None and table.ndim == 3 and len(table) != positions:
+                raise UserError(
+                    f"{self.weights} has {len(table)} positions, this target {positions}: "
+                    "it is of another image size"
+                )
+        return super().decoder()
+
+
+@register("target", "llamagen")
+class LlamaGenFamily(PublishedFamily):
+    checkpoint = LlamaGenCheckpoint
     needs = ("model", "vq", "text")
     # LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen
-    defaults: ClassVar[dict[str, Any]] = {
+    defaults: ClassVar[Options] = {
         "static": "naive_extend_57",
         "l_k": 10,
         "width_range": (3, 40),
     }
-    # LANTERN trained its drafters on hidden states whose pads see the caption
-    eagle_pads = "uniform"
-
-    def text(self, row: Entry, files: Files | None, device: str, dtype: torch.dtype) -> Any:
-        """Flan-T5-XL, or class labels as they are."""
-        config = self.config(row)
-        if config.model_type == "c2i":
-            return partial(class_labels, device=device)
-        sizes = (config.cls_token_num, device, dtype, config.caption_dim)
-        if files is None:
-            return RandomT5Features(*sizes, config.n_layer)
-        return T5Features(files.get("text"), *sizes)
-
-    def fields(
-        self, row: Entry, model: LlamaGen, text: Any, files: Files | None
-    ) -> dict[str, Any]:
-        return {"labels": model.config.model_type == "c2i"}
-
-    def published(self, row: Entry, files: Files) -> tuple[LlamaGenConfig, None]:
-        config = self.config(row)
-        where = self.weights(files)
-        check_published_name(row, where)
-        table = read_state(where).get("freqs_cis")
-        positions = config.prefix + size(config.grid)
-        if table is not None and table.ndim == 3 and len(table) != positions:
-            raise UserError(
-                f"{where} has {len(table)} positions, this target {positions}: it is of another image size"
-            )
-        return config, None
-
-    def renamed(self, state: State, config: LlamaGenConfig, image_ids: Tensor | None) -> State:
-        return from_published(state, self.prefixes)
 
 
 def check_published_name(row: Entry, where: Path) -> None:
@@ -458,13 +455,14 @@ def check_published_name(row: Entry, where: Path) -> None:
 
 
 def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:
-    """ImageNet classes, as prompts "0" … "999": [B, 1] and a mask of ones.  Raises UserError for
-    any other prompt.
+    """ImageNet classes, as prompts "0" … "999" -> labels [B, 1] and a mask of ones.
+
+    Raises UserError for any other prompt.
     """
     for caption in captions:
         if not (caption.isascii() and caption.isdigit() and int(caption) < 1000):
             raise UserError(
                 f"'{caption[:60]}' is no ImageNet class: give numbers from 0 to 999, one per line"
             )
-    labels = torch.tensor([[int(c)] for c in captions], device=device)
+    labels = torch.tensor(list(map(int, captions)), device=device)[:, None]
     return labels, torch.ones_like(labels)

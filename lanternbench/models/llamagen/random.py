@@ -1,9 +1,9 @@
-"""LlamaGen with random weights where no text encoder and no trained drafter is at hand: for
-counting operators, and for measuring speed.
+"""LlamaGen with random weights, without a text encoder and trained drafters: for counting
+operators and measuring speed.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 from zlib import crc32
 
 import torch
@@ -41,7 +41,7 @@ SMALL_DRAFTER = {"dim": 16, "n_layer": 1, "n_head": 2}
 
 @dataclass(frozen=True)
 class SyntheticFeatures:
-    """Random features of a caption in place of a text encoder's: the same for the same caption."""
+    """Random features in place of a text encoder's; a caption always has the same."""
 
     length: int  # positions
     width: int
@@ -69,7 +69,7 @@ def without_encoder(target: Target) -> Target:
     return replace(target, text=text)
 
 
-def with_all_drafters(target: Target, drafter: dict[str, Any] = DRAFTER) -> Target:
+def with_all_drafters(target: Target, drafter: dict[str, int] = DRAFTER) -> Target:
     """Return a random LlamaGen with Medusa heads and an independent drafter of the shape
     ``drafter`` as well.
     """

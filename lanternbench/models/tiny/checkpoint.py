@@ -1,25 +1,26 @@
-"""The embedded target, its text encoder and its drafters: safetensors in LlamaGen's and LANTERN's
+"""The bundled target, its text encoder and its drafters: safetensors in LlamaGen's and LANTERN's
 key names.
 """
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from lanternbench.errors import UserError
+from lanternbench.models import token_decoder
 from lanternbench.models.drafters.dflash import Medusa
 from lanternbench.models.drafters.kinds import FILED
 from lanternbench.models.entries import Entry, entry
 from lanternbench.models.family import Family, drafter_at
 from lanternbench.models.key_names import from_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
-from lanternbench.models.loading import explain_errors, load_into
-from lanternbench.models.target import Target
+from lanternbench.models.loading import Json, State, explain_errors, load_into
+from lanternbench.models.target import Options, Target
 from lanternbench.models.token_decoder import BUCKETS, word_id, words
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
@@ -28,9 +29,9 @@ from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
 
 WORDS = 24  # features per caption (LlamaGen: 120)
 WIDTH = 128
-# what suits a machine on which every verified node costs, by the costs and acceptance that `tune`
-# measures
-OPTIONS: dict[str, Any] = {
+# the options that suit a machine on which every verified node costs, by the costs and acceptance
+# that `tune` measures
+OPTIONS: Options = {
     "static": "chain-5",
     "chain": "chain-3",
     "medusa": "twig-8",
@@ -45,29 +46,28 @@ OPTIONS: dict[str, Any] = {
 
 
 def words_read(caption: str) -> list[str]:
-    """The words that the encoder reads; an empty caption keeps one neutral word."""
-    return [w for w in words(caption)[:WORDS] if w != ","] or [""]
+    """Return the words that the encoder reads; an empty caption keeps one neutral word."""
+    return [word for word in words(caption)[:WORDS] if word != ","] or [""]
 
 
 def padded(rows: list[list[int]], length: int) -> Tensor:
-    """int64 [B, length], 0 on the right."""
-    ids = torch.zeros(len(rows), length, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row, dtype=torch.long)
-    return ids
+    """Return int64 [B, length], with zeros on the right."""
+    ids, _ = token_decoder.padded(rows)
+    return F.pad(ids, (0, length - ids.shape[1]))
 
 
 def tokenize(captions: list[str]) -> Tensor:
-    """int64 [B, WORDS], right-padded with 0."""
-    return padded([[word_id(w) for w in words_read(caption)] for caption in captions], WORDS)
+    """Return ids of words, int64 [B, WORDS], right-padded with 0."""
+    rows = [list(map(word_id, words_read(caption))) for caption in captions]
+    return padded(rows, WORDS)
 
 
 class TextEncoder(nn.Module):
-    """In Flan-T5's place: two bidirectional layers over hashed words; every position carries the
+    """Two bidirectional layers over hashed words in place of Flan-T5; every position carries the
     caption's mean.
 
-    LlamaGen's image tokens attend to all caption positions alike, so the mean is what they could
-    see of them anyway.
+    LlamaGen's image tokens attend to all caption positions alike, so they could see no more than
+    the mean.
     """
 
     def __init__(self) -> None:
@@ -82,22 +82,25 @@ class TextEncoder(nn.Module):
         )
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """ids [B, WORDS] -> features [B, WORDS, WIDTH], mask [B, WORDS] (1 = word), right-padded."""
+        """ids [B, WORDS] -> features [B, WORDS, WIDTH], mask [B, WORDS] (1 = word),
+        right-padded.
+        """
         mask = ids != 0
         x = self.body(self.word(ids) + self.place, src_key_padding_mask=~mask)
         mean = (x * mask[..., None]).sum(1, keepdim=True) / mask.sum(1)[:, None, None]
         return mean * mask[..., None], mask.long()
 
 
-def write(path: Path, state: dict[str, Tensor], **meta: Any) -> None:
-    """Half-precision safetensors with ``meta`` as JSON strings in the header."""
+def write(path: Path, state: State, **meta: object) -> None:
+    """Write half-precision safetensors with ``meta`` as JSON strings in the header."""
     halves = {k: v.detach().half().contiguous() for k, v in state.items()}
     write_tensors(path, halves, {k: json.dumps(v) for k, v in meta.items()})
 
 
-def write_tensors(path: Path, state: dict[str, Tensor], meta: dict[str, str]) -> None:
-    """Safetensors under their name only when whole.  Raises UserError where the disk is full or
-    not writable.
+def write_tensors(path: Path, state: State, meta: dict[str, str]) -> None:
+    """Write safetensors, under their name only when whole.
+
+    Raises UserError if the disk is full or not writable.
     """
     with writing(path, OUT):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,8 +108,10 @@ def write_tensors(path: Path, state: dict[str, Tensor], meta: dict[str, str]) ->
         file.write(save(state, meta))
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State and header of an embedded weight file.  Raises UserError if it is missing or damaged."""
+def read(path: Path) -> tuple[State, Json]:
+    """Return the tensors and header of a bundled file.  Raises UserError if it is missing or
+    damaged.
+    """
     try:
         with safe_open(path, "pt") as file:
             meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
@@ -120,13 +125,14 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
     with explain_errors(path, "does not say what it is"):
-        config, weights = LlamaGenConfig(**meta["config"]), from_published(state)
+        config = LlamaGenConfig(**meta["config"])
+        weights = from_published(state)
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
 
 
 @register("target", "tiny")
 class TinyFamily(Family):
-    """The embedded model; a folder that ``train tiny`` wrote is a target too."""
+    """The bundled model; a folder that ``train tiny`` wrote is a target too."""
 
     defaults = OPTIONS
 
@@ -147,10 +153,9 @@ class TinyFamily(Family):
     def decoder(
         self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
     ) -> LlamaGen:
-        """Without a folder: its trained weights, included in the package."""
-        return _llamagen(
-            (folder or WEIGHTS) / "target.safetensors", device, dtype or torch.float32
-        )
+        """Return the decoder; without a folder, with the trained weights of the package."""
+        file = (folder or WEIGHTS) / "target.safetensors"
+        return _llamagen(file, device, dtype or torch.float32)
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         raise UserError(
@@ -159,14 +164,19 @@ class TinyFamily(Family):
 
 
 def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None = None) -> Target:
-    """The embedded target with all its drafters; ``dtype``: of model and drafters (default:
-    float32).
+    """Return the bundled target with all its drafters.
+
+    ``dtype``: that of model and drafters, by default float32.
     """
     dtype = dtype or torch.float32
     model = _llamagen(folder / "target.safetensors", device, dtype)
     text = folder / "text.safetensors"
     encoder = load_into(TextEncoder, read(text)[0], text, device, torch.float32)
-    vq = _tokeniser(folder / "vq.safetensors", device)
+    file = folder / "vq.safetensors"
+    state, meta = read(file)
+    with explain_errors(file, "does not say what it is"):
+        shape = VQConfig(**meta["config"])
+    vq = load_into(lambda: VQModel(shape), state, file, device, torch.float32)
     drafters: dict[str, nn.Module] = {}
     for kind in FILED:
         file = folder / f"{kind}.safetensors"
@@ -175,13 +185,6 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     drafters["medusa"] = _medusa(folder / "medusa.safetensors", model, device, dtype)
     drafters["model"] = _llamagen(folder / "model.safetensors", device, dtype)
     return assemble(model, encoder, vq, drafters)
-
-
-def _tokeniser(path: Path, device: str) -> VQModel:
-    state, meta = read(path)
-    return load_into(
-        lambda: VQModel(VQConfig(**meta["config"])), state, path, device, torch.float32
-    )
 
 
 def _medusa(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> Medusa:
@@ -194,7 +197,7 @@ def _medusa(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> Med
 def assemble(
     model: LlamaGen, encoder: TextEncoder, vq: VQModel, drafters: dict[str, nn.Module]
 ) -> Target:
-    """The embedded target of its parts, on whatever device they are."""
+    """Return the bundled target of its parts, on whatever device they are."""
     for net in (model, encoder, vq, *drafters.values()):
         net.eval().requires_grad_(False)
 

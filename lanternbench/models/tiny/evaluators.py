@@ -1,5 +1,5 @@
-"""The embedded evaluators: CLIP-tiny, an open_clip ``CLIP`` over hashed words, and the feature net
-behind FID-tiny.
+"""The bundled evaluators: CLIP-tiny, an open_clip ``CLIP`` over hashed words, and the feature net
+of FID-tiny.
 """
 
 from pathlib import Path
@@ -12,10 +12,11 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lanternbench.models.loading import Net
 from lanternbench.models.tiny.checkpoint import padded
 from lanternbench.models.token_decoder import BUCKETS, word_id, words
 
-SIZE = 64  # pixels a side that both embedded evaluators see
+SIZE = 64  # pixels a side that both evaluators see
 CONTEXT = 32
 EOT = BUCKETS  # the largest id: open_clip reads a caption's embedding where the id is highest
 FEATURES = 128  # of both
@@ -34,27 +35,29 @@ CONFIG: dict[str, Any] = {  # an open_clip model config
 
 
 def build() -> CLIP:
-    """An untrained CLIP-tiny; ``encode_image`` takes what ``pixels`` gives, ``encode_text`` what
-    ``tokenize`` gives.
+    """Return an untrained CLIP-tiny: ``encode_image`` takes the output of ``pixels``,
+    ``encode_text`` that of ``tokenize``.
     """
     return CLIP(**CONFIG)
 
 
 def tokenize(captions: list[str]) -> Tensor:
-    """int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, the empty
-    string included.
+    """Return int64 [B, 32]: hashed words, the end mark, zeros.  Any Unicode is a caption, also the
+    empty string.
     """
-    rows = [
-        [word_id(w) for w in words(caption) if w != ","][: CONTEXT - 1] for caption in captions
-    ]
-    return padded([[*row, EOT] for row in rows], CONTEXT)
+    rows = []
+    for caption in captions:
+        ids = [word_id(word) for word in words(caption) if word != ","]
+        rows.append([*ids[: CONTEXT - 1], EOT])
+    return padded(rows, CONTEXT)
 
 
 def to_uint8(images: list[Image.Image]) -> Tensor:
     """RGB images of any size -> uint8 [B, 3, 64, 64]."""
-    arrays = [
-        np.asarray(i.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for i in images
-    ]
+    arrays = []
+    for image in images:
+        small = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+        arrays.append(np.asarray(small))
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2)
 
 
@@ -64,7 +67,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def pixels(images: list[Image.Image]) -> Tensor:
-    """RGB images of any size -> float [B, 3, 64, 64] in −1…1, what ``encode_image`` takes."""
+    """RGB images of any size -> float [B, 3, 64, 64] in −1…1, the input of ``encode_image``."""
     return to_float(to_uint8(images))
 
 
@@ -87,8 +90,7 @@ class FeatureNet(nn.Module):
         self.body = nn.Sequential(
             _block(3, a, 2), _block(a, b, 2), _block(b, c, 2), _block(c, d, 1)
         )
-        # the 4×4 grid is kept up to the last layer: where things stand is a part of what a scene
-        # is
+        # the 4×4 grid is kept up to the last layer: positions of objects are a part of a scene
         self.feature = nn.Sequential(
             nn.AvgPool2d(2), nn.Flatten(), nn.Linear(16 * d, FEATURES), nn.GELU()
         )
@@ -106,18 +108,21 @@ def load_clip(path: Path) -> CLIP:
 
 
 def load_feature_net(path: Path) -> tuple[FeatureNet, dict[str, Tensor]]:
-    """The net, and statistics of real scenes: float64 sums of features, "total" [128], and of
-    their outer products, "products" [128, 128], and the number of scenes, "count" []."""
-    tensors = load_file(path)
-    reference = {
-        k.removeprefix("reference."): tensors.pop(k)
-        for k in list(tensors)
-        if k.startswith("reference.")
-    }
-    return _filled(FeatureNet(), tensors), reference
+    """Return the net, and statistics of real scenes: float64 sums of features, "total" [128], and
+    of their outer products, "products" [128, 128], and the number of scenes, "count" [].
+    """
+    weights = {}
+    reference = {}
+    for key, value in load_file(path).items():
+        name = key.removeprefix("reference.")
+        if name == key:
+            weights[key] = value
+        else:
+            reference[name] = value
+    return _filled(FeatureNet(), weights), reference
 
 
-def _filled(net: Any, tensors: dict[str, Tensor]) -> Any:
-    """In evaluation mode, with tensors of float16 on disk as float32."""
-    net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()})
+def _filled(net: Net, tensors: dict[str, Tensor]) -> Net:
+    """Return the net in evaluation mode, in float32, with tensors that are float16 on disk."""
+    net.load_state_dict(tensors)
     return net.eval().requires_grad_(False)
