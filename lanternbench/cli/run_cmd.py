@@ -186,10 +186,10 @@ def import_(
     from lanternbench.experiment.config import name_part
     from lanternbench.experiment.config import sweep as configure
     from lanternbench.experiment.scoring import score_run
-    from lanternbench.imported import run
+    from lanternbench.imported import layouts, run
     from lanternbench.metrics import Setup
 
-    entries = [entry.with_defaults(steps, seconds) for entry in run.read(source)]
+    entries = [entry.with_defaults(steps, seconds) for entry in layouts.read(source)]
     selected = sources.load(prompts, None, seed, caption) if prompts is not None else None
     config = configure(
         {

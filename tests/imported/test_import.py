@@ -20,7 +20,8 @@ from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import read_run, read_samples, worker
 from lanternbench.experiment.config import sweep
-from lanternbench.imported.run import LOG_PROB, Entry, import_run, log_probs, matched, read
+from lanternbench.imported.layouts import Entry, read
+from lanternbench.imported.run import LOG_PROB, import_run, log_probs, matched
 from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
