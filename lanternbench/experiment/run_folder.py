@@ -270,11 +270,6 @@ class RunFolder(Ledger):
     def _load(self) -> None:
         self.samples = self.lines(SAMPLES, Sample, key_of, self._count)
 
-    @property
-    def done(self) -> set[str]:
-        """The keys of the finished samples."""
-        return {str(key) for key in self.samples.keys}
-
     def append(
         self, sample: Sample, image: Image.Image | None = None, where: Device | None = None
     ) -> Sample:

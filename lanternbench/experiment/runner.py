@@ -3,11 +3,10 @@ it is decoded.
 """
 
 import hashlib
-import itertools
 import random
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from math import inf
@@ -21,7 +20,7 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.config import expand
 from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
-from lanternbench.experiment.worker import Executor, Facts, Job, OnStep, Unit
+from lanternbench.experiment.worker import Executor, Facts, Finished, Job, OnStep, Say, Unit
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_record import MethodRecord, PromptsRecord, RunConfig, RunRecord
 from lanternbench.measure.samples import sample_key
@@ -59,7 +58,7 @@ def run(
     executor: Executor | None = None,
     watch: Callbacks = Callbacks(),  # noqa: B008  (immutable)
 ) -> tuple[Path, Summary]:
-    """Measure everything in ``config`` that is not stored yet; returns the run folder and its
+    """Measure everything in ``config`` that is not stored yet; return the run folder and its
     summary.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and
@@ -92,8 +91,8 @@ def open_run(
     methods: Sequence[Method],
     fresh: bool,
 ) -> RunFolder:
-    """The run folder of these settings and prompts, new or continued.  Raises UserError if it
-    cannot be used.
+    """Return the run folder of these settings and prompts, new or continued.  Raises UserError if
+    it cannot be used.
     """
     settings = config.record(facts.sampling) | {"device": facts.device}
     digest = config_hash(settings | prompts.record())[:8]
@@ -126,27 +125,34 @@ def _summary(
     costs: Costs,
     remarks: list[str],
 ) -> Summary:
-    """Score whole sets of images where that is still to be done, and sum up; ``costs``: of scores
-    of single images.
+    """Score whole sets of images if that is still to be done, and sum up; ``costs``: of scores of
+    single images.
     """
     old = previous_summary(folder)
     intact = all(path.is_file() for paths in folder.images.values() for path in paths)
     scoring = Scoring(scorers, Setup(), again=intact)
     scoring.score_sets(folder.images, kept_sets(folder.figures, old))
-    unchanged = {name for columns in scoring.sets.values() for name in columns} - scoring.computed
     summary = summarise(folder.figures, folder.run, scoring.sets)
     notes = summary.notes + scoring.notes
-    notes += [note for s in scorers if isinstance(s, ImageMetric) and (note := s.available())]
-    notes += [note for note in old.notes if note.metric in unchanged]
-    notes += [Note("info", None, text) for text in remarks] + drafter_notes(folder, config)
-    costs = old.costs | costs | scoring.costs
-    notes = list(dict.fromkeys(notes))
-    changes = {"notes": notes, "costs": costs, "reference": old.reference}
+    for scorer in scorers:
+        missing = scorer.available()
+        if isinstance(scorer, ImageMetric) and missing:
+            notes.append(missing)
+    for columns in scoring.sets.values():
+        unchanged = columns.keys() - scoring.computed
+        notes += [note for note in old.notes if note.metric in unchanged]
+    notes += [Note("info", None, text) for text in remarks]
+    notes += drafter_notes(folder, config)
+    changes = {
+        "notes": list(dict.fromkeys(notes)),
+        "costs": old.costs | costs | scoring.costs,
+        "reference": old.reference,
+    }
     return summary.model_copy(update=changes)
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
-    """A warning for each method whose published drafter starts far below what the catalogue
+    """Return a warning for each method whose published drafter starts far below what the catalogue
     expects of it.
     """
     row = catalogue().get(config.target.partition("=")[0])
@@ -154,114 +160,138 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
         return []
     top, bottom = folder.figures.column("first_token_acceptance")
     notes = []
-    for m in (m for m in expand(config) if not m.drafter):
-        rows = folder.figures.of(m.label)
-        accepted, steps = round(top[rows].sum()), round(bottom[rows].sum())
+    for method in expand(config):
+        if method.drafter:
+            continue
+        of_method = folder.figures.of(method.label)
         note = shortfall(
             row,
-            m.proposal.drafter_kind or "",
-            m.choices.tree,
+            method.proposal.drafter_kind or "",
+            method.choices.tree,
             folder.run.config.temperature,
-            accepted,
-            steps,
+            accepted=round(top[of_method].sum()),
+            steps=round(bottom[of_method].sum()),
         )
-        notes += [note._replace(text=f"{m.label}: {note.text}")] if note else []
+        if note:
+            notes.append(note._replace(text=f"{method.label}: {note.text}"))
     return notes
 
 
 def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:
-    """What is not stored yet, prompt by prompt or batch by batch, with the methods of each in a
-    seeded random order.
+    """Return what is not stored yet, prompt by prompt or batch by batch, with the methods of each
+    in a seeded random order.
 
-    Raises UserError where it would be drawn by other methods, or with other seeds, than what is
-    stored.
+    Raises UserError if it would be drawn by other methods than what is stored.
     """
-    done, keys = folder.done, {m.label: m.key for m in expand(config)}
-    recorded = {method.label: method.key for method in folder.run.methods}
-    if other := [label for label, key in keys.items() if recorded.get(label) != key]:
-        text = f"run {folder.path.name!r} was begun with other options of '{other[0]}', by another version of"
-        raise UserError(
-            f"{text} lanternbench or of a plug-in: give --fresh to start a new run beside it"
-        )
+    keys = {method.label: method.key for method in expand(config)}
+    _check_keys(folder, keys)
     units = []
-    for seed, start in itertools.product(config.seeds, range(0, len(prompts), config.batch)):
-        group = prompts.prompts[start : start + config.batch]
-        seeded = random.Random(hashlib.sha256(f"{seed}\0{group[0].id}".encode()).digest())
-        order = seeded.sample(list(keys), len(keys))
-        jobs = [
-            Job(m, [p for p in group if sample_key(p.id, keys[m], seed) not in done], seed)
-            for m in order
-        ]
-        units.append([job for job in jobs if job.prompts])
-    return [unit for unit in units if unit]
+    for seed in config.seeds:
+        for start in range(0, len(prompts), config.batch):
+            group = prompts.prompts[start : start + config.batch]
+            unit = []
+            for label in _shuffled(list(keys), f"{seed}\0{group[0].id}"):
+                missing = [
+                    prompt
+                    for prompt in group
+                    if sample_key(prompt.id, keys[label], seed) not in folder.samples.keys
+                ]
+                if missing:
+                    unit.append(Job(label, missing, seed))
+            if unit:
+                units.append(unit)
+    return units
+
+
+def _check_keys(folder: RunFolder, keys: Mapping[str, str]) -> None:
+    """Raise UserError if the run has other methods with these labels."""
+    recorded = {method.label: method.key for method in folder.run.methods}
+    for label, key in keys.items():
+        if recorded.get(label) != key:
+            text = f"run {folder.path.name!r} was begun with other options of '{label}', by another version of"
+            raise UserError(
+                f"{text} lanternbench or of a plug-in: give --fresh to start a new run next to it"
+            )
+
+
+def _shuffled(labels: list[str], seed: str) -> list[str]:
+    generator = random.Random(hashlib.sha256(seed.encode()).digest())
+    return generator.sample(labels, len(labels))
 
 
 def within_budget(
     units: list[Unit], order: list[str], seconds: Mapping[str, float], budget: float
 ) -> tuple[list[Unit], list[str]]:
-    """The units that fit in ``budget`` seconds, and the methods left out of them: the last of
-    ``order`` first.
+    """Return the units that fit in ``budget`` seconds, and the methods left out of them: the last
+    of ``order`` first.
 
     The baseline and one method stay; ``seconds``: an image's, by method.
     """
-    images = Counter(job.label for unit in units for job in unit for _ in job.prompts)
-    fitting = [label for label in order if label in images]
-    least = 1 + (BASELINE in fitting)
-    while (
-        len(fitting) > least
-        and sum(seconds.get(label, 0) * images[label] for label in fitting) > budget
-    ):
-        fitting.pop()
-    units = [[job for job in unit if job.label in fitting] for unit in units]
-    return [unit for unit in units if unit], [
-        label for label in order if label in images and label not in fitting
-    ]
+    total = defaultdict[str, float](float)  # seconds by method
+    for unit in units:
+        for job in unit:
+            total[job.label] += seconds.get(job.label, 0) * len(job.prompts)
+    fitting = [label for label in order if label in total]
+    left_out: list[str] = []
+    least = 2 if BASELINE in fitting else 1
+    while len(fitting) > least and sum(total[label] for label in fitting) > budget:
+        left_out.insert(0, fitting.pop())
+    shortened = [[job for job in unit if job.label in fitting] for unit in units]
+    return [unit for unit in shortened if unit], left_out
 
 
 def _measure(
     folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks
 ) -> Costs:
-    """Make and store the samples that are missing; returns the cost of the scores."""
-    names = [m.label for m in expand(config)]
-    units, images = missing_units(folder, config, prompts), len(prompts) * config.repeats
+    """Make and store the samples that are missing; return the cost of the scores."""
+    names = [method.label for method in expand(config)]
+    units = missing_units(folder, config, prompts)
+    images = len(prompts) * config.repeats
 
     def say(what: str) -> None:
-        watch.progress(len(folder.done), images * len(names), what)
+        watch.progress(len(folder.samples.keys), images * len(names), what)
 
-    deadline, complete, left_out = (
-        time.monotonic() + watch.budget_s,
-        images - len(units),
-        list[str](),
-    )
+    deadline = time.monotonic() + watch.budget_s
+    complete = images - len(units)
+    left_out: list[str] = []
     if units and watch.budget_s < inf:
         say("estimating times")
         seconds = executor.estimate(units)
-        units, left_out = within_budget(
-            units, names, seconds, (deadline - time.monotonic()) / MARGIN
-        )
-    looks = look_sizes(len(names) - 1) if config.until_told_apart else []
+        budget = (deadline - time.monotonic()) / MARGIN
+        units, left_out = within_budget(units, names, seconds, budget)
     measured = [name for name in names if name not in left_out]
+    looks = look_sizes(len(names) - 1) if config.until_told_apart else []
 
-    def told_apart() -> bool:
+    def is_decided() -> bool:
         return complete in looks and all_told_apart(Figures(folder.samples), measured)
 
-    if done := told_apart():  # a run that stopped there before
-        units = []
-    missing = [sum(len(job.prompts) for job in unit) for unit in units]
-    unit_of = {
-        (p.id, job.seed): i for i, unit in enumerate(units) for job in unit for p in job.prompts
-    }
-    for sample, image, where in (
-        executor.samples(units, prompts.prompts[0].text, say, watch.on_step) if units else ()
-    ):
-        folder.append(sample, image, where)
-        say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
-        unit = unit_of[sample.prompt_id, sample.seed]
-        missing[unit] -= 1
-        if not missing[unit]:
-            complete += 1
-            if (done := told_apart()) or time.monotonic() > deadline:
-                break
-    folder.record(left_out=left_out, told_apart_after=complete if done else None)
+    decided = is_decided()
+    if units and not decided:
+        finished = executor.samples(units, prompts.prompts[0].text, say, watch.on_step)
+        for is_last_of_unit in _stored(folder, units, finished, say):
+            if is_last_of_unit:
+                complete += 1
+                decided = is_decided()
+                if decided or time.monotonic() > deadline:
+                    break
+    folder.record(left_out=left_out, told_apart_after=complete if decided else None)
     say("scoring")
     return executor.costs
+
+
+def _stored(
+    folder: RunFolder, units: list[Unit], finished: Iterable[Finished], say: Say
+) -> Iterator[bool]:
+    """Store samples; yield for each whether it is the last of its unit."""
+    unit_of = {}
+    missing = Counter[int]()
+    for number, unit in enumerate(units):
+        for job in unit:
+            missing[number] += len(job.prompts)
+            unit_of |= {(prompt.id, job.seed): number for prompt in job.prompts}
+    for sample, image, where in finished:
+        folder.append(sample, image, where)
+        say(f"{sample.label} · {sample.prompt}: {sample.decode_s:.2f} s")
+        number = unit_of[sample.prompt_id, sample.seed]
+        missing[number] -= 1
+        yield missing[number] == 0

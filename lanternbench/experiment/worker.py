@@ -5,6 +5,7 @@ A worker is a target, its decoders and the scorers of single images, loaded once
 decode, render, and the figures that need no clock; it is the same whichever executor makes it.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import torch
+from PIL import Image
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.engine.opening import shared_cache_bytes
@@ -42,6 +44,7 @@ from lanternbench.utils.peak_memory import CudaAllocator, Measured, PeakMemory
 from lanternbench.utils.processes import process_count, side_by_side
 
 WARMUP_STEPS = 12
+PHASES = ("draft", "verify", "commit")  # of a step; what is left is "other"
 OnStep = Callable[[int, int], None]  # tokens done, of
 Say = Callable[[str], None]  # shows the current activity
 
@@ -64,7 +67,7 @@ class Finished(NamedTuple):
     """A finished sample."""
 
     sample: Sample
-    image: Any  # PIL image
+    image: Image.Image
     where: Device | None = None  # that decoded it, if there are several
 
 
@@ -118,7 +121,7 @@ class Worker:
             )
 
     def _drafted(self, method: Method) -> Target:
-        """The target with the method's drafter.  Raises UserError for a drafter of another kind."""
+        """Return the target with the method's drafter.  Raises UserError for a drafter of another kind."""
         target, kind = with_drafter(
             self.target, str(method.drafter), self.device, self.config.random_weights
         )
@@ -131,7 +134,7 @@ class Worker:
 
     @cached_property
     def scorers(self) -> list[ImageMetric]:
-        """The metrics of single images; none where images are noise."""
+        """The metrics of single images; none if images are noise."""
         if self.config.draws_noise:
             return []
         scorers = scorers_for(
@@ -187,14 +190,14 @@ class Worker:
                     scorer.prepare()
 
     def warm_up(self, label: str, caption: str, on_step: OnStep | None = None) -> None:
-        """A few steps that do not count: the first calls allocate memory and choose kernels."""
+        """Decode a few steps that do not count: the first calls allocate memory and choose kernels."""
         decoder = self.decoders[label]
         seed = self.config.seed
         with memory_errors(f"'{label}' decoded"), measured_memory(self.memory, decoder):
             generate(decoder, [caption], seed=seed, max_steps=WARMUP_STEPS, on_step=on_step)
 
     def seconds_per_image(self, label: str, captions: list[str]) -> float:
-        """An estimate from a few steps of one batch: encoding, decoding and rendering, by image."""
+        """Return an estimate from a few steps of one batch: encoding, decoding and rendering."""
         decoder, seed = self.decoders[label], self.config.seed
         for _ in range(2):  # the first is a warm-up
             generations = generate(decoder, captions, seed=seed, max_steps=WARMUP_STEPS)
@@ -206,30 +209,36 @@ class Worker:
         tokens = max(sum(sum(g.accept_lengths) for g in generations), 1)
         return encoding + first.decode_s * self.target.length / tokens + rendering
 
-    def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[tuple[Sample, Any]]:
-        """The job's samples, scored, with their PIL images; ``on_step`` is called after every
+    def work(
+        self, job: Job, on_step: OnStep | None = None
+    ) -> Iterator[tuple[Sample, Image.Image]]:
+        """Yield the job's samples, scored, with their images; ``on_step`` is called after every
         step.
         """
         decoder = self.decoders[job.label]
         limit = self.batch_limits[job.label]
         timed = self.config.batch == 1
 
-        def decode(prompts: list[Prompt]) -> list[tuple[Sample, Any]]:
+        def decode(prompts: list[Prompt]) -> list[tuple[Sample, Image.Image]]:
             made = make_samples(decoder, prompts, job.seed, timed, on_step, self.memory)
             return list(made)
 
         with memory_errors(f"'{job.label}' decoded"):
             samples = limit.results(decode, job.prompts, self.forget_recordings)
         for sample, image in samples:
-            labels = self.target.labels and self.scorers
-            caption = class_caption(sample.prompt) if labels else sample.prompt
-            for scorer in self.scorers:
-                clock = time.perf_counter()
-                value = sample.metrics[scorer.name] = scorer.score([image], [caption])[0]
-                if value is not None:
-                    seconds = time.perf_counter() - clock
-                    add_costs(self.costs, {scorer.name: Cost(1, seconds)})
+            self._score(sample, image)
             yield sample, image
+
+    def _score(self, sample: Sample, image: Image.Image) -> None:
+        """Add the metrics of single images to a sample."""
+        for scorer in self.scorers:
+            caption = class_caption(sample.prompt) if self.target.labels else sample.prompt
+            clock = time.perf_counter()
+            value = scorer.score([image], [caption])[0]
+            sample.metrics[scorer.name] = value
+            if value is not None:
+                seconds = time.perf_counter() - clock
+                add_costs(self.costs, {scorer.name: Cost(1, seconds)})
 
     def forget_recordings(self) -> None:
         """Drop what is recorded for batches that turned out to be too large."""
@@ -261,40 +270,42 @@ class Executor:
     def samples(
         self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None
     ) -> Iterator[Finished]:
-        """The results of ``units``, each when it is there; ``caption``: of warm-ups; ``on_step``:
-        after each step.
+        """Yield the results of ``units``, each when it is there; ``caption``: of warm-ups;
+        ``on_step``: after each step.
         """
         labels, captions = self.named(units)
         self.worker.prepare(captions)
         for label in labels:
             say(f"warming up {label}")
             self.worker.warm_up(label, caption, on_step)
-        for job in (job for unit in units for job in unit):
-            say(str(job))
-            yield from (
-                Finished(sample, image) for sample, image in self.worker.work(job, on_step)
-            )
+        for unit in units:
+            for job in unit:
+                say(str(job))
+                for sample, image in self.worker.work(job, on_step):
+                    yield Finished(sample, image)
 
     @staticmethod
     def named(units: list[Unit]) -> tuple[list[str], list[str]]:
-        """The methods of the units, and their captions, each once."""
-        jobs = [job for unit in units for job in unit]
-        return list(dict.fromkeys(j.label for j in jobs)), list(
-            dict.fromkeys(p.text for j in jobs for p in j.prompts)
-        )
+        """Return the labels of the units, and their captions, each once."""
+        labels: dict[str, None] = {}
+        captions: dict[str, None] = {}
+        for unit in units:
+            for job in unit:
+                labels[job.label] = None
+                captions |= dict.fromkeys(prompt.text for prompt in job.prompts)
+        return list(labels), list(captions)
 
     def estimate(self, units: list[Unit]) -> dict[str, float]:
-        """Seconds an image by method, from a few steps of each; nothing where workers elsewhere
-        make the samples.
+        """Return seconds an image by method, from a few steps of each; nothing if workers
+        elsewhere make the samples.
         """
-        captions = [p.text for p in units[0][0].prompts]
-        return {
-            label: self.worker.seconds_per_image(label, captions) for label in self.named(units)[0]
-        }
+        captions = [prompt.text for prompt in units[0][0].prompts]
+        labels, _ = self.named(units)
+        return {label: self.worker.seconds_per_image(label, captions) for label in labels}
 
     def notes(self) -> list[str]:
-        """Notes for the reader of the results; on a CPU memory is the process's, whichever method
-        runs.
+        """Return notes for the reader of the results; on a CPU memory is the process's, whichever
+        method runs.
         """
         notes = []
         for label, limit in self.worker.batch_limits.items():
@@ -321,8 +332,8 @@ def executor(
     threads: int | None = None,
     address: str | None = None,
 ) -> Executor:
-    """The executor of this name; the other arguments are for ``ray``.  Raises UserError if unknown
-    or unavailable.
+    """Return the executor of this name; the other arguments are for ``ray``.  Raises UserError if
+    it is unknown or unavailable.
     """
     if name == "ray":
         from lanternbench.experiment.on_ray import RayExecutor
@@ -345,7 +356,7 @@ def add_costs(total: Costs, more: Costs) -> None:
 
 
 def mode(target: Target) -> dict[str, str]:
-    """How the target runs: device, dtype, and whether forwards are recorded."""
+    """Return how the target runs: device, dtype, and whether forward passes are recorded."""
     dtype = str(target.dtype).removeprefix("torch.")
     return {
         "device": str(target.device),
@@ -370,105 +381,124 @@ def make_samples(
     timed: bool,
     on_step: OnStep | None = None,
     memory: PeakMemory | None = None,
-) -> Iterator[tuple[Sample, Any]]:
-    """An image per prompt, drawn together: (sample, PIL image).  ``on_step``: after each step, in
-    one process alone.  ``memory``: measures it on a GPU.
+) -> Iterator[tuple[Sample, Image.Image]]:
+    """Yield an image per prompt, drawn together.  ``on_step``: called after each step, in one
+    process alone.  ``memory``: measures it on a GPU.
     """
     target = decoder.target
     count = process_count(target.model, len(prompts))
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
-    def make(part: list[Prompt]) -> list[tuple[Sample, Any]]:
-        texts, ids = [p.text for p in part], [p.id for p in part]
+    def make(part: list[Prompt]) -> list[tuple[Sample, Image.Image]]:
+        captions = [prompt.text for prompt in part]
+        ids = [prompt.id for prompt in part]
+        own_on_step = on_step if count == 1 else None
         with measured_memory(memory, decoder) as measured:
-            generations = generate(
-                decoder, texts, ids, seed, trace=traced, on_step=on_step if count == 1 else None
-            )
+            generations = generate(decoder, captions, ids, seed, trace=traced, on_step=own_on_step)
             measured.traces = trace_bytes(generations[0])
         clock = time.perf_counter()
-        images = target.images(torch.stack([g.tokens for g in generations]), texts)
-        each: dict[str, Any] = {"render_s": (time.perf_counter() - clock) / len(part)}
-        encoder_s = target.encode_seconds(texts)  # of features stored before the clock started
-        each |= {
-            "encode_s": (generations[0].encode_s + encoder_s) / len(part),
-            "peak_memory_mb": measured.peak / 1e6 if memory is not None else None,
+        images = target.images(torch.stack([g.tokens for g in generations]), captions)
+        render_s = time.perf_counter() - clock
+        # of the features that were stored before the clock started, too
+        encode_s = generations[0].encode_s + target.encode_seconds(captions)
+        shared: dict[str, Any] = {
+            "seed": seed,
+            "timed": timed,
+            "encode_s": encode_s / len(part),
+            "render_s": render_s / len(part),
+            "peak_memory_mb": None if memory is None else measured.peak / 1e6,
         }
+        if timed:
+            shared["threads"] = cpu_threads(target.device)
+            shared["load"] = load_average()
         together = len(part) * count  # the other parts take the same time
-        rows = zip(part, generations, figures(decoder, generations))
-        samples = [
-            Sample(**each, **more, **_fields(decoder, p, g, seed, together, timed))
-            for p, g, more in rows
-        ]
+        of_trace = trace_fields(decoder, generations)
+        samples = []
+        for prompt, generation, fields in zip(part, generations, of_trace, strict=True):
+            fields |= shared
+            fields |= decode_fields(decoder, generation, together)
+            fields |= prompt_fields(decoder.method, prompt, seed)
+            if timed:
+                fields["step_s"] = [round(seconds, 7) for seconds in generation.step_s]
+                fields["cpu_s"] = generation.cpu_s
+            samples.append(Sample(**fields))
         return list(zip(samples, images, strict=True))
 
     yield from side_by_side(make, prompts, count)
 
 
-def figures(decoder: SpeculativeDecoder, generations: list[Generation]) -> list[dict[str, Any]]:
-    """Fidelity loss, drafter and target statistics of a batch, from its trace; off the clock."""
+def trace_fields(
+    decoder: SpeculativeDecoder, generations: list[Generation]
+) -> list[dict[str, Any]]:
+    """Return the fields of samples that their trace gives, off the clock: fidelity loss, and
+    statistics of drafter and target.
+    """
     trace = generations[0].trace
     if trace is None:
         return [{} for _ in generations]
     tokens = torch.stack([g.tokens for g in generations])
-    drafter = drafter_figures(trace) if decoder.method.proposal.drafter_kind is not None else {}
     target = target_figures(trace, tokens)
+    drafter: dict[str, torch.Tensor] = {}
+    if decoder.method.proposal.drafter_kind is not None:
+        drafter = drafter_figures(trace)
     rows: list[dict[str, Any]] = []
-    for i, loss in enumerate(decode_loss(decoder, trace, tokens)):
-        rows.append({"fidelity_loss": None if loss.isnan() else float(loss)})
-        rows[-1] |= {"stats": _of_image(target, i), "drafter": _of_image(drafter, i)}
-    # several rows of the image were drawn at once
-    if trace.seen is not None and not decoder.warp.greedy:
+    for i, loss in enumerate(decode_loss(decoder, trace, tokens).tolist()):
+        row = {
+            "fidelity_loss": None if math.isnan(loss) else loss,
+            "stats": _of_image(target, i),
+            "drafter": _of_image(drafter, i),
+        }
+        rows.append(row)
+    draws_rows = trace.seen is not None  # several rows of the image at once
+    if draws_rows and not decoder.warp.greedy:
         grid = decoder.target.grid
         losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]
-        for row, image in zip(rows, losses.unflatten(1, grid).clamp(0, 1).cpu(), strict=True):
-            row |= {"row_loss": image.mean(1).tolist(), "column_loss": image.mean(0).tolist()}
+        losses = losses.unflatten(1, grid).clamp(0, 1).cpu()
+        for row, image in zip(rows, losses, strict=True):
+            row["row_loss"] = image.mean(1).tolist()
+            row["column_loss"] = image.mean(0).tolist()
     return rows
 
 
 def _of_image(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | None:
-    """Image ``i`` of some figures, without those that are undefined; None where nothing is left."""
-    return {k: float(v[i]) for k, v in columns.items() if not v[i].isnan()} or None
+    """Return the defined figures of image ``i``; None if there are none."""
+    values = {name: float(column[i]) for name, column in columns.items()}
+    return {name: value for name, value in values.items() if not math.isnan(value)} or None
 
 
-def _fields(
-    decoder: SpeculativeDecoder,
-    prompt: Prompt,
-    image: Generation,
-    seed: int,
-    batch: int,
-    timed: bool,
-) -> dict[str, Any]:
-    """The fields of a sample that its prompt, method and generation give; ``batch``: images that
-    shared its seconds.
-    """
-    method, phases = (
-        decoder.method,
-        {name: seconds / batch for name, seconds in image.phases.items()},
-    )
-    named = {f"{name}_s": phases.pop(name, 0.0) for name in ("draft", "verify", "commit")}
-    fields: dict[str, Any] = {
+def prompt_fields(method: Method, prompt: Prompt, seed: int) -> dict[str, Any]:
+    """Return the fields of a sample that its prompt and method give."""
+    return {
         "key": sample_key(prompt.id, method.key, seed),
-        "seed": seed,
-        "timed": timed,
-    }
-    fields |= {"prompt_id": prompt.id, "prompt": prompt.text, "category": prompt.category}
-    fields |= {
+        "prompt_id": prompt.id,
+        "prompt": prompt.text,
+        "category": prompt.category,
         "challenge": prompt.challenge,
         "label": method.label,
         "method": method.preset,
         "options": method.options,
     }
-    # the prefill, which gives the first token, counts as a step
-    fields |= {"steps": 1 + image.steps, "accept_lengths": [1, *image.accept_lengths]}
-    fields |= {"tree_depths": [0, *image.tree_depths], "tree_nodes": [1, *image.tree_nodes]}
-    fields |= {"tokens": len(image.tokens), "token_ids": image.tokens.tolist()}
-    fields |= {
+
+
+def decode_fields(decoder: SpeculativeDecoder, image: Generation, batch: int) -> dict[str, Any]:
+    """Return the fields of a sample that its decode gives; ``batch``: images that shared its
+    seconds.
+    """
+    phases = {f"{name}_s": image.phases.get(name, 0.0) / batch for name in PHASES}
+    others = image.phases.keys() - set(PHASES)
+    phases["other_s"] = sum(image.phases[name] for name in others) / batch
+    fields = {
+        # the prefill, which gives the first token, counts as a step
+        "steps": 1 + image.steps,
+        "accept_lengths": [1, *image.accept_lengths],
+        "tree_depths": [0, *image.tree_depths],
+        "tree_nodes": [1, *image.tree_nodes],
+        "tokens": len(image.tokens),
+        "token_ids": image.tokens.tolist(),
         "decode_s": image.decode_s / batch,
-        "phases": named | {"other_s": sum(phases.values())},
+        "phases": phases,
     }
     if decoder.proposer.size.max_depth > 0 and image.steps > 1:
-        fields["first_token_acceptance"] = sum(n > 1 for n in image.accept_lengths) / image.steps
-    if timed:
-        fields |= {"step_s": [round(seconds, 7) for seconds in image.step_s], "cpu_s": image.cpu_s}
-        fields |= {"threads": cpu_threads(decoder.target.device), "load": load_average()}
+        accepted = sum(length > 1 for length in image.accept_lengths)
+        fields["first_token_acceptance"] = accepted / image.steps
     return fields

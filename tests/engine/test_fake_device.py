@@ -131,7 +131,7 @@ def _measured(target: Target) -> tuple[list[list[int]], list[float], list[bytes]
     decoder = build(target, method("cool-sd"))
     made = engine.generate(decoder, CAPTIONS, trace=True)
     tokens: Tensor = torch.stack([g.tokens for g in made])
-    figures = [x for row in worker.figures(decoder, made) for x in tree_leaves(row)]
+    figures = [x for row in worker.trace_fields(decoder, made) for x in tree_leaves(row)]
     return tokens.tolist(), figures, [image.tobytes() for image in target.images(tokens)]
 
 

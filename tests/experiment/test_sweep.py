@@ -326,7 +326,7 @@ def test_a_registered_residual_is_not_taken_for_lossless_but_measured(shallow_8x
         decoder = build(shallow_8x8, made)
         made = engine.generate(decoder, ["a red circle"], trace=True)
         assert decoder.lossless is False
-        assert worker.figures(decoder, made)[0]["fidelity_loss"] > 0.02
+        assert worker.trace_fields(decoder, made)[0]["fidelity_loss"] > 0.02
 
 
 def test_shipped_sweeps_are_valid_and_found_from_anywhere(tmp_path, monkeypatch):

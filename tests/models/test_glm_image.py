@@ -25,7 +25,7 @@ from lanternbench.engine.decode import generate
 from lanternbench.engine.opening import row_seed, row_uniforms
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.errors import UserError
-from lanternbench.experiment.worker import figures
+from lanternbench.experiment.worker import trace_fields
 from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -496,7 +496,7 @@ def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw
     trace: Any = together[0].trace
     losses = row_losses(trace, decoder.rule, decoder.residual)
     for one, of_tokens in zip(
-        figures(decoder, together), losses[:, PREVIEW:].view(-1, *FINE), strict=True
+        trace_fields(decoder, together), losses[:, PREVIEW:].view(-1, *FINE), strict=True
     ):
         assert one["row_loss"] == pytest.approx(of_tokens.mean(1).tolist(), abs=1e-5)
         assert one["column_loss"] == pytest.approx(of_tokens.mean(0).tolist(), abs=1e-5)

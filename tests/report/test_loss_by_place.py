@@ -15,7 +15,7 @@ from test_report import flat, make_run
 
 from lanternbench.engine.decode import generate
 from lanternbench.engine.opening import teacher_forced
-from lanternbench.experiment.worker import figures
+from lanternbench.experiment.worker import trace_fields
 from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -146,7 +146,7 @@ def test_a_sample_s_rows_and_columns_are_the_means_of_its_tokens_losses(name, op
     trace, drawn = made[0].trace, torch.stack([g.tokens for g in made])
     assert trace is not None
     prefix = target.prefix(CAPTIONS, decoder.guidance)
-    for i, one in enumerate(figures(decoder, made)):
+    for i, one in enumerate(trace_fields(decoder, made)):
         assert len(one["row_loss"]) == len(one["column_loss"]) == 4
         assert one["row_loss"][0] < 1e-5  # nothing is left out of the first row
         assert max(one["row_loss"]) > 0.05
@@ -163,5 +163,5 @@ def test_raster_order_and_temperature_0_have_no_such_maps():
     target = row_end_target()
     for name, temperature in (("sjd", 1.0), ("zipar", 0.0)):
         decoder = build(target, method(name), Sampling(temperature=temperature))
-        (one,) = figures(decoder, generate(decoder, CAPTIONS[:1], trace=True))
+        (one,) = trace_fields(decoder, generate(decoder, CAPTIONS[:1], trace=True))
         assert "row_loss" not in one
