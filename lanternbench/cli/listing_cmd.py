@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 METHOD_COLUMNS = "method proposal tree acceptance residual order lossless paper"
 WIDEST = {"bounds": 13, "default": 15, "source": 16}  # columns of a method's page
 SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+PREVIEWED = 8  # prompts of a source
 BETTER = {True: "higher", False: "lower", None: "neither"}
 GIVEN = (*FILED, "model")  # kinds of drafter that --drafter takes
 SHAPE = {"dim": "wide", "n_layer": "layers", "n_head": "heads", "hidden": "wide in the MLP"}
@@ -381,7 +382,9 @@ def prompts(
     spec: Annotated[
         str, Argument(help="demo, coco2017:FILE, parti:FILE, or a text file.")
     ] = "demo",
-    num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 8,
+    num_prompts: Annotated[
+        int | None, Option("--num-prompts", "-n", help="How many; 0 for all (default: up to 8).")
+    ] = None,
     as_json: options.AsRows = False,
 ) -> None:
     """Show the prompts of a source, check it, and print the hash that identifies the selection.
@@ -390,14 +393,17 @@ def prompts(
     """
     from lanternbench import prompts as sets
 
-    selected = sets.load(spec, num_prompts or None, seed, caption)
+    every = sets.load(spec, None, seed, caption)
+    count = min(PREVIEWED, len(every)) if num_prompts is None else num_prompts
+    selected = sets.load(spec, count or None, seed, caption)
     rows = [{"id": p.id, "category": p.category or "", "prompt": p.text} for p in selected]
     if as_json:
         print_json(selected.record() | {"prompts": rows})
     else:
         print_rows(rows, False, "id category prompt")
         print_notes(selected.notes)
-        print(f"{len(selected)} prompts, selection {selected.hash[:16]}")
+        of = f"of {len(every)} " if len(selected) < len(every) else ""
+        print(f"{len(selected)} {of}prompts, selection {selected.hash[:16]}")
 
 
 def runs(results: options.Results = Path("results"), as_json: options.AsRows = False) -> None:

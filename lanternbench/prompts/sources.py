@@ -8,8 +8,10 @@ versions of libraries.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, get_args
 
@@ -17,9 +19,10 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_va
 
 from lanternbench.errors import UserError, first_mistake
 from lanternbench.prompts import formats
-from lanternbench.prompts.formats import Rows, clean, json_lines, read_text
+from lanternbench.prompts.formats import Fields, Rows, clean, json_lines, read_text
 from lanternbench.registry import components, plugin_errors, register
 from lanternbench.settings import Caption
+from lanternbench.utils.download import digest
 from lanternbench.utils.files import cache_dir, shipped
 from lanternbench.utils.text import one_line
 
@@ -40,9 +43,19 @@ class Prompt(NamedTuple):
     image: str | None = None
 
 
+class Official(NamedTuple):
+    """A published prompt file, and the address from which ``lanternbench fetch NAME`` gets it."""
+
+    file: str
+    url: str
+    sha256: str = ""  # of the file; nothing if none is published
+    member: str | None = None  # of a zip archive
+    gigabytes: float = 0.0  # about; 0: next to nothing
+
+
 @dataclass(frozen=True)
 class PromptSet:
-    """The selected prompts and where they come from; ``notes`` are for readers of the results."""
+    """The selected prompts and their source; ``notes`` are for readers of the results."""
 
     prompts: tuple[Prompt, ...]
     source: str
@@ -50,19 +63,20 @@ class PromptSet:
     seed: int
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def hash(self) -> str:
         return prompts_hash(self.prompts)
 
     def record(self) -> dict[str, Any]:
-        """What ``run.json`` keeps of the selection."""
-        facts = {
+        """Return what ``run.json`` keeps of the selection."""
+        return {
             "source": self.source,
             "dataset": self.dataset,
             "count": len(self.prompts),
             "seed": self.seed,
+            "hash": self.hash,
+            "notes": list(self.notes),
         }
-        return facts | {"hash": self.hash, "notes": list(self.notes)}
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -72,42 +86,39 @@ class PromptSet:
 
 
 def prompts_hash(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 (hex) over the ids and texts of prompts, in order."""
-    return hashlib.sha256(
-        json.dumps([[prompt.id, prompt.text] for prompt in prompts]).encode()
-    ).hexdigest()
+    """Return the SHA-256 (hex) of the ids and texts of prompts, in order."""
+    pairs = [(prompt.id, prompt.text) for prompt in prompts]
+    return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
 def rank(seed: int, *names: str) -> int:
-    """A number below 2⁶⁴, as good as random."""
-    return int.from_bytes(
-        hashlib.sha256("\0".join([str(seed), *names]).encode()).digest()[:8], "big"
-    )
+    """Return a number below 2⁶⁴ that is as good as random."""
+    text = "\0".join([str(seed), *names])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def unique(prompts: list[Prompt]) -> tuple[list[Prompt], list[str]]:
-    """Prompts with distinct ids (a suffix -2, -3, … where needed), and a note of how many were
-    not.
-    """
+def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[list[Prompt], int]:
+    """Return prompts with distinct ids (a suffix -2, -3, … if needed), and how many got one."""
     # the key of a sample is id|method|seed
     prompts = [prompt._replace(id=prompt.id.replace("|", "_")) for prompt in prompts]
-    ids, repeated = {prompt.id for prompt in prompts}, 0
+    ids = {prompt.id for prompt in prompts}
+    if len(ids) == len(prompts):
+        return prompts, 0
+    repeated = 0
     result: dict[str, Prompt] = {}
     for prompt in prompts:
-        name, number = prompt.id, 1
+        name = prompt.id
+        number = 1
         while name in result or (number > 1 and name in ids):
             number += 1
             name = f"{prompt.id}-{number}"
         repeated += number > 1
         result[name] = prompt._replace(id=name)
-    notes = (
-        [f"{repeated} prompts with a repeated id got a suffix (-2, -3, …)."] if repeated else []
-    )
-    return list(result.values()), notes
+    return list(result.values()), repeated
 
 
 def captions_for(labels: bool, count: int) -> list[str]:
-    """Our own captions; with ``labels``, class names for a class-conditional target."""
+    """Return our own captions; with ``labels``, class numbers for a class-conditional target."""
     return [prompt.text for prompt in load("imagenet" if labels else "demo", count)]
 
 
@@ -119,9 +130,9 @@ def load(
     spec: the name of a registered source (``demo``, ``coco2017``, …), with ``:PATH`` of its
     official file or, without, from the cache folder; or a path to .txt, .csv, .tsv, .json or
     .jsonl with a column called prompt, text or caption. count: how many (None: all); ``demo``
-    gives its first ones, every other source a seeded choice. caption: which of the captions of a
-    COCO image. Raises UserError for an unknown source, a file that is missing, empty or malformed,
-    and a count that the source cannot give.
+    gives its first ones, every other source a seeded choice. caption: the choice among the
+    captions of a COCO image. Raises UserError for an unknown source, a file that is missing,
+    empty or malformed, and a count that the source cannot give.
     """
     if caption not in get_args(Caption):
         raise UserError(
@@ -129,87 +140,113 @@ def load(
         )
     if count is not None and count < 1:
         raise UserError(f"cannot select {count} prompts: give --num-prompts of 1 or more.")
-    name, colon, where = spec.strip().partition(":")
-    known, in_order = components("prompts"), False
-    if name in known:
-        source = known[name]()
-        path, in_order = source.locate(name, where if colon else None), source.in_order
-        with plugin_errors(source):
-            read = list(source.read(path, seed, caption))
-        title = f"{name}:{path.name}" if path else name  # no folder: it may name a person
-    else:
-        path = Path(spec.strip()).expanduser()
-        if path.suffix.lower() not in formats.READERS:
-            text = f"use {', '.join(known)}, or the path of a {', '.join(formats.READERS)} file."
-            raise UserError(f"there are no prompts {spec.strip()!r}: {text}")
-        read, title, name = list(_of_file(path, seed, caption)), path.name, path.name
-    prompts, notes = unique(read)
+    whole = _read(spec.strip(), seed, caption)
+    entries = len(whole.prompts)
+    prompts, repeated_ids = with_unique_ids(p for p in whole.prompts if p.text)
     if not prompts:
         raise UserError(
-            f"{title} has no prompts: give a file with a caption a line or in a column called prompt."
+            f"{whole.title} has no prompts: give a file with a caption a line or in a column "
+            "called prompt."
         )
+    notes = list(whole.notes)
+    if blank := entries - len(prompts):
+        notes.append(f"{blank:,} of {entries:,} entries have no caption and are left out.")
+    if repeated_ids:
+        notes.append(f"{repeated_ids:,} prompts with a repeated id got a suffix (-2, -3, …).")
     if count is not None and count > len(prompts):
         asked = one_line(str(count), 20)
         raise UserError(
-            f"{title} has {len(prompts)} prompts but {asked} were asked for: lower --num-prompts."
+            f"{whole.title} has {len(prompts)} prompts but {asked} were asked for: lower "
+            "--num-prompts."
         )
-    every = range(len(prompts))
-    best = (
-        every
-        if in_order
-        else sorted(every, key=lambda i: (rank(seed, "prompt", prompts[i].id), i))
-    )
-    return PromptSet(
-        tuple(prompts[i] for i in sorted(best[:count])), title, name, seed, tuple(notes)
-    )
+    chosen = _selected(prompts, count, None if whole.in_order else seed)
+    texts = len({prompt.text for prompt in chosen})
+    if texts < len(chosen):
+        notes.append(f"the {len(chosen):,} prompts have {texts:,} different captions.")
+    return PromptSet(tuple(chosen), whole.title, whole.name, seed, tuple(notes))
+
+
+def _selected(prompts: list[Prompt], count: int | None, seed: int | None) -> list[Prompt]:
+    """Return ``count`` prompts, or all, in their order: by seeded ranks, or without a seed the
+    first ones.
+    """
+    if count is None or seed is None:
+        return prompts[:count]
+    places = range(len(prompts))
+    best = nsmallest(count, places, key=lambda i: (rank(seed, "prompt", prompts[i].id), i))
+    return [prompts[i] for i in sorted(best)]
+
+
+class _Whole(NamedTuple):
+    """All entries of a source, those without a caption included."""
+
+    prompts: list[Prompt]
+    title: str
+    name: str
+    in_order: bool = False
+    notes: Sequence[str] = ()
+
+
+def _read(spec: str, seed: int, caption: Caption) -> _Whole:
+    name, colon, place = spec.partition(":")
+    known = components("prompts")
+    if name in known:
+        source = known[name]()
+        path = source.locate(name, place if colon else None)
+        with plugin_errors(source):
+            prompts = list(source.read(path, seed, caption))
+        title = f"{name}:{path.name}" if path else name  # no folder: it may name a person
+        return _Whole(prompts, title, name, source.in_order, _deviation(path, source.official))
+    path = Path(spec).expanduser()
+    if path.suffix.lower() not in formats.READERS:
+        raise UserError(
+            f"there are no prompts {spec!r}: use {', '.join(known)}, or the path of a "
+            f"{', '.join(formats.READERS)} file."
+        )
+    return _Whole(list(_of_file(path, seed, caption)), path.name, path.name)
+
+
+def _deviation(path: Path | None, official: Official | None) -> list[str]:
+    """Return a note if a file is not the official one of its source."""
+    if path and official and official.sha256 and digest(path) != official.sha256:
+        return [f"{path.name} is not the official {official.file}: say so with the results."]
+    return []
 
 
 def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
-    text, suffix = read_text(path), path.suffix.lower()
-    if (
-        suffix == ".json"
-        and isinstance(value := formats.parsed(text, path), dict)
-        and "annotations" in value
-    ):
-        return _coco_prompts(value, path, seed, caption)
+    text = read_text(path)
+    suffix = path.suffix.lower()
+    if suffix == ".json" and '"annotations"' in text:
+        value = formats.parsed(text, path)
+        if isinstance(value, dict) and "annotations" in value:
+            return _coco_prompts(value, path, seed, caption)
     return prompts_of(formats.READERS[suffix](text, path), path)
 
 
 def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
-    """The prompts of the rows of a file, without blank ones."""
+    """Return the prompts of the rows of a file; blank ones have an empty text."""
     for number, fields in rows:
-        column = next((name for name in ("prompt", "text", "caption") if name in fields), None)
-        if column is None:
-            names = ", ".join(repr(str(name)) for name in list(fields)[:8] if name) or "none"
-            fix = "rename one to prompt"
+        field = formats.caption_field(fields, path)
+        value = fields[field]
+        if value is not None and not isinstance(value, str):
             raise UserError(
-                f"{path} has no column called prompt, text or caption (it has {names}): {fix}."
+                f"{path} entry {number} has a {field} that is no text: put it in quotes."
             )
-        if fields[column] is not None and not isinstance(fields[column], str):
-            raise UserError(
-                f"{path} entry {number} has a {column} that is no text: put it in quotes."
-            )
-        if text := clean(fields[column]):
-            name = _first(fields, "id", "prompt_id", "image_id") or str(number)
-            image = formats.file_name(_first(fields, "image", "file_name"))
-            yield Prompt(
-                name, text, _first(fields, "category"), _first(fields, "challenge"), image
-            )
+        yield Prompt(
+            _first(fields, "id", "prompt_id", "image_id") or str(number),
+            clean(value),
+            _first(fields, "category"),
+            _first(fields, "challenge"),
+            formats.file_name(_first(fields, "image", "file_name")),
+        )
 
 
-def _first(fields: Mapping[str, Any], *names: str) -> str | None:
-    """The first of these fields that is not blank."""
-    return next((text for name in names if (text := clean(fields.get(name)))), None)
-
-
-class Official(NamedTuple):
-    """A published prompt file, and where ``lanternbench fetch NAME`` gets it."""
-
-    file: str
-    url: str
-    sha256: str = ""  # of the file; nothing where none is published
-    member: str | None = None  # of a zip archive
-    gigabytes: float = 0.0  # about; 0: next to nothing
+def _first(fields: Fields, *names: str) -> str | None:
+    """Return the first of these fields that is not blank."""
+    for name in names:
+        if text := clean(fields.get(name)):
+            return text
+    return None
 
 
 class PromptSource:
@@ -221,7 +258,8 @@ class PromptSource:
     in_order: ClassVar[bool] = False  # a smaller number means the first ones, not a seeded choice
 
     def read(self, path: Any, seed: int, caption: Caption) -> Iterable[Prompt]:
-        """Every prompt, in the order of the file; those without text left out.
+        """Return every prompt, in the order of the file; those without text are counted and left
+        out.
 
         path: the official file; None for a source without one.  caption: which of several captions
         of an image, a random one by ``seed``.  Raises UserError for a file that is missing or
@@ -229,32 +267,35 @@ class PromptSource:
         """
         raise NotImplementedError
 
-    def locate(self, name: str, where: str | None) -> Path | None:
-        """The official file: at ``where`` (it or its folder), else in the cache.  Raises UserError
-        where it is not.
+    def locate(self, name: str, place: str | None) -> Path | None:
+        """Return the official file: at ``place`` (it or its folder), else in the cache.  Raises
+        UserError if it is not there.
         """
         if self.official is None:
-            if where is not None:
+            if place is not None:
                 raise UserError(
                     f"the prompts '{name}' come without a file: write --prompts {name}."
                 )
             return None
-        file, example = self.official.file, f"`--prompts {name}:PATH/{self.official.file}`"
-        if where is None:
+        file = self.official.file
+        example = f"`--prompts {name}:PATH/{file}`"
+        if place is None:
             path = cache_dir() / "prompts" / file
-            if not path.is_file():
-                text = f"the prompts of {name} are not at {path}: get them with `lanternbench fetch {name}`"
-                raise UserError(f"{text}, or give their official file, {example}.")
-            return path
-        folder = Path(where).expanduser()
-        path = next(
-            (p for p in (folder / file, folder / "annotations" / file) if p.is_file()), folder
-        )
-        if path.is_dir() or not where:
+            if path.is_file():
+                return path
             raise UserError(
-                f"{file} is not in {where or 'the empty path'}: give the file, {example}."
+                f"the prompts of {name} are not at {path}: get them with `lanternbench fetch "
+                f"{name}`, or give their official file, {example}."
             )
-        return path
+        folder = Path(place).expanduser()
+        for path in (folder / file, folder / "annotations" / file):
+            if path.is_file():
+                return path
+        if folder.is_dir():
+            raise UserError(
+                f"{file} is not in {place or 'the empty path'}: give the file, {example}."
+            )
+        return folder
 
 
 def _coco(year: int, sha256: str = "") -> Official:
@@ -285,42 +326,65 @@ class Coco2014(Coco2017):
     official = _coco(2014)
 
 
-def _coco_prompts(data: Any, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
-    """One prompt per image of a parsed captions file, in its order of images.  Raises UserError
-    for another file.
+class CocoImage(BaseModel):
+    id: int | str
+    file_name: str | None = None
+
+
+class CocoAnnotation(BaseModel):
+    image_id: int | str
+    caption: str
+
+
+class CocoCaptions(BaseModel):
+    """The part of a COCO captions file that is read."""
+
+    images: list[CocoImage]
+    annotations: list[CocoAnnotation]
+
+
+def _coco_prompts(value: object, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+    """Return a prompt per image of a parsed captions file, in its order of images; ids match if
+    they are written alike, 1 and "1".  Raises UserError for another file, and for an image twice.
     """
-    captions: dict[Any, list[str]] = {}
     try:
-        images = [(image["id"], str(image.get("file_name") or "")) for image in data["images"]]
-        for annotation in data["annotations"]:
-            captions.setdefault(annotation["image_id"], []).append(clean(annotation["caption"]))
-    except (KeyError, TypeError, AttributeError):
-        wanted = "images[].id and annotations[].image_id, caption"
+        data = CocoCaptions.model_validate(value)
+    except ValidationError as error:
+        field, reason = first_mistake(error)
         raise UserError(
-            f"{path} is no COCO captions file ({wanted}): give captions_val2017.json."
+            f"{path} is no COCO captions file ({field} {reason}): give captions_val2017.json."
         ) from None
-    for number, image in images:
-        if texts := [text for text in captions.get(number, []) if text]:
-            longest, chance = (
-                max(texts, key=len),
-                texts[rank(seed, "caption", str(number)) % len(texts)],
-            )
-            text = {"first": texts[0], "longest": longest, "random": chance}[caption]
-            yield Prompt(str(number), text, image=formats.file_name(image))
+    captions: dict[str, list[str]] = {str(image.id): [] for image in data.images}
+    if len(captions) < len(data.images):
+        raise UserError(f"{path} has two images of one id: give each image its own.")
+    for annotation in data.annotations:
+        if text := clean(annotation.caption):
+            captions.setdefault(str(annotation.image_id), []).append(text)
+    for image in data.images:
+        name = str(image.id)
+        text = _one_of(captions[name], name, seed, caption)
+        yield Prompt(name, text, image=formats.file_name(image.file_name))
+
+
+def _one_of(texts: list[str], image: str, seed: int, caption: Caption) -> str:
+    """Return the chosen caption of an image; "" if it has none."""
+    if not texts or caption == "longest":
+        return max(texts, key=len, default="")
+    if caption == "first":
+        return texts[0]
+    return texts[rank(seed, "caption", image) % len(texts)]
 
 
 @register("prompts", "demo")
 class Demo(PromptSource):
-    """128 captions in the words that the embedded model knows; any of their prefixes covers many
-    of these.
-    """
+    """128 captions in the words that the toy model knows; the first few cover many of these."""
 
     in_order = True
 
     def read(self, path: None, seed: int, caption: Caption) -> Iterator[Prompt]:
-        for number, line in formats.numbered_lines(read_text(shipped("prompts", "demo.txt"))):
-            if line.strip():
-                yield Prompt(f"demo-{number:02d}", line.strip())
+        file = shipped("prompts", "demo.txt")
+        for number, fields in formats.filled_lines(read_text(file), file):
+            yield Prompt(f"demo-{number:02d}", clean(fields["prompt"]))
 
 
 @register("prompts", "dpg")
@@ -333,9 +397,11 @@ class Dpg(PromptSource):
         "dpg_bench.csv", f"{_GITHUB}/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv"
     )
 
-    def locate(self, name: str, where: str | None) -> Path | None:
-        folder = Path(where or "").expanduser()
-        return folder if where and any(folder.glob("*.txt")) else super().locate(name, where)
+    def locate(self, name: str, place: str | None) -> Path | None:
+        folder = Path(place or "").expanduser()
+        if place and any(folder.glob("*.txt")):
+            return folder
+        return super().locate(name, place)
 
     def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
         if path.is_dir():
@@ -344,14 +410,16 @@ class Dpg(PromptSource):
         # a row for every question, with the prompt's id and text in each
         elif path.suffix.lower() == ".csv":
             texts: dict[str, str] = {}
-            for number, row in formats.comma_separated(read_text(path), path):
+            for _, row in formats.comma_separated(read_text(path), path):
                 if not {"item_id", "text"} <= set(row):
                     raise UserError(
-                        f"{path} has no columns item_id and text: give DPG-Bench's own dpg_bench.csv."
+                        f"{path} has no columns item_id and text: give DPG-Bench's own "
+                        "dpg_bench.csv."
                     )
-                if number and (text := clean(row["text"])):
+                if text := clean(row["text"]):
                     texts.setdefault(clean(row["item_id"]), text)
-            yield from (Prompt(name, text) for name, text in texts.items())
+            for name, text in texts.items():
+                yield Prompt(name, text)
         else:
             yield from prompts_of(json_lines(read_text(path), path), path)
 
@@ -362,7 +430,11 @@ class GenEvalPrompts(PromptSource):
     tasks the categories.
     """
 
-    official = Official("geneval_metadata.jsonl", f"{_GENEVAL}/prompts/evaluation_metadata.jsonl")
+    official = Official(
+        "geneval_metadata.jsonl",
+        f"{_GENEVAL}/prompts/evaluation_metadata.jsonl",
+        "5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13",
+    )
 
     def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
         for number, line in enumerate(geneval_metadata(path)):
@@ -396,17 +468,24 @@ class GenEvalLine(BaseModel, extra="allow"):
 
 def geneval_metadata(path: Path) -> list[GenEvalLine]:
     """Return the lines of a file of GenEval's metadata.  Raises UserError if it is another."""
-    lines = []
+    lines: dict[str, GenEvalLine] = {}
     for number, text in formats.numbered_lines(read_text(path)):
-        if text.strip():
-            try:
-                lines.append(GenEvalLine.model_validate(formats.parsed(text, path, number)))
-            except ValidationError as error:
-                raise UserError(
-                    f"{path} line {number} is none of GenEval's metadata ({' '.join(first_mistake(error))}): "
-                    "give prompt, tag and include as the official file has them."
-                ) from None
-    return lines
+        if not text.strip():
+            continue
+        try:
+            line = GenEvalLine.model_validate(formats.parsed(text, path, number))
+        except ValidationError as error:
+            fault = " ".join(first_mistake(error))
+            raise UserError(
+                f"{path} line {number} is none of GenEval's metadata ({fault}): give prompt, tag "
+                "and include as the official file has them."
+            ) from None
+        if lines.setdefault(line.prompt, line) is not line:
+            raise UserError(
+                f"{path} line {number} repeats the prompt '{line.prompt[:60]}': an image is judged "
+                "by its prompt, so word them differently."
+            )
+    return list(lines.values())
 
 
 @register("prompts", "imagenet")
