@@ -88,7 +88,7 @@ def load_plugins(kind: str = "", name: str = "") -> None:
 
 
 @contextmanager
-def plugin_errors(*parts: Any) -> Iterator[None]:
+def plugin_errors(*parts: object) -> Iterator[None]:
     """Turn errors of plug-ins' components, sys.exit included, into a UserError that names them.
 
     ``parts``: the components that work inside; errors of built-in ones are raised unchanged.  So

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from rich.console import Console
@@ -69,7 +69,7 @@ def methods(
         print_rows([_listed(*item) for item in presets.items()], False, METHOD_COLUMNS)
 
 
-def _listed(name: str, preset: Preset) -> dict[str, Any]:
+def _listed(name: str, preset: Preset) -> dict[str, object]:
     """Return a row of the list, for which the components of most methods are not imported."""
     lossless = preset.lossless
     if lossless is None:
@@ -78,7 +78,7 @@ def _listed(name: str, preset: Preset) -> dict[str, Any]:
     return {"method": name, **preset.choices._asdict(), "lossless": lossless, "paper": number}
 
 
-def _method_row(name: str, preset: Preset) -> dict[str, Any]:
+def _method_row(name: str, preset: Preset) -> dict[str, object]:
     method = named(name)
     return {
         "method": name,
@@ -93,7 +93,7 @@ def option_rows(method: Method, preset: Preset, target: str | None = None) -> li
     """Return a row for each option that a method reads: flag, symbol, default (on ``target``), the
     default's source, bounds and meaning.
     """
-    of_target: Mapping[str, Any] = {}
+    of_target: Mapping[str, object] = {}
     if target:
         of_target = family(entry(target).family).options(entry(target))
         method = method.resolve(of_target)
@@ -116,7 +116,7 @@ def option_rows(method: Method, preset: Preset, target: str | None = None) -> li
 
 
 def _default(
-    name: str, value: object, field: FieldInfo, preset: Preset, of_target: Mapping[str, Any]
+    name: str, value: object, field: FieldInfo, preset: Preset, of_target: Mapping[str, object]
 ) -> tuple[str, str]:
     """Return an option's default value and what sets it; an option without a value is off."""
     text = f"{value[0]} to {value[1]}" if isinstance(value, tuple) else str(value)
@@ -188,7 +188,7 @@ def metrics(
         print_page(f"{name}: {kind.title or name}", page)
 
 
-def _metric_row(name: str, kind: "type[Metric]") -> dict[str, Any]:
+def _metric_row(name: str, kind: "type[Metric]") -> dict[str, object]:
     from lanternbench.metrics.metric import ImageMetric
 
     present = "yes" if all(weights.find() for weights in kind.weights) else "no"
@@ -268,7 +268,7 @@ def targets(
         print_page(f"{name}: {entry(name).about}", _target_page(entry(name)))
 
 
-def _target_row(row: Entry) -> dict[str, Any]:
+def _target_row(row: Entry) -> dict[str, object]:
     absent = lacking(row)
     if not absent:
         state = "yes"

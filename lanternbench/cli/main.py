@@ -42,7 +42,8 @@ class Commands(TyperGroup):
         if "--help" in arguments:
             from typer import rich_utils
 
-            rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # room for long names
+            # room for long names
+            rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment]
         if takes_method_options(command):
             check_names(arguments, positional=name == "verify")
         single = typer.Typer(add_completion=False, rich_markup_mode="rich")

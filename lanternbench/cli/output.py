@@ -48,16 +48,20 @@ def program() -> str:
     ``python -m lanternbench``.
     """
     started = Path(sys.argv[0])
+    if started.name == "__main__.py":
+        return "python -m lanternbench"
     if started.name != "lanternbench" or not os.access(started, os.X_OK):
-        return "python -m lanternbench" if started.name == "__main__.py" else "lanternbench"
+        return "lanternbench"
     on_path = shutil.which("lanternbench")
     if on_path and Path(on_path).resolve() == started.resolve():
         return "lanternbench"
     path = started.absolute()  # not resolved: a virtual environment may be a link
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return str(path)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print one JSON document, NaN as null, without control characters; an object has a version."""
     document = versioned(value) if isinstance(value, dict) else plain(value)
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
@@ -134,7 +138,7 @@ def print_cells(
     stdout().print(table_of(titles, rows, left, **style))
 
 
-def print_rows(rows: list[dict[str, Any]], as_json: bool, columns: str) -> None:
+def print_rows(rows: Sequence[Mapping[str, object]], as_json: bool, columns: str) -> None:
     """Print rows as JSON, or as a table of these columns."""
     if as_json:
         print_json(rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Argument, Option
 
@@ -376,7 +376,7 @@ def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None
             print(line)
     print_table(summary.rows)
     missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
-    lines = list(dict.fromkeys(missing if note.kind == "missing" else str(note) for note in notes))
+    lines = list(dict.fromkeys(missing if n.kind == "missing" else str(n) for n in notes))
     last = f"{path}  ·  next: {output.program()} report"
     if len(lines) > NOTES:
         last += f" (and {len(lines) - NOTES} more notes in it)"
@@ -386,28 +386,39 @@ def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None
 def show_plan(runs: list[Sweep], place: options.Place, as_json: bool) -> None:
     """Print the images of sweeps and the time they take, estimated from a few steps per method."""
     device = choose(place.device, place.threads)
-    rows: list[dict[str, Any]] = []
+    rows: list[Planned] = []
     for config in runs:
         rows += plan_of(config, device)
-    images = sum(row["images"] for row in rows)
-    minutes = sum(row["minutes"] for row in rows)
+    images = sum(row.images for row in rows)
+    minutes = sum(row.minutes for row in rows)
     if as_json:
         print_json({"plan": rows, "images": images, "minutes": minutes})
         return
     cells = []
     for row in rows:
-        times = (f"{row['image_s']:.2f}", f"{row['minutes']:.1f}")
-        cells.append((row["run"], row["target"], row["method"], str(row["images"]), *times))
+        times = (f"{row.image_s:.2f}", f"{row.minutes:.1f}")
+        cells.append((row.run, row.target, row.method, str(row.images), *times))
     names = ("run", "target", "method")
-    print_cells((*names, "images", "s an image", "minutes"), cells, names)
+    print_cells((*names, "images", "s/image", "minutes"), cells, names)
     print(
         f"{images} images: about {minutes:.1f} minutes one after another on this machine's"
         f" {device}, without scoring"
     )
 
 
-def plan_of(config: Sweep, device: str) -> list[dict[str, Any]]:
-    """Return a row for each method of a sweep, with the seconds that an image takes."""
+class Planned(NamedTuple):
+    """The images of one method of a sweep, and the time they take."""
+
+    run: str
+    target: str
+    method: str
+    images: int
+    image_s: float
+    minutes: float
+
+
+def plan_of(config: Sweep, device: str) -> list[Planned]:
+    """Return the plan of each method of a sweep."""
     from lanternbench import prompts as sources
     from lanternbench.experiment.worker import Worker
 
@@ -420,8 +431,6 @@ def plan_of(config: Sweep, device: str) -> list[dict[str, Any]]:
         for done, label in enumerate(worker.decoders):
             bars.show(done, len(worker.decoders), f"a few steps of {label}")
             seconds = worker.seconds_per_image(label, captions)
-            row = {"run": config.name, "target": config.target, "method": label}
-            rows.append(
-                row | {"images": images, "image_s": seconds, "minutes": seconds * images / 60}
-            )
+            minutes = seconds * images / 60
+            rows.append(Planned(config.name, config.target, label, images, seconds, minutes))
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -165,8 +165,20 @@ def drafter(
     chosen = choose(device, threads)
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(prompts, num_prompts or None, seed)
-    network: Any = {"block": block, "layers": layers, "causal": causal}
-    plan = Plan(target, selected, steps, batch, lr, seed, start, dtype, recipe, **network)
+    plan = Plan(
+        target=target,
+        prompts=selected,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        seed=seed,
+        start=start,
+        dtype=dtype,
+        recipe=recipe,
+        block=block,
+        layers=layers,
+        causal=causal,
+    )
     try:
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)

@@ -53,7 +53,7 @@ def cuda_graph(work: Work, inputs: list[Tensor], pool: Pool | None = None) -> Ru
             f"a step cannot be recorded as a CUDA graph ({reason}); give --compile eager"
         ) from error
 
-    def replay() -> Any:
+    def replay() -> object:
         graph.replay()
         return output
 
@@ -62,7 +62,7 @@ def cuda_graph(work: Work, inputs: list[Tensor], pool: Pool | None = None) -> Ru
 
 def _capture(
     work: Work, inputs: list[Tensor], device: torch.device, pool: Pool | None
-) -> tuple[torch.cuda.CUDAGraph, Any]:
+) -> tuple[torch.cuda.CUDAGraph, object]:
     stream = side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     # libraries choose kernels and allocate workspaces in the first calls
@@ -94,10 +94,17 @@ class _Reads(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.inputs: dict[int, Tensor] = {}  # by the address of their storage
-        self.created: dict[int, weakref.ref[Any]] = {}  # until they are freed
+        # by the address of their storage, until they are freed
+        self.created: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.kernels = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         for x in tree_leaves((args, kwargs)):
             if isinstance(x, Tensor) and storage_of(x) not in self.created:
                 self.inputs.setdefault(storage_of(x), x)
