@@ -106,15 +106,13 @@ def table_of(
     left: Sequence[str] = ("method",),
     whole: Sequence[str] = (),
     widths: Mapping[str, int] = {},
-    **style: Any,
 ) -> Table:
     """Return a table of texts.
 
     Columns titled ``left`` are left-aligned, and those titled ``whole`` do not wrap.  ``widths``:
     the maximum width of columns.
     """
-    shape: dict[str, Any] = {"pad_edge": False, "collapse_padding": True}
-    table = Table(box=box.SIMPLE_HEAD, **shape | style)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for title in titles:
         table.add_column(
             Text(title),
@@ -129,13 +127,10 @@ def table_of(
 
 
 def print_cells(
-    titles: Sequence[str],
-    rows: Iterable[Iterable[object]],
-    left: Sequence[str] = ("method",),
-    **style: Any,
+    titles: Sequence[str], rows: Iterable[Iterable[object]], left: Sequence[str] = ("method",)
 ) -> None:
     """Print a ``table_of`` these cells."""
-    stdout().print(table_of(titles, rows, left, **style))
+    stdout().print(table_of(titles, rows, left))
 
 
 def print_rows(rows: Sequence[Mapping[str, object]], as_json: bool, columns: str) -> None:

@@ -1,5 +1,5 @@
-"""``verify``, ``profile``, ``tune``, ``predict``, ``codebook``: proofs of methods, and what their
-time depends on.
+"""``verify``, ``profile``, ``tune``, ``predict``, ``codebook``: proofs of methods, and studies of
+their speed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def checks_table(rows: list[Row]) -> Table:
     for row in rows:
         numbers = ["–" if x is None else f"{x:.3g}" for x in (row.value, row.limit)]
         cells.append((row.method, row.check, MARKS[row.passed], *numbers, row.detail))
-    return table_of(TITLES, cells, left=TITLES, padding=(0, 1, 0, 0), pad_edge=False)
+    return table_of(TITLES, cells, left=TITLES)
 
 
 def profile(
@@ -168,7 +168,7 @@ def print_profiles(profiles: Sequence[Profile], limit: Bandwidth) -> None:
         rows.append((p.label, *(f"{x:.2f}" for x in times), *rates, f"{p.achieved:.1f}"))
     phases = ("step", "draft", "verify", "commit", "other")
     titles = ("method", "τ", *phases, "out", "speedup", "limit", "GB/s")
-    print_cells(titles, rows, padding=(0, 1, 0, 0), pad_edge=False)
+    print_cells(titles, rows)
     share = profiles[0].achieved / limit.best
     print(
         "step and its phases in ms; out: share outside forward passes; limit: the speedup that the"
@@ -231,7 +231,7 @@ def print_tuning(tuning: Tuning) -> None:
         *("tokens/s expected", "tokens/s", "relative to the default sizes [95 %]"),
         "fidelity loss",
     )
-    print_cells(titles, rows, ("sizes",), pad_edge=False)
+    print_cells(titles, rows, ("sizes",))
     print_notes(filter(None, [tuning.disturbed]))
     print(tuning.verdict)
 
