@@ -102,26 +102,26 @@ class Sampling(Settings):
         default=1.0,
         ge=0,
         le=MAX_TEMPERATURE,
-        description="Of the softmax; 0 is greedy (default: the target's).",
+        description="Temperature of the softmax; 0 is greedy (default: the target's).",
     )
     top_k: Annotated[int, AS_GIVEN] = Field(
         default=0,
         ge=0,
         le=2**31,
-        description="Draw from this many of the likeliest tokens; 0 for all (default: the target's).",
+        description="Draw from this many likeliest tokens; 0 for all (default: the target's).",
     )
     top_p: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Draw from the likeliest tokens that have this probability together"
+        description="Draw from the likeliest tokens whose probabilities add up to this"
         " (default: the target's).",
     )
     min_p: Annotated[float, UNLESS_DEFAULT] = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Drop tokens less likely than this share of the likeliest one's probability"
+        description="Drop tokens whose probability is below this share of the highest one"
         " (default: the target's).",
     )
     guidance: Guidance = Field(
@@ -151,7 +151,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 class ModelSpec(Settings):
-    """A target and the drafter that is given for it, and how they run."""
+    """A target, the drafter that replaces its own, and how they run."""
 
     target: str = Field(
         default="tiny", description="A target of `lanternbench targets`, or a folder."
@@ -161,24 +161,25 @@ class ModelSpec(Settings):
         description="A smaller target that drafts, or a file or folder with a drafter.",
     )
     dtype: Annotated[Dtype | None, UNLESS_DEFAULT] = Field(
-        default=None, description="Of the weights (default: by target and device)."
+        default=None, description="Data type of the weights (default: by target and device)."
     )
     compile: Annotated[CompileMode | None, UNLESS_DEFAULT] = Field(
         default=None,
-        description="graphs: CUDA graphs (default on a GPU); inductor: with fused kernels.",
+        description="graphs: CUDA graphs (default on a GPU); inductor: also fused kernels.",
     )
     random_weights: Annotated[bool, UNLESS_DEFAULT] = Field(
-        default=False, description="Full size without files, to measure speed alone."
+        default=False,
+        description="Use random weights of full size, without files: only the speed is real.",
     )
     simulate_acceptance: Annotated[float | list[float] | None, UNLESS_DEFAULT] = Field(
         default=None,
-        description="Simulate the acceptance: a mean of tokens per step, or a rate for each"
+        description="Simulate acceptance: the mean number of tokens per step, or a rate for each"
         " position, such as 0.8,0.7,0.6.",
     )
 
     @property
     def draws_noise(self) -> bool:
-        """Whether images are noise, so that no metric is computed."""
+        """True if images are noise, so that no metric is computed."""
         return self.random_weights or self.simulate_acceptance is not None
 
     @field_validator("simulate_acceptance", mode="before")
@@ -195,14 +196,14 @@ class ModelSpec(Settings):
             in_range = isinstance(value, int | float) and 1 <= value <= 64
         if not in_range:
             raise ValueError(
-                "must be a mean from 1 to 64 tokens a step, or rates from 0 to 1 such as"
+                "must be a mean from 1 to 64 tokens per step, or rates from 0 to 1 such as"
                 " 0.8,0.7,0.6"
             )
         return value
 
 
 class PromptSpec(Settings):
-    """Which prompts, drawn with which seed."""
+    """The prompts, and the seed of their images."""
 
     prompts: str = Field(
         default="demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file."
@@ -211,11 +212,11 @@ class PromptSpec(Settings):
         default=8,
         ge=1,
         le=10**9,
-        description="How many; 0 for all (default: enough to distinguish every method's speed"
-        " from ar's).",
+        description="Number of prompts; 0 for all (default: enough to distinguish every method's"
+        " speed from ar's).",
     )
-    caption: Caption = Field(default="first", description="Which caption of a COCO image.")
-    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of all random draws.")
+    caption: Caption = Field(default="first", description="Caption of a COCO image that is used.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of all random draws.")
 
     @field_validator("num_prompts", mode="before")
     @classmethod
@@ -224,10 +225,10 @@ class PromptSpec(Settings):
 
 
 class RunSpec(Settings):
-    """What a run is called, repeats and scores."""
+    """The name of a run, its repeats and its metrics."""
 
     name: Annotated[str, NEVER] = Field(
-        default="run", description="Of the run folder (default: after its methods)."
+        default="run", description="Name of the run folder (default: made from its methods)."
     )
     suite: Annotated[str | None, UNLESS_DEFAULT] = None  # name and hash of its protocol
     until_told_apart: Annotated[bool, UNLESS_DEFAULT] = Field(
@@ -239,7 +240,7 @@ class RunSpec(Settings):
         default=1,
         ge=1,
         le=1000,
-        description="Decode every prompt with this many seeds, from --seed on.",
+        description="Decode every prompt with this many seeds, starting from --seed.",
     )
     batch: int = Field(
         default=1,
@@ -248,9 +249,11 @@ class RunSpec(Settings):
         description="Prompts decoded together; latency is measured at 1 only.",
     )
     metrics: list[str] = Field(
-        default=["clip", "fid"], description="Comma-separated; see `lanternbench metrics`."
+        default=["clip", "fid"], description="Names from `lanternbench metrics`, comma-separated."
     )
-    baseline: bool = Field(default=True, description="Measure ar alongside, interleaved.")
+    baseline: bool = Field(
+        default=True, description="Also measure ar, interleaved with the methods."
+    )
 
     @field_validator("name")
     @classmethod
@@ -286,7 +289,7 @@ class Sweep(RunSpec, Sampling, PromptSpec, ModelSpec):
 
     @property
     def seeds(self) -> list[int]:
-        """One per repeat: every prompt is decoded with each."""
+        """One seed per repeat."""
         return [(self.seed + i) % (MAX_SEED + 1) for i in range(self.repeats)]
 
     def record(self, of_target: Sampling = TARGETS_OWN) -> dict[str, object]:
@@ -306,7 +309,7 @@ class Sweep(RunSpec, Sampling, PromptSpec, ModelSpec):
 
 
 class Tune(Sampling, PromptSpec, ModelSpec):
-    """Everything but the machine that the result of a search for tree sizes depends on."""
+    """A search for tree sizes: everything but the machine that its result depends on."""
 
     method: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -315,6 +318,6 @@ class Tune(Sampling, PromptSpec, ModelSpec):
         default=4,
         ge=1,
         le=10**9,
-        description="Prompts whose drafts are recorded for the acceptance.",
+        description="Prompts whose drafts are recorded to estimate acceptance.",
     )
-    few: int = Field(default=3, ge=1, le=6, description="How many of the best sizes are measured.")
+    few: int = Field(default=3, ge=1, le=6, description="Number of best sizes that are measured.")

@@ -1,5 +1,5 @@
-"""``report``, ``compare``, ``score``: what finished runs give, what changed between two, what
-their images score.
+"""``report``, ``compare``, ``score``: tables of finished runs, changes between two runs, and scores
+of images.
 """
 
 from __future__ import annotations
@@ -43,32 +43,35 @@ CLOCKED = {
     *("speedup", "latency_s", "tokens_per_s", "images_per_s"),
     *("end_to_end_s", "end_to_end_speedup"),
 }
-GATE = "FIGURE<BOUND or FIGURE>BOUND, of the change; % for relative. Figures: speedup, tau, …"
+GATE = (
+    "A change that fails: FIGURE<BOUND or FIGURE>BOUND; % for relative. Figures: speedup, tau, …"
+)
 CAPTIONS = "Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image."
-LAYOUT = "Only copy images for an official scorer: geneval or dpg, and where."
+LAYOUT = "Copy images for an official scorer, geneval or dpg, to a folder instead of scoring."
 RUNS = "Run ids or folders."
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a report shows, and under which names."""
+    """The methods, columns and names of a report."""
 
     methods: Annotated[
         str | None, Option(help="Only these, in this order: labels or names, comma-separated.")
     ] = None
     columns: Annotated[
-        str | None, Option(help="Columns of tables by key: speedup,accept_len,fidelity_loss.")
+        str | None,
+        Option(help="Columns of tables: keys such as speedup,accept_len,fidelity_loss."),
     ] = None
     names: Annotated[
         Path | None,
-        Option(metavar="FILE", help="YAML of names as in a paper, such as `eagle-1: EAGLE`."),
+        Option(metavar="FILE", help="YAML file with display names, such as `eagle-1: EAGLE`."),
     ] = None
     grid: Annotated[
-        bool, Option("--grid", help="Write grid.png and grid.pdf: images, prompts × methods.")
+        bool, Option("--grid", help="Write grid.png and grid.pdf: images by prompt and method.")
     ] = False
-    grid_prompts: Annotated[int, Option(min=1, help="How many prompts --grid shows.")] = 4
+    grid_prompts: Annotated[int, Option(min=1, help="Number of prompts in the grid.")] = 4
     budget: Annotated[
-        float, Option(min=0, help="Fidelity loss that the fastest relaxed method may have.")
+        float, Option(min=0, help="Maximum fidelity loss of the fastest relaxed method.")
     ] = 0.1
 
     def view(self) -> View:
@@ -83,16 +86,16 @@ def report(
     look: Annotated[Look, Takes()],
     runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help=RUNS)] = None,
     results: options.Results = Path("results"),
-    out: Annotated[Path | None, Option(help="Where to write (default: RUN/report).")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write (default: RUN/report).")] = None,
     published: Annotated[
         bool, Option("--published", help="Show the papers' numbers next to ours.")
     ] = False,
     formats: Annotated[
         str | None,
-        Option("--format", help="Of md,csv,tex,html,json, comma-separated (default: all)."),
+        Option("--format", help="Formats, comma-separated: md,csv,tex,html,json (default: all)."),
     ] = None,
     as_json: Annotated[
-        bool, Option("--json", help="Print the rows and the files written as JSON.")
+        bool, Option("--json", help="Print the rows and the names of the files as JSON.")
     ] = False,
 ) -> None:
     """Write tables, plots and one HTML page; the latest run by default.
@@ -154,11 +157,10 @@ def compare(
     results: options.Results = Path("results"),
     as_json: options.AsRows = False,
 ) -> None:
-    """Compare the methods that two runs share, prompt by prompt; exit code 1 if the gate of
-    --fail-if fails.
+    """Compare the methods that two runs share, prompt by prompt.
 
-    A change fails if the estimate is beyond the bound and its 95 % interval excludes no change at
-    all.
+    The exit code is 1 if a change fails a condition of --fail-if: the estimate is beyond the
+    bound, and its 95 % interval excludes no change at all.
 
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
@@ -305,28 +307,27 @@ def score(
         list[str] | None, Argument(metavar="[RUN]...", help="Runs, or plain folders of images.")
     ] = None,
     metrics: Annotated[
-        str | None, Option(help="Comma-separated; all that suit the target by default.")
+        str | None, Option(help="Names, comma-separated (default: all that suit the target).")
     ] = None,
     reference: Annotated[
-        Path | None, Option(help="Folder of real images, or FID's .npz statistics of some.")
+        Path | None, Option(help="Folder of real images, or an .npz with their FID statistics.")
     ] = None,
     captions: Annotated[str | None, Option(help=CAPTIONS)] = None,
-    caption: Annotated[
-        Caption, Option(help="Caption of a COCO image: first, longest, random.")
-    ] = "first",
+    caption: Annotated[Caption, Option(help="Caption of a COCO image that is used.")] = "first",
     random_weights: Annotated[
         bool,
-        Option("--random-weights", help="Full-size networks without files, to measure time."),
+        Option("--random-weights", help="Use random networks of full size, to measure the time."),
     ] = False,
     device: options.Device = "auto",
     threads: options.Threads = None,
-    again: Annotated[bool, Option("--again", help="Also score what is scored already.")] = False,
+    again: Annotated[bool, Option("--again", help="Also score images that have scores.")] = False,
     export: Annotated[tuple[str, Path] | None, Option(metavar="LAYOUT DIR", help=LAYOUT)] = None,
     results: options.Results = Path("results"),
     as_json: Annotated[bool, Option("--json", help="Print the rows and notes as JSON.")] = False,
 ) -> None:
-    """Score saved images; the latest run by default.  An interrupted command continues where it
-    stopped.
+    """Score saved images; the latest run by default.
+
+    An interrupted command continues where it stopped.
 
     Example: lanternbench score --metrics image-reward,hpsv2
     """

@@ -29,7 +29,6 @@ from lanternbench.errors import UserError
 from lanternbench.methods.method import Method, method
 from lanternbench.registry import components
 from lanternbench.settings import (
-    CompileMode,
     Dtype,
     ModelSpec,
     PromptSpec,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from lanternbench.profile.step_profile import Profile
     from lanternbench.tune.result import Result, Tuning
 
-DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this`: this machine, probed"
+DEVICES = "a100-40g, a100-80g, h100, h200, rtx-4090, l40s, or `this` for this machine"
 MAX_SIZE = 10**6
 MAX_BATCH = 65536
 TITLES = ("method", "check", "", "measured", "limit", "detail")
@@ -75,13 +74,14 @@ def verify(
     seed: Annotated[int, From(PromptSpec)],
     method_options: options.MethodOptions,
     names: Annotated[
-        list[str] | None, Argument(metavar="[METHOD]...", help="Methods; all by default.")
+        list[str] | None, Argument(metavar="[METHOD]...", help="Methods (default: all).")
     ] = None,
-    every: Annotated[bool, Option("--all", help="Every method.")] = False,
+    every: Annotated[bool, Option("--all", help="Verify every method.")] = False,
     as_json: options.AsRows = False,
 ) -> None:
-    """Prove methods by exact enumeration on small tables and statistics on the bundled model; exit
-    code 1 on failure.
+    """Prove methods by exact enumeration on small tables and statistics on the bundled model.
+
+    The exit code is 1 if a check fails.
 
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
@@ -123,14 +123,17 @@ def profile(
     spec: Annotated[ModelSpec, Takes()],
     sampling: Annotated[Sampling, Takes()],
     machine: Annotated[Machine, Takes()],
-    methods: Annotated[list[str] | None, Argument(metavar="[METHOD]...", help="Presets.")] = None,
+    methods: Annotated[
+        list[str] | None,
+        Argument(metavar="[METHOD]...", help="Methods (default: eagle-1, cool-sd)."),
+    ] = None,
     num_prompts: Captions = 4,
     trace: Annotated[
         Path | None, Option(help="Write a Chrome trace of a few steps of the last method.")
     ] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Split a method's step into draft, verification, commit and host.
+    """Measure how a method's step divides into draft, verification, commit and host.
 
     Example: lanternbench profile eagle-1 cool-sd
     """
@@ -190,8 +193,7 @@ def tune(
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the sizes of a method's tree, or window, that suit this machine, and write them as a
-    preset.
+    """Find the fastest tree or window sizes of a method on this machine, and write a preset.
 
     Example: lanternbench tune --method eagle-1
     """
@@ -259,9 +261,9 @@ def tuning_cells(tuning: Tuning, result: Result) -> tuple[str, ...]:
 class Elsewhere:
     """What a run is replayed on."""
 
-    device: Annotated[list[str] | None, Option(help=f"{DEVICES}; repeatable (default: h100).")] = (
-        None
-    )
+    device: Annotated[
+        list[str] | None, Option(help=f"{DEVICES}; repeat the option for several (default: h100).")
+    ] = None
     target: Annotated[
         str | None, Option(help="A target, or chameleon-34b (default: the run's).")
     ] = None
@@ -270,10 +272,11 @@ class Elsewhere:
     ] = None
     batch: Annotated[str, Option(help="Batch sizes, comma-separated.")] = "1,8,64,512"
     dtype: Annotated[
-        str, Option(help="Of weights: bfloat16 or float32; `this` takes the run's.")
+        str, Option(help="Data type of weights: bfloat16 or float32; `this` takes the run's.")
     ] = "bfloat16"
     compile_mode: Annotated[
-        CompileMode, Option("--compile", help="graphs: CUDA graphs; eager: launched kernels.")
+        Literal["graphs", "eager"],
+        Option("--compile", help="graphs: CUDA graphs; eager: launched kernels."),
     ] = "graphs"
 
     @property
@@ -309,8 +312,9 @@ def predict(
     threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Replay a run's accepted lengths and tree sizes on models of devices: predictions, never
-    mixed with results.
+    """Predict a run's speedups on other devices from its accepted lengths and tree sizes.
+
+    Predictions are never mixed with results.
 
     Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch
     1,16
@@ -411,16 +415,17 @@ def codebook(
     target: Annotated[
         str, Argument(help="A target of `lanternbench targets`, or a folder.")
     ] = "tiny",
-    k: Annotated[str, Option(help="Sizes of neighbourhoods, the token included.")] = "2,10,100",
+    k: Annotated[
+        str, Option(help="Neighbourhood sizes, including the token itself.")
+    ] = "2,10,100",
     proximity: Annotated[
-        Literal["l2", "cosine", "random"], Option(help="What nearest means.")
+        Literal["l2", "cosine", "random"], Option(help="Distance between codes.")
     ] = "l2",
     num_prompts: Captions = 4,
     out: Annotated[Path | None, Option(help="Write the images side by side (PNG).")] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Replace every token of drawn images by a similar code: what LANTERN's neighbourhoods cost,
-    and how likely they are.
+    """Replace every token of images by a similar code, to see what LANTERN's neighbourhoods cost.
 
     Example: lanternbench codebook tiny --k 2,10,100 --out codebook.png
     """
