@@ -28,6 +28,7 @@ from lanternbench.methods.method import PARTS, method, preset
 from lanternbench.models.entries import check_target
 from lanternbench.registry import components
 from lanternbench.settings import MethodSpec, Settings, checked
+from lanternbench.utils.device import choose
 from lanternbench.utils.files import load_yaml
 
 Results = Annotated[Path, Option(help="Folder that contains the run folders.")]
@@ -68,11 +69,20 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The device of a command, and its folder of run folders."""
+class Machine:
+    """The device of a command, and its CPU threads."""
 
     device: Device = "auto"
     threads: Threads = None
+
+    def choose(self) -> str:
+        return choose(self.device, self.threads)
+
+
+@dataclass(frozen=True)
+class Place(Machine):
+    """A machine and a folder of run folders."""
+
     out: Results = Path("results")
     fresh: Fresh = False
 
@@ -157,6 +167,19 @@ def listed(text: str | None) -> list[str]:
     """Return the names in a comma-separated option."""
     parts = (name.strip() for name in (text or "").split(","))
     return [name for name in parts if name]
+
+
+def whole_numbers(flag: str, text: str, limit: int) -> list[int]:
+    """Return the numbers of a comma-separated option, each once.  Raises UserError."""
+    try:
+        numbers = [int(part) for part in listed(text)]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(1 <= number <= limit for number in numbers):
+        raise UserError(
+            f"{flag} {text} cannot be read: give whole numbers from 1 to {limit}, such as 2,10,100"
+        )
+    return list(dict.fromkeys(numbers))
 
 
 def marks_of(command: Callable[..., None]) -> dict[str, tuple[type, Mark]]:

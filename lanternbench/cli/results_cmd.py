@@ -26,7 +26,6 @@ from lanternbench.cli.output import (
 )
 from lanternbench.errors import UserError
 from lanternbench.settings import Caption
-from lanternbench.utils.device import choose
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -303,6 +302,7 @@ def conclusion(verdict: Verdict | None, unjudged: Sequence[Unjudged], noisy: boo
 
 
 def score(
+    machine: Annotated[options.Machine, Takes()],
     runs: Annotated[
         list[str] | None, Argument(metavar="[RUN]...", help="Runs, or plain folders of images.")
     ] = None,
@@ -318,8 +318,6 @@ def score(
         bool,
         Option("--random-weights", help="Use random networks of full size, to measure the time."),
     ] = False,
-    device: options.Device = "auto",
-    threads: options.Threads = None,
     again: Annotated[bool, Option("--again", help="Also score images that have scores.")] = False,
     export: Annotated[tuple[str, Path] | None, Option(metavar="LAYOUT DIR", help=LAYOUT)] = None,
     results: options.Results = Path("results"),
@@ -338,7 +336,7 @@ def score(
     if reference is not None:
         check_reference(reference)
     names = options.listed(metrics) if metrics is not None else None
-    setup = Setup(reference, choose(device, threads), random_weights)
+    setup = Setup(reference, machine.choose(), random_weights)
     places = scored_places(runs or [], results)
     if export is not None:
         export_images(*export, places)

@@ -33,7 +33,6 @@ from lanternbench.settings import (
     Sampling,
     Sweep,
 )
-from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Summary
@@ -207,7 +206,7 @@ def import_(
         },
         "the command line",
     )
-    device = choose(place.device, place.threads)
+    device = place.choose()
     with display("import") as bars:
         folder = run.import_run(
             entries, label, config, selected, place.out, device, place.fresh, bars.show
@@ -345,7 +344,7 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
     )
     device = execution.device
     if execution.executor == "local":  # a cluster's workers choose for themselves
-        device = choose(device, execution.threads)
+        device = execution.choose()
     with display(config.name) as bars:
         finished = runner.run(
             config,
@@ -385,7 +384,7 @@ def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None
 
 def show_plan(runs: list[Sweep], place: options.Place, as_json: bool) -> None:
     """Print the images of sweeps and the time they take, estimated from a few steps per method."""
-    device = choose(place.device, place.threads)
+    device = place.choose()
     rows: list[Planned] = []
     for config in runs:
         rows += plan_of(config, device)

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from lanternbench import __version__
 from lanternbench.cli import options
-from lanternbench.cli.options import From
+from lanternbench.cli.options import From, Takes
 from lanternbench.cli.output import display, program
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.kinds import BY_RECIPE
@@ -113,6 +113,7 @@ def drafter(
     prompts: Annotated[str, From(PromptSpec)],
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
+    machine: Annotated[options.Machine, Takes()],
     recipe: Annotated[
         Literal[tuple(BY_RECIPE)],  # type: ignore[valid-type]
         Option(help="The kind of drafter, and how it is trained."),
@@ -140,8 +141,6 @@ def drafter(
     work: Annotated[
         Path, Option(help="Folder for samples and checkpoints, which resuming needs.")
     ] = Path("train-drafter"),
-    device: options.Device = "auto",
-    threads: options.Threads = None,
 ) -> None:
     """Train a drafter on the target's own samples.
 
@@ -162,7 +161,7 @@ def drafter(
     from lanternbench import prompts as sets
     from lanternbench.training.drafter import Plan, train
 
-    chosen = choose(device, threads)
+    device = machine.choose()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(prompts, num_prompts or None, seed)
     plan = Plan(
@@ -181,10 +180,10 @@ def drafter(
     )
     try:
         with display("loading the target", bars=False, each=False) as bars:
-            trained = train(plan, chosen, work, out, log=console.print, progress=bars.show)
+            trained = train(plan, device, work, out, log=console.print, progress=bars.show)
     except torch.OutOfMemoryError:
         raise UserError(
-            f"{chosen} has too little memory: lower --batch, or give --dtype bfloat16"
+            f"{device} has too little memory: lower --batch, or give --dtype bfloat16"
         ) from None
     print(
         f"first draft tokens accepted in held-out images: {trained.before:.3f} before,"

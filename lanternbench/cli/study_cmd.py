@@ -36,7 +36,6 @@ from lanternbench.settings import (
     Tune,
     checked,
 )
-from lanternbench.utils.device import choose
 from lanternbench.utils.files import OUT, TRACE, check_writable, replacing
 
 if TYPE_CHECKING:
@@ -57,17 +56,6 @@ MAX_BATCH = 65536
 TITLES = ("method", "check", "", "measured", "limit", "detail")
 MARKS = {True: Text("pass", "green"), False: Text("FAIL", "red"), None: "–"}
 Captions = Annotated[int, Option("--num-prompts", "-n", min=1, help="Demo captions to decode.")]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The device and its CPU threads."""
-
-    device: options.Device = "auto"
-    threads: options.Threads = None
-
-    def choose(self) -> str:
-        return choose(self.device, self.threads)
 
 
 def verify(
@@ -122,7 +110,7 @@ def checks_table(rows: list[Row]) -> Table:
 def profile(
     spec: Annotated[ModelSpec, Takes()],
     sampling: Annotated[Sampling, Takes()],
-    machine: Annotated[Machine, Takes()],
+    machine: Annotated[options.Machine, Takes()],
     methods: Annotated[
         list[str] | None,
         Argument(metavar="[METHOD]...", help="Methods (default: eagle-1, cool-sd)."),
@@ -206,7 +194,7 @@ def tune(
             config,
             place.out,
             fresh=place.fresh,
-            device=choose(place.device, place.threads),
+            device=place.choose(),
             progress=bars.show,
         )
         plot, _ = write_plot(tuning, path.with_suffix(""))
@@ -280,19 +268,6 @@ class Elsewhere:
     ] = "graphs"
 
     @property
-    def sizes(self) -> list[int]:
-        """The batch sizes.  Raises UserError for what is no list of them."""
-        parts = options.listed(self.batch)
-        numbers = [int(part) for part in parts if part.isdecimal()]
-        in_range = all(1 <= number <= MAX_BATCH for number in numbers)
-        if not numbers or len(numbers) < len(parts) or not in_range:
-            raise UserError(
-                f"--batch {self.batch} cannot be read: give whole numbers from 1 to {MAX_BATCH},"
-                " such as 1,8,64"
-            )
-        return list(dict.fromkeys(numbers))
-
-    @property
     def names(self) -> list[str]:
         """The names of the devices.  Raises UserError for unknown ones."""
         from lanternbench.costs.roofline import THIS, device_model
@@ -324,7 +299,8 @@ def predict(
     from lanternbench.predict import predict as prediction
 
     dtype_named(elsewhere.dtype)
-    sizes, names = elsewhere.sizes, elsewhere.names
+    sizes = options.whole_numbers("--batch", elsewhere.batch, MAX_BATCH)
+    names = elsewhere.names
     if out is not None and (out / "run.json").exists():
         text = f"{out} is a run folder, which holds measurements"
         raise UserError(f"{text}: choose another folder with --out")
@@ -411,7 +387,7 @@ class Replay:
 def codebook(
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
-    machine: Annotated[Machine, Takes()],
+    machine: Annotated[options.Machine, Takes()],
     target: Annotated[
         str, Argument(help="A target of `lanternbench targets`, or a folder.")
     ] = "tiny",
@@ -433,7 +409,7 @@ def codebook(
     from lanternbench.measure.code_swaps import study_codebook
     from lanternbench.models.catalogue import load_target
 
-    sizes = neighbourhood_sizes(k)
+    sizes = sorted(options.whole_numbers("--k", k, MAX_SIZE))
     if out is not None:
         check_writable(out, OUT)
     model = load_target(target, machine.choose(), dtype=dtype)
@@ -447,21 +423,6 @@ def codebook(
         print_json(about | {"neighbourhoods": study.likenesses})
     else:
         print_swaps(study)
-
-
-def neighbourhood_sizes(text: str) -> list[int]:
-    """Return the sizes, in order.  Raises UserError for what is no list of them."""
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UserError(
-            f"--k {text} is no list of numbers: write for example --k 2,10,100"
-        ) from None
-    if sizes[-1] > MAX_SIZE:
-        raise UserError(
-            f"--k has a size over {MAX_SIZE}: give at most the size of the target's vocabulary"
-        )
-    return sizes
 
 
 def write_swaps(path: Path, study: Codebook, captions: list[str]) -> None:

@@ -85,7 +85,7 @@ def test_the_command_prints_one_json_object_and_writes_the_picture(
 
 @pytest.mark.parametrize(
     ("given", "reason"),
-    [(["--k", "2,x"], "no list of numbers"), (["--out", "file/a.png"], "cannot write")],
+    [(["--k", "2,x"], "cannot be read"), (["--out", "file/a.png"], "cannot write")],
 )
 def test_mistakes_are_one_sentence_before_anything_is_drawn(
     given, reason, tmp_path, monkeypatch, capsys
