@@ -29,7 +29,7 @@ def load(
     threads: int | None = None,
     random_weights: bool = False,
 ) -> "Model":
-    """Load a target: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0, seed=42)``.
+    """Load a target: ``load("tiny").generate("a red circle", method="cool-sd", lam=2.0)``.
 
     ``device``: ``cpu``, ``cuda``, ``cuda:N``, or ``auto`` for a GPU if there is one.
     ``drafter``: a smaller target, or a file or folder with a drafter, which replaces the target's

@@ -64,7 +64,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded target.  On a GPU it keeps the decoders of its last methods with their recordings."""
+    """A loaded target.  On a GPU it keeps the decoders of its last methods."""
 
     target: Target
     _decoders: dict[tuple[str, Sampling], SpeculativeDecoder] = field(

@@ -1,7 +1,7 @@
 """Every setting: its name, help text, bounds and default.
 
-Options of commands, sweep files, ``generate`` in Python, run.json, the recipes of the suite and the
-reports derive from these classes.  A setting is added by adding a field.
+Options of commands, sweep files, ``generate`` in Python, run.json, the recipes of the suite and
+the reports derive from these classes.  A setting is added by adding a field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Part = TypeVar("Part", bound="Settings")
 
 
 class Recorded(NamedTuple):
-    """Says when run.json has a setting; without this mark it always has the value that was used."""
+    """Marks a setting that run.json has only sometimes; it always has all others."""
 
     when: Literal["never", "unless default", "as given"]
 
@@ -96,7 +96,7 @@ def checked(kind: type[Part], values: object, where: str = "the command line") -
 
 
 class Sampling(Settings):
-    """How tokens are drawn from logits.  Fields that are not set are the target's."""
+    """The sampling of tokens from logits.  Fields that are not set are the target's."""
 
     temperature: float = Field(
         default=1.0,

@@ -31,7 +31,7 @@ def install() -> None:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt in the command that runs inside, which closes its files."""
+    """Let Ctrl-C raise KeyboardInterrupt in a command, which then closes its files."""
     global _command_runs
     _command_runs = True
     try:

@@ -20,9 +20,10 @@ from lanternbench.errors import UserError
 from lanternbench.utils.memory import SMALLER, is_out_of_memory, shortage
 
 NAMES = (  # FILE.function
-    "run.run study.tune run.sweep listing.runs results.compare results.report results.score listing.methods "
-    "listing.metrics listing.targets listing.prompts setup.fetch doctor.doctor study.profile study.predict "
-    "study.codebook study.verify run.import_ run.suite run.submit run.leaderboard"
+    "run.run study.tune run.sweep listing.runs results.compare results.report results.score"
+    " listing.methods listing.metrics listing.targets listing.prompts setup.fetch doctor.doctor"
+    " study.profile study.predict study.codebook study.verify run.import_ run.suite run.submit"
+    " run.leaderboard"
 )
 
 
@@ -99,7 +100,7 @@ app.add_typer(train, name="train")
 
 
 def main() -> None:
-    """Run a command.  A user's mistake is one sentence on stderr and exit code 2; Ctrl-C is 130."""
+    """Run a command.  The exit code of a user's mistake is 2, and that of Ctrl-C 130."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without τ shows a question mark

@@ -30,6 +30,7 @@ from lanternbench.registry import components
 from lanternbench.settings import MethodSpec, Settings, checked
 from lanternbench.utils.device import choose
 from lanternbench.utils.files import load_yaml
+from lanternbench.utils.text import one_line
 
 Results = Annotated[Path, Option(help="Folder that contains the run folders.")]
 Fresh = Annotated[
@@ -176,8 +177,9 @@ def whole_numbers(flag: str, text: str, limit: int) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or not all(1 <= number <= limit for number in numbers):
+        given = one_line(text, 40)
         raise UserError(
-            f"{flag} {text} cannot be read: give whole numbers from 1 to {limit}, such as 2,10,100"
+            f"{flag} {given} cannot be read: give whole numbers from 1 to {limit}, such as 2,8,64"
         )
     return list(dict.fromkeys(numbers))
 

@@ -62,14 +62,14 @@ def program() -> str:
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document, NaN as null, without control characters; an object has a version."""
+    """Print one JSON document without NaN and control characters; objects have a version."""
     document = versioned(value) if isinstance(value, dict) else plain(value)
     text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False)
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
 def record(path: Path, summary: "Summary") -> dict[str, Any]:
-    """Return a run as JSON for scripts: rows have figures as intervals, and their values by name."""
+    """Return a run as JSON: rows have figures with intervals, and their values by name."""
     rows = []
     for row in summary.rows:
         values = {name: figure.value for name, figure in row.figures.items()}

@@ -1,6 +1,4 @@
-"""``report``, ``compare``, ``score``: tables of finished runs, changes between two runs, and scores
-of images.
-"""
+"""``report``, ``compare``, ``score``: tables of runs, changes between runs, scores of images."""
 
 from __future__ import annotations
 

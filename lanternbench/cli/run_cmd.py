@@ -1,5 +1,5 @@
-"""``run``, ``sweep``, ``import``, ``suite``: measurements; ``submit``, ``leaderboard``: results that
-can be cited.
+"""``run``, ``sweep``, ``import``, ``suite``: measurements; ``submit``, ``leaderboard``: results to
+cite.
 """
 
 from __future__ import annotations
@@ -286,9 +286,8 @@ def submit(
     folder = store.find(results, [run])[0]
     record = protocol.submission(folder)
     if reasons := protocol.judged(record)[1]:
-        raise UserError(
-            f"{folder.name} cannot be submitted: {'; '.join(reasons)}. Run the suite again with --fresh."
-        )
+        text = f"{folder.name} cannot be submitted: {'; '.join(reasons)}"
+        raise UserError(f"{text}. Run the suite again with --fresh.")
     path = out or Path(f"{folder.name}.json")
     protocol.write(record, path)
     print(path)

@@ -215,8 +215,8 @@ def tiny(
     checkout = Path(__file__).resolve().parents[2]
     if not (checkout / "tools/train_tiny").is_dir():
         raise UserError(
-            "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run it"
-            f" in a checkout of lanternbench {__version__}'s source (`pip install --editable .`)"
+            "`train tiny` needs the folder tools/train_tiny, which an installed package lacks: run"
+            f" it in a checkout of lanternbench {__version__}'s source (`pip install --editable .`)"
         )
     sys.path.insert(0, str(checkout))
     from tools.train_tiny.world import train

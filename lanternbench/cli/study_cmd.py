@@ -166,8 +166,8 @@ def print_profiles(profiles: Sequence[Profile], limit: Bandwidth) -> None:
         " bandwidth allows"
     )
     print(
-        f"memory reads at {limit.best:.1f} GB/s on this machine (best of {limit.passes} passes with"
-        f" {limit.threads} thread(s), their median {limit.spread:.0%} below); ar's forward pass"
+        f"memory reads at {limit.best:.1f} GB/s on this machine (best of {limit.passes} passes"
+        f" with {limit.threads} thread(s), their median {limit.spread:.0%} below); ar's forward pass"
         f" uses {share:.0%} of that"
     )
 
@@ -247,7 +247,7 @@ def tuning_cells(tuning: Tuning, result: Result) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """What a run is replayed on."""
+    """The machines and the target on which a run is replayed."""
 
     device: Annotated[
         list[str] | None, Option(help=f"{DEVICES}; repeat the option for several (default: h100).")

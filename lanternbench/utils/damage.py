@@ -10,7 +10,7 @@ MAX_HEADER = 10**8  # bytes of a safetensors header
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a file and the fix, as the end of a sentence; None if nothing is."""
+    """Return what is wrong with a file, and the fix, as the end of a sentence; None if fine."""
     if path.is_symlink() and not path.exists():
         return f"is a link to {path.readlink()}, which does not exist: download it again"
     try:

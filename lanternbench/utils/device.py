@@ -56,8 +56,8 @@ def prepare_gpu(device: str) -> None:
         torch.ones(1, device=device).add_(1).item()
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f"{_cannot_use(device)} ({_first_line(error)}): install a torch that is built for this "
-            "GPU, free its memory, or use --device cpu"
+            f"{_cannot_use(device)} ({_first_line(error)}): install a torch that is built for"
+            " this GPU, free its memory, or use --device cpu"
         ) from None
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -179,7 +179,7 @@ def read_system(path: str) -> str:
 
 
 def load_average() -> float | None:
-    """Return the mean number of running or waiting processes of the last minute, None if unknown."""
+    """Return the mean number of running processes in the last minute; None if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):

@@ -72,8 +72,8 @@ def download(file: Remote, progress: Progress = lambda done, of: None) -> Path:
                 part.unlink(missing_ok=True)
                 digests = f"SHA-256 {sha256[:12]}…, not {file.sha256[:12]}…"
                 raise UserError(
-                    f"{file.title} is not the published file ({digests}) and was removed: try again,"
-                    " or get it by hand"
+                    f"{file.title} is not the published file ({digests}) and was removed: try"
+                    " again, or get it by hand"
                 )
             os.replace(arrived, file.path)
             remember(file.path, sha256)

@@ -1,4 +1,4 @@
-"""CUDA graphs: work is recorded once per shape and then replayed by one launch instead of hundreds."""
+"""CUDA graphs: work is recorded once per shape and replayed by one launch instead of hundreds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A batch of a small target split over processes on a CPU.
 
-Half batches in two processes are faster than one batch whose small products are split over threads.
+Half batches in two processes are faster than one batch whose products are split over threads.
 Threads would wait for each other's Python, so processes are forked.  They share the weights and
 compute with one thread each, because OpenMP's other threads do not survive a fork.
 """

@@ -103,9 +103,7 @@ def test_a_prompt_file_that_contradicts_itself_is_named(name, text, says, tmp_pa
 )
 def test_a_run_whose_configuration_has_other_kinds_of_values_is_damaged(config, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": config}))
-    with pytest.raises(
-        UserError, match=rf"damaged \(config\.{next(iter(config))}: Input should be"
-    ):
+    with pytest.raises(UserError, match=rf"damaged \(config\.{next(iter(config))} must"):
         read_run(tmp_path)
 
 
