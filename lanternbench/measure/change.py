@@ -52,52 +52,63 @@ class Unjudged(NamedTuple):
 def changes(
     old: Figures, new: Figures, names: list[str], tests: int = 1
 ) -> tuple[list[Change], list[Unjudged]]:
-    """Changes of the figures ``names``, and those that have none; ``tests``: intervals to hold
-    together with 95 %.
+    """Return changes of the figures ``names``, and those that have none; ``tests``: intervals to
+    hold together with 95 %.
     """
-    compared, unjudged = [], []
+    compared = []
+    unjudged = []
     for label in dict.fromkeys([*old.labels, *new.labels]):
         for name in names:
             if label == BASELINE and name in DEFINED:
                 continue
-            before, after = _by_prompt(old, label, name), _by_prompt(new, label, name)
+            before = _by_prompt(old, label, name)
+            after = _by_prompt(new, label, name)
             shared = [prompt for prompt in before if prompt in after]
             if len(shared) > 1:
-                sums = np.array([[*before[p], *after[p]] for p in shared])
-                compared.append(Change(label, name, len(shared), *_change(sums, tests)))
+                sums = np.array([[*before[prompt], *after[prompt]] for prompt in shared])
+                compared.append(_change(label, name, sums, tests))
             elif before or after:
                 why = "one shared prompt" if shared else "no shared prompt"
-                for run, figures, values in (("new", new, after), ("old", old, before)):
-                    if not values:
-                        why = (
-                            f"not {'measured ' if label in figures.labels else ''}in the {run} run"
-                        )
-                unjudged.append(Unjudged(label, name, why, bool(before and not after)))
+                if not before:
+                    why = _absence(old, label, "old")
+                elif not after:
+                    why = _absence(new, label, "new")
+                unjudged.append(Unjudged(label, name, why, lost=bool(before) and not after))
     return compared, unjudged
 
 
-def _change(sums: Floats, tests: int) -> tuple[float, float, Interval | None, Interval]:
-    """(old, new, relative, difference) from sums [prompts, 4]: top and bottom of the old run, and
-    of the new one.
-    """
-    n, tops, bottoms = len(sums), sums[:, ::2], sums[:, 1::2]
-    old, new = map(float, tops.sum(0) / bottoms.sum(0))
+def _absence(figures: Figures, label: str, run: str) -> str:
+    """Return how a run lacks a figure of a method."""
+    return f"not measured in the {run} run" if label in figures.labels else f"not in the {run} run"
+
+
+def _change(label: str, name: str, sums: Floats, tests: int) -> Change:
+    """Return a change by sums [prompts, 4]: top and bottom of the old run, and of the new one."""
+    n = len(sums)
+    tops = sums[:, ::2]
+    bottoms = sums[:, 1::2]
+    old, new = (tops.sum(0) / bottoms.sum(0)).tolist()
     moved_old, moved_new = ((tops - [old, new] * bottoms) / bottoms.mean(0)).T
-    t = student_t(n - 1, ALPHA / tests)
-
-    def half_width(moved: Floats) -> float:
-        return t * math.sqrt(float(moved @ moved) / (n * (n - 1)))
-
-    half = half_width(moved_new - moved_old)
+    half = _half_width(moved_new - moved_old, tests)
     difference = (new - old, new - old - half, new - old + half)
-    if old <= 0 or new <= 0:
-        return old, new, None, difference
-    ratio, spread = new / old, math.exp(min(half_width(moved_new / new - moved_old / old), 700.0))
-    return old, new, (ratio - 1, ratio / spread - 1, ratio * spread - 1), difference
+    relative = None
+    if old > 0 and new > 0:
+        ratio = new / old
+        log_half = _half_width(moved_new / new - moved_old / old, tests)
+        spread = math.exp(min(log_half, 700.0))  # more would overflow
+        relative = (ratio - 1, ratio / spread - 1, ratio * spread - 1)
+    return Change(label, name, n, old, new, relative, difference)
+
+
+def _half_width(moved: Floats, tests: int) -> float:
+    """Return half of Student's interval of the mean of what each prompt ``moved`` [prompts]."""
+    n = len(moved)
+    t = student_t(n - 1, ALPHA / tests)
+    return t * math.sqrt(float(moved @ moved) / (n * (n - 1)))
 
 
 def _by_prompt(figures: Figures, label: str, name: str) -> dict[str, tuple[float, float]]:
-    """(top, bottom) of a figure of one label by prompt id, over its seeds."""
+    """Return (top, bottom) of a figure of one label by prompt id, over its seeds."""
     top, bottom = figures.of_prompts(name, figures.of(label))
     return {prompt: (top[i], bottom[i]) for prompt, i in figures.prompts.items() if bottom[i] > 0}
 
@@ -113,26 +124,31 @@ class Condition(NamedTuple):
     relative: bool
 
     def fails(self, change: Change) -> bool:
-        """Is the estimate beyond the bound, and no change outside its interval?"""
+        """Return whether the estimate is beyond the bound, and no change outside its interval."""
         if change.figure != self.figure:
             return False
-        bound = self.bound * abs(change.old) if self.relative else self.bound
+        bound = self.bound
+        interval = change.difference
+        if self.relative:
+            bound *= abs(change.old)
+            interval = change.relative or change.difference
         value = change.difference[0]
-        _, lo, hi = (self.relative and change.relative) or change.difference
-        return (value < bound and hi < 0) if self.sign == "<" else (value > bound and lo > 0)
+        _, lo, hi = interval
+        if self.sign == "<":
+            return value < bound and hi < 0
+        return value > bound and lo > 0
 
 
 def condition(text: str) -> Condition:
-    """A condition as the command line writes it.  Raises UserError."""
+    """Return a condition that the command line writes.  Raises UserError."""
     parsed = re.fullmatch(r"\s*([\w:/.+-]+?)\s*([<>])\s*([-+]?\d*\.?\d+)\s*(%?)\s*", text)
     if not parsed:
         raise UserError(
             f'--fail-if {text} cannot be read: write for example --fail-if "speedup<-5%"'
         )
     figure, sign, bound, percent = parsed.groups()
-    return Condition(
-        ALIASES.get(figure, figure), sign, float(bound) / (100 if percent else 1), bool(percent)
-    )
+    scale = 100 if percent else 1
+    return Condition(ALIASES.get(figure, figure), sign, float(bound) / scale, bool(percent))
 
 
 class Verdict(NamedTuple):
@@ -151,61 +167,60 @@ class Verdict(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Was anything judged, and did nothing fail or get lost?"""
+        """Whether something was judged, and nothing failed or got lost."""
         return bool(self.judged) and not self.failed and not self.lost
 
     def sentence(self) -> str:
-        """The last line of a gate: the verdict, its reason, what was judged and what was not."""
+        """Return the last line of a gate: the verdict, its reason, what was judged and what was
+        not.
+        """
         if not self.judged:
-            return "; ".join(
-                filter(
-                    None, ["gate: failed (nothing could be judged)", not_compared(self.unjudged)]
-                )
-            )
+            parts = ["gate: failed (nothing could be judged)", not_compared(self.unjudged)]
+            return "; ".join(filter(None, parts))
+        text = "gate: passed" if self.passed else "gate: failed"
         reasons = [f"{change.label} by its {change.figure}" for change in self.failed]
-        reasons += _by_label(self.lost, "{} is lost ({})")
-        text = f"gate: {'passed' if self.passed else 'failed'}" + (
-            f" ({'; '.join(reasons)})" if reasons else ""
-        )
+        reasons += [f"{label} is lost ({why})" for label, why in _by_label(self.lost)]
+        if reasons:
+            text += f" ({'; '.join(reasons)})"
+        others = [one for one in self.unjudged if not one.lost]
+        parts = [text, self._basis(), not_compared(others)]
+        return "; ".join(filter(None, parts))
+
+    def _basis(self) -> str:
+        """Return which methods were judged, by which figures, over how many prompts."""
         labels = dict.fromkeys(change.label for change in self.judged)
         figures = dict.fromkeys(change.figure for change in self.judged)
-        prompts = sorted({change.prompts for change in self.judged})
-        span = " to ".join(map(str, dict.fromkeys([prompts[0], prompts[-1]])))
-        text += f"; judged {', '.join(labels)} by {', '.join(figures)} over {span} prompts"
-        return "; ".join(
-            filter(None, [text, not_compared([one for one in self.unjudged if not one.lost])])
-        )
+        counts = [change.prompts for change in self.judged]
+        prompts = f"{min(counts)} to {max(counts)}"
+        if min(counts) == max(counts):
+            prompts = str(min(counts))
+        return f"judged {', '.join(labels)} by {', '.join(figures)} over {prompts} prompts"
 
 
 def not_compared(unjudged: Sequence[Unjudged]) -> str:
-    """What has no change, and why; "" for nothing."""
-    each = ", ".join(_by_label(unjudged, "{} ({})"))
-    return f"not judged: {each}" if each else ""
+    """Return what has no change, and why; "" for nothing."""
+    methods = [f"{label} ({why})" for label, why in _by_label(unjudged)]
+    return f"not judged: {', '.join(methods)}" if methods else ""
 
 
-def _by_label(unjudged: Sequence[Unjudged], form: str) -> list[str]:
-    """Label and reason, each once, with the figures where the method itself is there; ``form``:
-    with two places.
-    """
+def _by_label(unjudged: Sequence[Unjudged]) -> list[tuple[str, str]]:
+    """Return label and reason, each once, with the figures if the method itself is there."""
     figures: dict[tuple[str, str], list[str]] = {}
     for one in unjudged:
         figures.setdefault((one.label, one.why), []).append(one.figure)
-    return [
-        form.format(label, why if why.startswith("not in") else f"{', '.join(names)}: {why}")
-        for (label, why), names in figures.items()
-    ]
+    reasons = []
+    for (label, why), names in figures.items():
+        if not why.startswith("not in"):
+            why = f"{', '.join(names)}: {why}"
+        reasons.append((label, why))
+    return reasons
 
 
 def judge(old: Figures, new: Figures, conditions: Sequence[Condition]) -> Verdict:
-    """All conditions on all methods; their intervals hold together with 95 %."""
-    names = list(dict.fromkeys(condition.figure for condition in conditions))
-    tests = sum(
-        change.figure == condition.figure
-        for change in changes(old, new, names)[0]
-        for condition in conditions
-    )
-    judged, unjudged = changes(old, new, names, max(tests, 1))
-    failed = [
-        change for change in judged if any(condition.fails(change) for condition in conditions)
-    ]
+    """Judge all conditions on all methods; their intervals hold together with 95 %."""
+    names = [condition.figure for condition in conditions]
+    distinct = list(dict.fromkeys(names))
+    tests = sum(names.count(change.figure) for change in changes(old, new, distinct)[0])
+    judged, unjudged = changes(old, new, distinct, max(tests, 1))
+    failed = [change for change in judged if any(one.fails(change) for one in conditions)]
     return Verdict(judged, failed, unjudged)

@@ -1,9 +1,9 @@
-"""Are neighbouring codes interchangeable?  LANTERN's premise (arXiv 2410.03355, section 3), on
-  images of one target.
+"""How interchangeable neighbouring codes are: LANTERN's premise (arXiv 2410.03355, section 3), on
+images of one target.
 
-It accepts a drafted token for the probability of its k nearest codes: harmless as far as no image
-changes when a token gives way to a neighbour, helpful as far as those neighbours are likely where
-the token is.
+LANTERN accepts a drafted token for the probability of its k nearest codes.  That is harmless as
+far as no image changes when a token gives way to a neighbour, and helpful as far as those
+neighbours are likely.
 """
 
 from math import isfinite
@@ -16,6 +16,7 @@ from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from lanternbench.engine import decode as engine
+from lanternbench.engine.trace import Trace
 from lanternbench.errors import UserError
 from lanternbench.methods.acceptance.lantern import nearest
 from lanternbench.methods.build import build
@@ -49,45 +50,63 @@ class Codebook(NamedTuple):
 def study_codebook(
     target: Target, captions: list[str], ks: list[int], proximity: str = "l2", seed: int = 0
 ) -> Codebook:
-    """A target's codebook, and what ``ar``'s images lose within ``ks`` neighbours.  Raises
-    UserError for a wrong k.
+    """Return figures of a target's codebook, and what ``ar``'s images lose within ``ks``
+    neighbours.  Raises UserError for a wrong k.
     """
     codes = target.codebook
-    if wrong := [k for k in ks if not 2 <= k <= len(codes)]:
-        raise UserError(
-            f"k = {wrong[0]} is no neighbourhood here: a token and its neighbours are 2 to {len(codes)}"
-        )
+    for k in ks:
+        if not 2 <= k <= len(codes):
+            text = f"k = {k} is no neighbourhood: a token and its neighbours are 2 to {len(codes)}"
+            raise UserError(text)
     table = nearest(codes, max(ks), proximity)
     generations = engine.generate(build(target, method("ar")), captions, seed=seed, trace=True)
-    tokens, trace = torch.stack([g.tokens for g in generations]), generations[0].trace
-    assert trace is not None
+    tokens = torch.stack([generation.tokens for generation in generations])
     generator = torch.Generator().manual_seed(seed)
-    mass = trace.q.gather(-1, table[tokens]).cumsum(-1).mean((0, 1))  # [K]
+    mass = _mass(generations[0].trace, table[tokens])
+    unit = _random_distance(codes, generator)
     drawn = target.images(tokens)
-    one, other = torch.randint(len(codes), (2, PAIRS), generator=generator).to(codes.device)
-    unit = (codes[one].float() - codes[other].float()).norm(dim=-1)[one != other].median()
-    pixels, likenesses, rows = _pixels(drawn), [], [[image] for image in drawn]
+    likenesses = []
+    columns = [drawn]
     for k in ks:
-        images = target.images(swap_codes(tokens, table, k, generator))
-        for row, image in zip(rows, images, strict=True):
-            row.append(image)
-        apart = (codes.float() - codes[table[:, k - 1]].float()).norm(dim=-1).median()
-        noise = float(peak_signal_noise_ratio(_pixels(images), pixels, data_range=255.0))
-        likenesses.append(
-            Likeness(
-                k, float(apart / unit), float(mass[k - 1]), noise if isfinite(noise) else None
-            )
-        )
-    return Codebook(
-        len(codes), codes.shape[1], len(codes) - len(codes.unique(dim=0)), likenesses, rows
-    )
+        swapped = target.images(swap_codes(tokens, table, k, generator))
+        columns.append(swapped)
+        distance = _distances(codes, codes[table[:, k - 1]]).median()
+        psnr = _psnr(swapped, drawn)
+        likenesses.append(Likeness(k, float(distance / unit), float(mass[k - 1]), psnr))
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    twins = len(codes) - len(codes.unique(dim=0))
+    return Codebook(len(codes), codes.shape[1], twins, likenesses, rows)
+
+
+def _mass(trace: Trace | None, neighbours: Tensor) -> Tensor:
+    """Return the mean probability of the k nearest ``neighbours`` [B, L, K], for every k: [K]."""
+    if trace is None:
+        raise ValueError("the images were decoded without a trace")
+    return trace.q.gather(-1, neighbours).cumsum(-1).mean((0, 1))
+
+
+def _random_distance(codes: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the median distance of two random codes."""
+    one, other = torch.randint(len(codes), (2, PAIRS), generator=generator).to(codes.device)
+    return _distances(codes[one], codes[other])[one != other].median()
+
+
+def _distances(one: Tensor, other: Tensor) -> Tensor:
+    return (one.float() - other.float()).norm(dim=-1)
 
 
 def swap_codes(tokens: Tensor, table: Tensor, k: int, generator: torch.Generator) -> Tensor:
-    """Every token [B, L] replaced by one of its k nearest other than itself, drawn evenly: table
+    """Return tokens [B, L], each replaced by another of its k nearest, drawn evenly: table
     [V, ≥ k].
     """
-    return table[tokens, torch.randint(1, k, tokens.shape, generator=generator).to(tokens.device)]
+    ranks = torch.randint(1, k, tokens.shape, generator=generator)
+    return table[tokens, ranks.to(tokens.device)]
+
+
+def _psnr(images: list[Image.Image], others: list[Image.Image]) -> float | None:
+    """Return the peak signal-to-noise ratio in dB; None if the images are equal."""
+    ratio = peak_signal_noise_ratio(_pixels(images), _pixels(others), data_range=255.0)
+    return float(ratio) if isfinite(ratio) else None
 
 
 def _pixels(images: list[Image.Image]) -> Tensor:

@@ -38,14 +38,14 @@ class Estimate(NamedTuple):
 
 
 def draws(prompts: int, n: int = RESAMPLES) -> int:
-    """How many resamplings, or sign patterns, of so many prompts are drawn."""
+    """Return how many resamplings, or sign patterns, of so many prompts are drawn."""
     return n if prompts < MANY else n // 5
 
 
 def bootstrap_ratio(
     base: ArrayLike, other: ArrayLike, n: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """mean(base) / mean(other) of pairs [prompts] with its interval.  Raises ValueError where
+    """Return mean(base) / mean(other) of pairs [prompts] with its interval.  Raises ValueError if
     there is no ratio.
     """
     top, bottom = _pairs("bootstrap_ratio", base, other)
@@ -56,7 +56,7 @@ def bootstrap_ratio(
 
 
 def bootstrap_mean(x: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Mean of the values [prompts] with its 95 % interval over ``n`` resamplings. Raises as
+    """Return the mean of the values [prompts] with its 95 % interval over ``n`` resamplings. Raises as
     ``bootstrap_ratio``.
     """
     values = np.asarray(x, np.float64)
@@ -66,17 +66,20 @@ def bootstrap_mean(x: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> Estimate:
 def bootstrap_ratios(
     top: Floats, bottom: Floats, n: int = RESAMPLES, seed: int = 0
 ) -> list[Estimate]:
-    """Σ top / Σ bottom of each column [prompts, columns], 0 where there is no value, on the same
-    ``n`` resamplings.
+    """Return Σ top / Σ bottom of each column [prompts, columns], in which 0 is no value, on the
+    same ``n`` resamplings.
     """
-    columns, sums = top.shape[1], resampled(np.concatenate([top, bottom], 1), n, seed)
+    columns = top.shape[1]
+    sums = resampled(np.concatenate([top, bottom], 1), n, seed)
+    above = sums[:, :columns]
+    below = sums[:, columns:]
     return [
-        _percentiles(top[:, c], bottom[:, c], sums[:, [c, columns + c]]) for c in range(columns)
+        _percentiles(top[:, c], bottom[:, c], above[:, c], below[:, c]) for c in range(columns)
     ]
 
 
 def resampled(values: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
-    """Column sums [n, columns] of ``n`` resamplings of the rows of values [prompts, columns], the
+    """Return column sums [n, columns] of ``n`` resamplings of the rows of values [prompts, columns], the
     same for all.
     """
     prompts, columns = values.shape
@@ -85,31 +88,31 @@ def resampled(values: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
     chunk = max(1, min(n, _CHUNK // max(prompts, 1)))
     for start in range(0, n, chunk):
         rows = min(chunk, n - start)
-        drawn = (
-            rng.integers(prompts, size=(rows, prompts), dtype=np.int32)
-            + np.arange(rows)[:, None] * prompts
-        )
-        counts = np.bincount(drawn.ravel(), minlength=rows * prompts).reshape(rows, prompts)
+        drawn = rng.integers(prompts, size=(rows, prompts), dtype=np.int32)
+        cells = drawn + np.arange(rows)[:, None] * prompts
+        counts = np.bincount(cells.ravel(), minlength=rows * prompts).reshape(rows, prompts)
         sums[start : start + rows] = counts.astype(np.float64) @ values
     return sums
 
 
-def _percentiles(top: Floats, bottom: Floats, resampled: Floats) -> Estimate:
-    """Σ top / Σ bottom of one column [prompts], with the interval of its resampled sums [n, 2]."""
-    below, units = bottom.sum(), int((bottom != 0).sum())
-    if below == 0:
+def _percentiles(top: Floats, bottom: Floats, above: Floats, below: Floats) -> Estimate:
+    """Return Σ top / Σ bottom of one column [prompts], with the interval of the ratios of its
+    resampled sums ``above``, ``below`` [n].
+    """
+    units = int((bottom != 0).sum())
+    if bottom.sum() == 0:
         return Estimate(None, n=units)
-    value = float(top.sum() / below)
+    value = float(top.sum() / bottom.sum())
     if units < 2:
         return Estimate(value, n=units)
-    # a resampling may miss every prompt that has a value
-    above, below = resampled[resampled[:, 1] != 0].T
-    lo, hi = np.quantile(above / below, [_tail(units), 1 - _tail(units)])
+    has_value = below != 0  # a resampling may miss every prompt that has one
+    tail = _tail(units)
+    lo, hi = np.quantile(above[has_value] / below[has_value], [tail, 1 - tail])
     return Estimate(value, float(lo), float(hi), units)
 
 
 def _tail(units: int) -> float:
-    """Hesterberg's expanded tail: Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and
+    """Return Hesterberg's expanded tail, Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and
     less for few.
     """
     from scipy.special import ndtr, stdtrit  # takes longer to import than most commands run
@@ -118,19 +121,19 @@ def _tail(units: int) -> float:
 
 
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:
-    """Two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b
+    """Return the two-sided p-value of the sign-flip permutation test on the mean difference of pairs a, b
     [prompts].
 
     The share of sign patterns whose |mean(±(a − b))| is at least the observed one: of all for up
     to 12 pairs, else of ``n`` random ones, as (1 + hits) / (1 + n) (Phipson & Smyth, 2010).
-    Raises ValueError for what is no pairs.
+    Raises ValueError for lists of unequal or no length, and for values that are not finite.
     """
     first, second = _pairs("paired_test", a, b)
     return float(paired_tests((first - second)[:, None], n, seed)[0])
 
 
 def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
-    """The two sides of pairs as arrays.  Raises ValueError."""
+    """Return the two sides of pairs as arrays.  Raises ValueError."""
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if first.ndim != 1 or first.shape != second.shape or not len(first):
         raise ValueError(f"{test} needs two lists of the same length, with one pair or more")
@@ -140,8 +143,8 @@ def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
-    """``paired_test`` of each column of differences [prompts, columns], 0 without a pair, on the
-    same sign patterns.
+    """Return ``paired_test`` of each column of differences [prompts, columns], 0 without a pair,
+    on the same sign patterns.
     """
     pairs = len(differences)
     # equal sums in another order of addition differ by rounding: they must count as ties
@@ -149,13 +152,14 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
     if pairs <= 12:
         signs = (np.arange(1 << pairs)[:, None] >> np.arange(pairs) & 1) * 2 - 1
         return (np.abs(signs.astype(np.float64) @ differences) >= least).mean(0)
-    rng, chunk, whole = np.random.default_rng(seed), max(1, _CHUNK // pairs), differences.sum(0)
+    rng = np.random.default_rng(seed)
+    chunk = max(1, _CHUNK // pairs)
+    whole = differences.sum(0)
     hits: Floats = np.zeros(differences.shape[1])
     for start in range(0, n, chunk):
         rows = min(chunk, n - start)
-        bits = np.unpackbits(
-            np.frombuffer(rng.bytes(-(-rows * pairs // 8)), np.uint8), count=rows * pairs
-        )
+        drawn = np.frombuffer(rng.bytes(-(-rows * pairs // 8)), np.uint8)
+        bits = np.unpackbits(drawn, count=rows * pairs)
         # Σ ± d = 2 Σ over the positive − Σ d
         positive = bits.reshape(rows, pairs).astype(np.float64) @ differences
         hits += (np.abs(2 * positive - whole) >= least).sum(0)
@@ -163,22 +167,23 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
 
 
 def holm(p: ArrayLike) -> Floats:
-    """p-values of a family of tests, adjusted for their number (Holm, 1979): below α they hold
-    with 1 − α together.
+    """Return the p-values of a family of tests, adjusted for their number (Holm, 1979): below α
+    they hold with 1 − α together.
     """
     values = np.asarray(p, np.float64)
-    order, adjusted = np.argsort(values), np.empty_like(values)
-    adjusted[order] = np.minimum(
-        np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order]), 1.0
-    )
+    order = np.argsort(values)
+    remaining = np.arange(len(values), 0, -1)  # tests with a p-value that is no smaller
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(remaining * values[order]).clip(max=1.0)
     return adjusted
 
 
 def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
-    """``holm`` within two families, the tests marked ``first`` [tests] and all others; at
+    """Return ``holm`` within two families, the tests marked ``first`` [tests] and all others; at
     ``looks`` (Bonferroni).
     """
-    values, chosen = np.minimum(looks * np.asarray(p, np.float64), 1), np.asarray(first, bool)
+    values = np.minimum(looks * np.asarray(p, np.float64), 1)
+    chosen = np.asarray(first, bool)
     adjusted = np.empty_like(values)
     for family in (chosen, ~chosen):
         adjusted[family] = holm(values[family])
@@ -186,8 +191,8 @@ def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
 
 
 def prompts_needed(tests: int, looks: int = 1) -> int:
-    """Prompts with which a family of ``tests`` can tell a difference of which one prompt goes the
-    other way.
+    """Return the prompts with which a family of ``tests`` can tell a difference although one
+    prompt goes the other way.
 
     Of 2^n sign patterns 2·(n + 1) are then as extreme as the observed one; Holm multiplies their
     share by ``tests``.
@@ -196,13 +201,13 @@ def prompts_needed(tests: int, looks: int = 1) -> int:
 
 
 def look_sizes(methods: int) -> list[int]:
-    """Prompts at each look of a run with so many methods beside the baseline."""
+    """Return the prompts at each look of a run with so many methods besides the baseline."""
     return [prompts_needed(methods, LOOKS) << look for look in range(LOOKS)]
 
 
 def student_t(df: int, alpha: float) -> float:
-    """The t that |T| exceeds with probability ``alpha``, by bisection: importing scipy takes
-    longer.
+    """Return the t that |T| exceeds with probability ``alpha``, by bisection: importing scipy
+    takes longer than a comparison.
 
     With t = √ν · tan θ, P(|T| ≤ t) is a finite sum over powers of cos θ (Abramowitz and Stegun,
     26.7.3 and 26.7.4).
@@ -212,13 +217,19 @@ def student_t(df: int, alpha: float) -> float:
     ratios = 2 * k / (2 * k + 1) if odd else (2 * k - 1) / (2 * k)
 
     def within(angle: float) -> float:
+        """Return P(|T| ≤ √ν · tan(angle))."""
         total = 1 + float(np.cumprod(ratios * math.cos(angle) ** 2).sum())
         if not odd:
             return math.sin(angle) * total
-        return 2 / math.pi * (angle + (math.sin(angle) * math.cos(angle) * total if df > 1 else 0))
+        if df == 1:
+            return 2 / math.pi * angle
+        return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
 
     low, high = 0.0, math.pi / 2
     for _ in range(64):
         middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < 1 - alpha else (low, middle)
+        if within(middle) < 1 - alpha:
+            low = middle
+        else:
+            high = middle
     return math.sqrt(df) * math.tan(low)
