@@ -1,9 +1,9 @@
 """Machines to predict for: the seconds of replayed steps on a device model, or on this machine,
-probed.
+which is probed.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from lanternbench.costs import roofline
@@ -30,8 +31,10 @@ from lanternbench.settings import ModelSpec, Sampling
 from lanternbench.utils.device import choose, cores, load_average
 from lanternbench.utils.memory import total_memory
 
-REPEATS, STEPS = 15, 16  # products of matrices, and steps at each length, that are timed
+REPEATS = 15  # products of matrices that are timed
+STEPS = 16  # steps at each length that are timed
 SIDE = 1024  # of the matrices
+Progress = Callable[[int, int, str], None]  # done, of, what
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,16 @@ class Roofline:
         return self.device.name
 
     def seconds(self, case: Case, steps: Steps) -> dict[str, Values]:
-        """The seconds of each step [T], by what they are spent on."""
-        parts = {name: np.zeros(len(steps.nodes)) for name in roofline.Parts._fields}
-        cached = case.shape.prompt + steps.start - 1
-        if self.graphs:  # recorded forwards attend to whole spans
-            cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
+        """Return the seconds of each step [T], by what they are spent on."""
         decoder = roofline.Decoder(case.shape.network, case.drafter, case.operators)
         execution = roofline.Execution(self.device, self.dtype, self.graphs)
+        rows = case.shape.rows * steps.batch
+        cached = case.shape.prompt + steps.start - 1
+        if self.graphs:  # recorded forward passes attend to whole spans
+            cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
+        parts = {name: np.zeros(len(steps.nodes)) for name in roofline.Parts._fields}
         for at, levels in by_levels(case.measured, steps):
-            load = Load(
-                steps.batch[at], case.shape.rows * steps.batch[at], steps.nodes[at], cached[at]
-            )
+            load = Load(steps.batch[at], rows[at], steps.nodes[at], cached[at])
             drafting = roofline.Drafting(steps.before[at], levels)
             spent = roofline.step(decoder, load, drafting, execution)
             for name, value in spent._asdict().items():
@@ -67,10 +69,13 @@ class Roofline:
         return parts
 
     def memory(self, case: Case, batch: int, nodes: int) -> float:
-        """GB of a batch, text encoder and image tokeniser left out."""
+        """Return the GB of a batch, text encoder and image tokeniser left out."""
         shape = case.shape
         load = Load(batch, shape.rows * batch, nodes, shape.prompt + shape.length)
         return roofline.memory(shape.network, case.drafter, load, self.dtype)
+
+    def fits(self, case: Case, batch: int, nodes: int) -> bool:
+        return self.memory(case, batch, nodes) <= self.device.memory
 
 
 class MethodCost(NamedTuple):
@@ -79,7 +84,7 @@ class MethodCost(NamedTuple):
     """
 
     verify: Values  # of 1, nodes, cached tokens
-    draft: Values  # of 1, forwards after the first, their nodes, cached tokens
+    draft: Values  # of 1, forward passes after the first, their nodes, cached tokens
     outside: float
 
 
@@ -93,38 +98,35 @@ class Measured:
     graphs: ClassVar[bool] = False
 
     def seconds(self, case: Case, steps: Steps) -> dict[str, Values]:
-        """The seconds of each step [T], by phase."""
-        cost, ones = self.costs[case.label], np.ones(len(steps.nodes))
+        """Return the seconds of each step [T], by phase."""
+        cost = self.costs[case.label]
+        ones = np.ones(len(steps.nodes))
         draft = np.zeros_like(ones)
         for at, levels in by_levels(case.measured, steps):
-            draft[at] = (
-                cost.draft[:3] @ (1.0, len(levels), sum(levels)) + cost.draft[3] * steps.start[at]
-            )
+            of_levels = cost.draft[:3] @ (1.0, len(levels), sum(levels))
+            draft[at] = of_levels + cost.draft[3] * steps.start[at]
         verify = cost.verify @ np.stack([ones, steps.nodes, steps.start])
         return {"verify": verify, "draft": draft, "outside": cost.outside * ones}
 
 
 Machine = Roofline | Measured
+Levels = tuple[int, ...]
 
 
 def by_levels(
     proposer: AnyProposer | None, steps: Steps
-) -> Iterable[tuple[np.ndarray, tuple[int, ...]]]:
-    """Which steps [T] bool run the same forwards of the drafter, and the nodes that each but the
-    first reads.
+) -> Iterator[tuple[NDArray[np.bool_], Levels]]:
+    """Yield which steps [T] run the same forward passes of the drafter, and the nodes that each but
+    the first reads.
     """
-    sizes, size = np.unique(
-        np.stack([steps.depths, steps.nodes], 1).astype(np.int64), axis=0, return_inverse=True
-    )
-    levels = [
-        () if proposer is None else proposer.levels(depth, nodes)
-        for depth, nodes in sizes.tolist()
-    ]
-    for each in dict.fromkeys(levels):
-        yield (
-            np.isin(size.reshape(-1), [i for i, level in enumerate(levels) if level == each]),
-            each,
-        )
+    sizes = np.stack([steps.depths, steps.nodes], 1).astype(np.int64)
+    distinct, number_of = np.unique(sizes, axis=0, return_inverse=True)
+    numbers: dict[Levels, list[int]] = defaultdict(list)
+    for number, (depth, nodes) in enumerate(distinct.tolist()):
+        levels = () if proposer is None else proposer.levels(depth, nodes)
+        numbers[levels].append(number)
+    for levels, same in numbers.items():
+        yield np.isin(number_of.reshape(-1), same), levels
 
 
 def probe(
@@ -133,87 +135,102 @@ def probe(
     cases: Cases,
     caption: str,
     threads: int | None,
-    show: Callable[..., None],
+    show: Progress,
 ) -> tuple[Roofline, Measured, list[str]]:
-    """The host as a device model, its steps on the run's target, and notes on the measurement.
+    """Return the host as a device model, its steps on the run's target, and notes on the
+    measurement.
 
-    ``record``: of run.json in ``where``.  Raises UserError where the run's target or drafter
-    cannot be loaded.
+    ``record``: of run.json in ``where``.  Raises UserError if the run's target or drafter cannot
+    be loaded.
     """
-    c = record.config
-    target = load_with_drafter(c.part(ModelSpec), choose("auto", threads))
-    methods, costs = {BASE: method(BASE), **cases.methods}, {}
+    config = record.config
+    target = load_with_drafter(config.part(ModelSpec), choose("auto", threads))
+    methods = {BASE: method(BASE), **cases.methods}
     proposals = {case.label: case.measured for case in cases.traces}
+    costs = {}
     for done, (label, case_method) in enumerate(methods.items()):
         show(done, len(methods), f"a few steps of {label}")
-        costs[label] = method_cost(
-            build(target, case_method, c.part(Sampling), c.simulate_acceptance),
-            proposals.get(label),
-            caption,
-        )
+        decoder = build(target, case_method, config.part(Sampling), config.simulate_acceptance)
+        costs[label] = method_cost(decoder, proposals.get(label), caption)
     dtype = str(target.dtype).removeprefix("torch.")
     # layers packed for a CPU no longer show their sizes
-    plain = shape_of(sketch(c.target), c.guidance)
-    model = host(
-        target.device, plain.network, float(costs[BASE].verify @ (1, 1, 1)), plain.rows, dtype
-    )
-    rate, load, cpus = 1e3 * model.tflops[dtype], load_average(), cores()
-    facts = (
-        f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel ({dtype})"
-    )
-    notes = [f"this machine, probed: {facts}"]
-    if load is not None and load > cpus:
+    plain = shape_of(sketch(config.target), config.guidance)
+    shortest_s = float(costs[BASE].verify @ (1, 1, 1))
+    model = host(target.device, plain.network, shortest_s, plain.rows, dtype)
+    return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes_of(model, dtype)
+
+
+def notes_of(model: DeviceModel, dtype: str) -> list[str]:
+    """Return what was found, and a warning if other programs were running."""
+    rate = 1e3 * model.tflops[dtype]
+    speed = f"{model.bandwidth:.1f} GB/s, {rate:.0f} GFLOP/s, {model.gap:.1f} µs a kernel"
+    notes = [f"this machine, probed: {speed} ({dtype})"]
+    load = load_average()
+    if load is not None and load > cores():
         notes.append(
-            f"the load was {load:.1f} on {cpus} cores while it was probed: stop other programs and try again"
+            f"the load was {load:.1f} on {cores()} cores while it was probed: "
+            "stop other programs and try again"
         )
-    return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes
+    return notes
 
 
 def method_cost(
     decoder: SpeculativeDecoder, proposal: AnyProposer | None, caption: str
 ) -> MethodCost:
-    """What a method's steps cost: least squares over medians of a few at a few cached lengths, by
-    size and length.
+    """Return the cost of a method's steps: least squares over medians of several steps at a few
+    cached lengths, by size and length.
     """
     lengths = lengths_of(decoder.target.length, decoder.proposer.size.max_depth)
     times = list(step_times(decoder, caption, lengths, STEPS))
-    usual, counts = medians(times), Counter(t[:2] for t in times)
-    weights = np.sqrt([counts[t[:2]] for t in usual])
-
-    def fit(seconds: list[float], rows: Sequence[tuple[int, ...]]) -> Values:
-        return nnls(weights[:, None] * np.array(rows), weights * np.array(seconds))[0]
-
-    verify = fit([t.forward_s for t in usual], [(1, t.shape.nodes, t.cached) for t in usual])
-    levels = [proposal.levels(t.shape.depth, t.shape.nodes) if proposal else () for t in usual]
-    rows = [(1, len(each), sum(each), t.cached) for t, each in zip(usual, levels, strict=True)]
+    usual = medians(times)
+    counts = Counter((t.shape, t.cached) for t in times)
+    weights = np.sqrt([counts[t.shape, t.cached] for t in usual])
+    verify = [(1, t.shape.nodes, t.cached) for t in usual]
+    draft = []
+    for t in usual:
+        levels = proposal.levels(t.shape.depth, t.shape.nodes) if proposal else ()
+        draft.append((1, len(levels), sum(levels), t.cached))
     return MethodCost(
-        verify, fit([t.draft_s for t in usual], rows), median(t.rest_s for t in times)
+        verify=fitted([t.forward_s for t in usual], verify, weights),
+        draft=fitted([t.draft_s for t in usual], draft, weights),
+        outside=median(t.rest_s for t in times),
     )
+
+
+def fitted(seconds: list[float], factors: Sequence[tuple[int, ...]], weights: Values) -> Values:
+    """Return non-negative least-squares coefficients of the factors."""
+    return nnls(weights[:, None] * np.array(factors), weights * np.array(seconds))[0]
 
 
 @torch.inference_mode()
 def host(
-    device: torch.device, target: Network, least: float, rows: int, dtype: str
+    device: torch.device, target: Network, shortest_s: float, rows: int, dtype: str
 ) -> DeviceModel:
-    """This machine as a device model, for other targets: its bandwidth, its FLOP/s and its
+    """Return this machine as a device model, for other targets: its bandwidth, its FLOP/s and its
     overhead per kernel.
 
-    The last is what the shortest forward of ``target``, ``least`` seconds, takes beyond its bytes
-    and products.
+    The last is what the shortest forward pass of ``target``, ``shortest_s``, takes in addition to
+    its bytes and products.
     """
-    beta = 1e9 * bandwidth(device).best
+    bytes_per_s = 1e9 * bandwidth(device).best
     a = torch.ones(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
-    peak = 2 * SIDE**3 / median(seconds_of(lambda: a @ a, device) for _ in range(REPEATS))
-    known = max(
-        BYTES[dtype] * (target.weights + target.head) / beta, 2 * rows * target.weights / peak
-    )
+    product_s = median(seconds_of(lambda: a @ a, device) for _ in range(REPEATS))
+    flops = 2 * SIDE**3 / product_s
+    moving_s = BYTES[dtype] * (target.weights + target.head) / bytes_per_s
+    computing_s = 2 * rows * target.weights / flops
     operators = baseline_operators()
-    gap = max(0.0, least - known) / (operators.layer * target.layers + operators.forward)
+    kernels = operators.layer * target.layers + operators.forward
+    gap = max(0.0, shortest_s - max(moving_s, computing_s)) / kernels
+    memory = total_memory() or 0
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-    else:
-        memory = total_memory() or 0
     return DeviceModel(
-        name=THIS, about="this machine, probed", bandwidth=beta / 1e9, memory=memory / 1e9,
-        tflops={dtype: peak / 1e12}, gap=1e6 * gap, issue=0.0, source="measured here",
-    )  # fmt: skip
+        name=THIS,
+        about="this machine, probed",
+        bandwidth=bytes_per_s / 1e9,
+        memory=memory / 1e9,
+        tflops={dtype: flops / 1e12},
+        gap=1e6 * gap,
+        issue=0.0,
+        source="measured here",
+    )

@@ -3,7 +3,7 @@ target.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 class Shape(NamedTuple):
-    """A target as a device sees it: L tokens, prompt positions, rows a prompt."""
+    """A target as a device sees it: L tokens, prompt positions, rows per prompt."""
 
     name: str
     network: Network
@@ -42,25 +42,25 @@ class Shape(NamedTuple):
 
 
 def shape_of(target: Target, guidance: float | None = None) -> Shape:
-    """The shape of a target, also of one on the device ``meta``; ``guidance``: by default the
-    target's.
+    """Return the shape of a target, also of one on the device ``meta``; ``guidance``: by default
+    the target's.
     """
-    model, scale = target.model, target.guidance if guidance is None else guidance
-    size, rows = network(model, model, model.layers), 1 if scale == 1.0 else 2
+    model = target.model
+    size = network(model, model, model.layers)
+    scale = target.guidance if guidance is None else guidance
+    rows = 1 if scale == 1.0 else 2
     return Shape(target.name, size, target.length, model.prompt_positions, rows)
 
 
 class Case(NamedTuple):
-    """A method on a target: ``measured``: its proposal in the run; ``drafter``: the drafter for
-    the target; ``operators``: of a step.
-    """
+    """A method on a target."""
 
     label: str
     method: str
     shape: Shape
-    drafter: Network | None
-    measured: AnyProposer | None  # None for the baseline
-    operators: Operators
+    drafter: Network | None  # for the target
+    measured: AnyProposer | None  # the proposal in the run; None for the baseline
+    operators: Operators  # of a step
 
 
 def baseline(shape: Shape) -> Case:
@@ -101,106 +101,124 @@ class Steps(NamedTuple):
 
 
 def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length: int) -> Trace:
-    """A measured decode, repeated and cut to ``length`` tokens: the prefill's and those of the
-    steps.
+    """Return a measured decode, repeated and cut to ``length`` tokens: the prefill's and those of
+    the steps.
     """
-    lengths = np.asarray(committed, np.int64)
-    times = -(-(length - 1) // int(lengths.sum()))
-    ends = np.cumsum(np.tile(lengths, times))
-    steps = int(np.searchsorted(ends, length - 1)) + 1
-    cut = Trace(
-        *(np.tile(np.asarray(x, np.int64), times)[:steps] for x in (lengths, nodes, depths))
-    )
-    cut.committed[-1] -= ends[steps - 1] - (length - 1)
+    wanted = length - 1
+    times = -(-wanted // int(np.sum(committed)))
+    columns = np.array([committed, nodes, depths], np.int64)
+    repeated = Trace(*np.tile(columns, times))
+    ends = np.cumsum(repeated.committed)
+    steps = int(np.searchsorted(ends, wanted)) + 1
+    cut = Trace(*(column[:steps] for column in repeated))
+    cut.committed[-1] -= ends[steps - 1] - wanted
     return cut
 
 
 def autoregressive(length: int) -> Trace:
-    """One token a step."""
+    """Return a decode of one token a step."""
     ones = np.ones(length - 1, np.int64)
     return Trace(ones, ones, np.zeros_like(ones))
 
 
 def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Steps]:
-    """The traces in batches of ``batch``, in order; fewer than a batch are repeated.
+    """Return the traces in batches of ``batch``, in order; fewer than a batch are repeated.
 
     A batch takes the steps of its slowest prompt.  Unless it ``keeps_shape``, as one that is
-    recorded in CUDA graphs does, it goes on without finished prompts whenever at least half of it
-    is finished.
+    recorded in CUDA graphs does, it continues without finished prompts whenever at least half of
+    it is finished.
     """
-    if batch <= len(traces):
-        whole = len(traces) // batch * batch
-        return [
-            _together(traces[i : i + batch], np.ones(batch), keeps_shape)
-            for i in range(0, whole, batch)
-        ]
-    counts = batch // len(traces) + (np.arange(len(traces)) < batch % len(traces))
-    return [_together(traces, counts, keeps_shape)]
+    if batch > len(traces):
+        times, more = divmod(batch, len(traces))
+        counts = times + (np.arange(len(traces)) < more)
+        return [_together(traces, counts, keeps_shape)]
+    once = np.ones(batch)
+    starts = range(0, len(traces) - batch + 1, batch)
+    return [_together(traces[start : start + batch], once, keeps_shape) for start in starts]
 
 
 def _together(traces: Sequence[Trace], counts: NDArray, keeps_shape: bool) -> Steps:
+    """Return the steps of one batch, in which each trace occurs ``counts`` times."""
     longest = max(trace.steps for trace in traces)
-    alive = sum(n * (np.arange(longest) < t.steps) for n, t in zip(counts, traces, strict=True))
-    size = np.full(longest, float(counts.sum()))
-    for t in () if keeps_shape else range(1, longest):
-        size[t] = alive[t] if 2 * alive[t] <= size[t - 1] else size[t - 1]
-    each = ([getattr(trace, name) for trace in traces] for name in Steps._fields[1:])
-    return Steps(
-        size, *(np.array(list(zip_longest(*x, fillvalue=0)), np.float64).max(1) for x in each)
-    )
+    alive = np.zeros(longest)
+    for count, trace in zip(counts, traces, strict=True):
+        alive[: trace.steps] += count
+    size = np.full(longest, alive[0])
+    if not keeps_shape:
+        for t in range(1, longest):
+            is_half_finished = 2 * alive[t] <= size[t - 1]
+            size[t] = alive[t] if is_half_finished else size[t - 1]
+    largest = []
+    for name in ("nodes", "depths", "start", "before"):
+        columns = [getattr(trace, name) for trace in traces]
+        padded = np.array(list(zip_longest(*columns, fillvalue=0)), np.float64)
+        largest.append(padded.max(1))
+    return Steps(size, *largest)
 
 
 def traces_of(samples: Sequence[Sample], proposer: AnyProposer | None, length: int) -> list[Trace]:
-    """The samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are derived
-    where not recorded.
+    """Return the samples of one method, stretched to ``length`` tokens.  Sizes of fixed trees are
+    derived if not recorded.
 
-    Raises UserError where they are neither recorded nor fixed.
+    Raises UserError if they are neither recorded nor fixed.
     """
     traces = []
-    nodes, depth = (1, 0) if proposer is None else proposer.size[:2]
     for sample in samples:
-        lengths = sample.accept_lengths[1:]
-        sizes = ((sample.tree_nodes or [])[1:], sample.tree_depths[1:])
-        if proposer is None or not len(sizes[0]) == len(sizes[1]) == len(lengths):
-            if proposer is not None and proposer.size.adapts and lengths:
-                lack = f"the samples of '{sample.label}' lack the tree size of each step, which this method changes"
-                raise UserError(f"{lack} as it goes: measure it again with this version")
-            sizes = ([nodes] * len(lengths), [depth] * len(lengths))
-        traces += [stretched(lengths, *sizes, length)] if lengths else []
+        committed = sample.accept_lengths[1:]
+        if committed:
+            nodes, depths = tree_sizes(sample, proposer)
+            traces.append(stretched(committed, nodes, depths, length))
     return traces
+
+
+def tree_sizes(sample: Sample, proposer: AnyProposer | None) -> tuple[list[int], list[int]]:
+    """Return the nodes and depths of the trees of a sample's steps after the prefill."""
+    steps = len(sample.accept_lengths) - 1
+    if proposer is None:
+        return [1] * steps, [0] * steps
+    nodes = (sample.tree_nodes or [])[1:]
+    depths = sample.tree_depths[1:]
+    if len(nodes) == len(depths) == steps:
+        return nodes, depths
+    if proposer.size.adapts:
+        raise UserError(
+            f"the samples of '{sample.label}' lack the tree size of each step, which this method "
+            "changes as it goes: measure it again with this version"
+        )
+    return [proposer.size.nodes] * steps, [proposer.size.max_depth] * steps
 
 
 @cache
 def shapes() -> dict[str, Entry]:
-    """Architectures that only predictions know."""
+    """Return the architectures that only predictions know."""
     rows = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
     return {name: Entry(name=name, **row) for name, row in rows.items()}
 
 
 def sketch(name: str, drafter: str | None = None) -> Target:
-    """A target's shape, options and drafters without its weights, except where they come with the
+    """Return a target's shape, options and drafters without its weights, unless they come with the
     package.
 
     Raises UserError for an unknown name, with the known names.
     """
+    target = replace(_sketch(name), name=name.partition("=")[0])
+    if drafter is None:
+        return target
+    return with_drafter(target, drafter, str(target.device), random_weights=True)[0]
+
+
+def _sketch(name: str) -> Target:
     title = name.partition("=")[0]
     if title in shapes():
-        target = family(shapes()[title].family).random_target(shapes()[title], "meta")
-    elif title in catalogue() and catalogue()[title].gigabytes:
-        target = load_unpacked(title, "meta", random_weights=True)
-    else:
-        try:
-            target = load_unpacked(name)
-        except UserError as error:
-            raise UserError(
-                f"{error}; `predict` knows {', '.join(shapes())} beside the catalogue"
-            ) from None
-    target = replace(target, name=title)
-    return (
-        target
-        if drafter is None
-        else with_drafter(target, drafter, str(target.device), random_weights=True)[0]
-    )
+        entry = shapes()[title]
+        return family(entry.family).random_target(entry, "meta")
+    if title in catalogue() and catalogue()[title].gigabytes:
+        return load_unpacked(title, "meta", random_weights=True)
+    try:
+        return load_unpacked(name)
+    except UserError as error:
+        more = f"`predict` also knows {', '.join(shapes())}"
+        raise UserError(f"{error}; {more}") from None
 
 
 class Cases(NamedTuple):
@@ -214,13 +232,13 @@ class Cases(NamedTuple):
 def cases(
     samples: Iterable[Sample], source: Target, target: Target, guidance: float | None, run: str
 ) -> Cases:
-    """``source``: the run's target, whose trees were measured; ``guidance``: where it differs from
-    the target's.
+    """Return the methods of a run as they would decode on ``target``.
 
-    Methods without what they need on ``target`` are left out, with a note.  Raises UserError for a
-    run without samples and for one in which nothing was drafted.
+    ``source``: the run's target, on which trees were measured; ``guidance``: if it differs from
+    the target's.  Methods without what they need on ``target`` are left out, with a note.  Raises
+    UserError for a run without samples and for one in which nothing was drafted.
     """
-    by_label = defaultdict[str, list[Sample]](list)
+    by_label: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_label[sample.label].append(sample)
     if not by_label:
@@ -228,52 +246,57 @@ def cases(
             f"{run} has no samples yet: let `lanternbench run` finish at least one image of it"
         )
     shape = shape_of(target, guidance)
-    traces: dict[Case, list[Trace]] = {}
-    methods: dict[str, Method] = {}
-    notes: list[str] = []
+    found = Cases({}, {}, [])
     for label, group in by_label.items():
         try:
-            m = method(group[0].method, **group[0].options)
-            measured = build_proposer(source, m)
-            net = measured.network()
-            if net is not None and target is not source:
-                net = build_proposer(target, m).network()  # may raise UserError
-            if m.choices.order != "raster" and source.grids != target.grids:
-                raise UserError(
-                    "the rows of its steps follow from the grid, which is another here"
-                )
-            drafts = measured if measured.size.max_depth > 0 else None
-            if drafts is None and m.preset != BASE:
-                raise UserError("it drafts nothing that could be replayed")
+            used = method(group[0].method, **group[0].options)
+            case = case_of(label, used, shape, source, target)
         except UserError as error:
-            notes.append(f"{label} is left out: {error}")
+            found.notes.append(f"{label} is left out: {error}")
             continue
-        if steps := traces_of(group, drafts, shape.length):
-            methods[label] = m
-            if drafts is None:
-                case = baseline(shape)
-            else:
-                operators = count_operators(m, source.options)
-                case = Case(label, m.preset, shape, net, drafts, operators)
-            traces[case] = steps
-    if all(case.measured is None for case in traces):
-        why = (
-            notes[0]
-            if notes
-            else f"{run} has only methods that draft nothing ({', '.join(by_label)})"
-        )
+        traces = traces_of(group, case.measured, shape.length)
+        if traces:
+            found.traces[case] = traces
+            found.methods[label] = used
+    if all(case.measured is None for case in found.traces):
+        only = f"{run} has only methods that draft nothing ({', '.join(by_label)})"
+        reason = found.notes[0] if found.notes else only
         raise UserError(
-            f"there are no draft trees to replay: {why}; measure one that drafts, such as eagle-1"
+            f"there are no draft trees to replay: {reason}; "
+            "measure one that drafts, such as eagle-1"
         )
+    found.notes.extend(differences(shape, source))
+    return found
+
+
+def case_of(label: str, used: Method, shape: Shape, source: Target, target: Target) -> Case:
+    """Return one method of the run.  Raises UserError if it cannot be replayed on ``target``."""
+    measured = build_proposer(source, used)
+    drafter = measured.network()
+    if drafter is not None and target is not source:
+        drafter = build_proposer(target, used).network()
+    if used.choices.order != "raster" and source.grids != target.grids:
+        raise UserError("the rows of its steps follow from the grid, which differs")
+    if measured.size.max_depth == 0:
+        if used.preset != BASE:
+            raise UserError("it drafts nothing that could be replayed")
+        return baseline(shape)
+    operators = count_operators(used, source.options)
+    return Case(label, used.preset, shape, drafter, measured, operators)
+
+
+def differences(shape: Shape, source: Target) -> Iterator[str]:
+    """Yield a note for each way in which the target differs from the run's."""
     if shape.length != source.length:
-        lengths = (
-            f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}"
+        yield (
+            f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}: "
+            "each image's steps are repeated, or cut"
         )
-        notes.append(f"{lengths}: each image's steps are repeated, or cut")
     if shape.name != source.name:
-        where = f"accepted lengths and tree sizes are those measured on {source.name}"
-        notes.append(f"{where}: a drafter for {shape.name} may be accepted more or less often")
-    return Cases(traces, methods, notes)
+        yield (
+            f"accepted lengths and tree sizes are those measured on {source.name}: a drafter for "
+            f"{shape.name} may be accepted more or less often"
+        )
 
 
 def of_run(record: RunRecord) -> tuple[str, str | None, float | None]:

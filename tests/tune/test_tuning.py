@@ -259,13 +259,13 @@ def test_no_speed_is_expected_where_the_clock_was_disturbed_between_costs_and_me
     for row in busy.rows()[1:]:
         assert (row["expected"]["tokens_per_s"], row["expected"]["step_s"]) == (None, None)
         assert row["expected"]["tau"] == 2.0
-    assert "disturbed" in " ".join(text.get_text() for text in tuning_figure(busy).axes[2].texts)
+    assert "noisy" in " ".join(text.get_text() for text in tuning_figure(busy).axes[2].texts)
     assert not tuning_figure(calm).axes[2].texts
 
 
 def test_a_verdict_says_that_it_is_the_best_of_several_on_prompts_that_chose_it():
     assert (
-        "the best of 2 on 12 prompts, 4 of which also chose them"
+        "the best of 2 candidates on 12 prompts, 4 of which were also used to find them"
         in finished(0.2, "candidate-1").verdict
     )
 
