@@ -9,16 +9,17 @@ import io
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from lanternbench import prompts as prompt_sets
-from lanternbench.costs.forward_cost import Shape, Timed, fit, lengths_of, time_steps
+from lanternbench.costs.forward_cost import Shape, StepCost, Timed, fit, lengths_of, time_steps
 from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.errors import UserError
 from lanternbench.experiment.environment import environment
@@ -41,6 +42,7 @@ from lanternbench.utils.json_values import config_hash, differences, plain
 from lanternbench.utils.ledger import Ledger, Lines, as_json
 
 SETTINGS, LINES = "tune.json", "measured.jsonl"
+TIMES = TypeAdapter(list[Timed])
 SEARCHES: dict[str | None, type[TreeSearch]] = {
     "shape": searches.ShapeSearch,
     "length": searches.LengthSearch,
@@ -48,19 +50,23 @@ SEARCHES: dict[str | None, type[TreeSearch]] = {
     "bounds": searches.BoundsSearch,
     None: searches.OptionSearch,
 }
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]  # done, of, what
 
 
 def search_kind(method: Method) -> type[TreeSearch]:
-    """The search over the sizes of a method.  Raises UserError for a method without sizes."""
+    """Return the search over the sizes of a method.  Raises UserError for a method without sizes."""
     if method.choices.order != "raster":
-        text = f"'{method.preset}' draws several rows at once, of which the search has no model"
-        raise UserError(f"{text}: compare sizes in a sweep")
+        raise UserError(
+            f"'{method.preset}' draws several rows at once, of which the search has no model: "
+            "compare sizes in a sweep"
+        )
     tree = None if method.proposal.tree_is_own else method.tree
-    if not (method.proposal.tuned or (tree and (tree.search or tree.tuned))):
-        text = f"method '{method.preset}' has no tree and no window whose size could be tuned"
-        raise UserError(f"{text}: choose a method that drafts, such as eagle-1 or sjd")
-    return SEARCHES[tree.search if tree else None]
+    if not method.proposal.tuned and (tree is None or not (tree.search or tree.tuned)):
+        raise UserError(
+            f"method '{method.preset}' has no tree and no window whose size could be tuned: "
+            "choose a method that drafts, such as eagle-1 or sjd"
+        )
+    return SEARCHES[None if tree is None else tree.search]
 
 
 class Measured(BaseModel):
@@ -133,154 +139,188 @@ def tune(
     device: str = "cpu",
     progress: Progress = lambda *_: None,
 ) -> tuple[Path, Tuning]:
-    """Search, measure the best few, the method's default sizes and ``ar``, and write the preset;
-    returns its path.
+    """Search, measure the best candidates, the method's default sizes and ``ar``, and write the
+    preset; return its path.
 
     Raises UserError for a method without a tree or window, or one that cannot be loaded or
     simulated.
     """
     default = method(config.method, **config.options)
     kind = search_kind(default)
-    selected = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
+    prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
     target = load_with_drafter(config.part(ModelSpec), device, {default.choices.proposal})
     search = kind(target, config)
     machine = environment() | mode(target)
-    hardware = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
-    hardware["gpus"] = [gpu["name"] for gpu in machine["gpus"]]
-    root = f"tune-{config.method}-{config_hash(config.model_dump() | selected.record() | hardware)[:8]}"
-    folder = free(out / root) if fresh else out / root
-    inputs = {"selection": selected.hash, "machine": hardware, "weights": target.weights}
+    hardware = hardware_of(machine)
+    settings = config.model_dump() | prompts.record() | hardware
+    folder = out / f"tune-{config.method}-{config_hash(settings)[:8]}"
+    if fresh:
+        folder = free(folder)
+    inputs = {"selection": prompts.hash, "machine": hardware, "weights": target.weights}
     with Pieces(folder, config.model_dump(mode="json") | inputs) as pieces:
-        captions = [p.text for p in selected]
-        target.prepare(captions)
-        cost = fit(_costs(pieces, search, captions[0], progress))
-        recordings, each = search.recordings(cost, captions[: config.recorded]), {}
-        for i, (name, record) in enumerate(recordings.items()):
-            progress(i, len(recordings), f"acceptance: {name}")
-            each[name] = pieces.arrays(name, record)
-        records = search.combined(each)
-        candidates = search.candidates(cost, records)
-        few = best_few(candidates, config.few)
-        chosen = {DEFAULT: candidates[0]} | {f"candidate-{i}": c for i, c in enumerate(few, 1)}
-        results = _results(search, chosen, _measure(pieces, search, chosen, selected, progress))
-        machine |= {"load": load_average()}
-        table = search.acceptance(records)
-        tuning = Tuning(
-            config, search.about, cost, results, len(candidates), best(results), table, machine
-        )
+        target.prepare([prompt.text for prompt in prompts])
+        tuning = Steps(search, pieces, prompts, progress).tuning(machine)
         path = folder / f"{config.method}-tuned.yaml"
         with replacing(path, OUT) as file:
             file.write(tuning.preset_text().encode())
         return path, tuning
 
 
-def _costs(pieces: Pieces, search: TreeSearch, caption: str, progress: Progress) -> list[Timed]:
-    """The times of every probe, in two passes over all of them: a disturbance of the machine
-    affects them alike.
+def hardware_of(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what times depend on."""
+    hardware = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
+    return hardware | {"gpus": [gpu["name"] for gpu in machine["gpus"]]}
+
+
+def chosen_of(candidates: list[Candidate], count: int) -> dict[str, Candidate]:
+    """Return the candidates to measure, by name: the default sizes, and the fastest of each depth
+    and width of drafts by expected tokens per second, at most ``count``.
     """
-    probes = [
-        (method("ar"), Shape(1, 0)),
-        *((search.method(options), shape) for options, shape in search.probes()),
-    ]
-    lengths = lengths_of(search.target.length, LEVELS)
-
-    def make() -> list[Timed]:
-        times: list[Timed] = []
-        for i, (probe, shape) in enumerate(2 * probes):
-            progress(i, 2 * len(probes), f"cost: {shape.nodes} nodes")
-            times += time_steps(search.decoder_of(probe), shape, caption, lengths, steps=6)
-        return times
-
-    rows = pieces.json("costs.json", make)
-    return [
-        Timed(**row | {"shape": Shape(**row["shape"] | {"levels": tuple(row["shape"]["levels"])})})
-        for row in rows
-    ]
+    default = candidates[0]
+    fastest: dict[tuple[int, tuple[int, ...], bool], Candidate] = {}
+    for candidate in sorted(candidates[1:], key=lambda candidate: -candidate.tokens_per_s):
+        shape = candidate.shape
+        if (shape, candidate.reach) != (default.shape, default.reach):
+            fastest.setdefault((shape.depth, shape.levels[:1], shape.chain), candidate)
+    chosen = {DEFAULT: default}
+    for candidate in list(fastest.values())[:count]:
+        if candidate.options != default.options:
+            chosen[f"candidate-{len(chosen)}"] = candidate
+    return chosen
 
 
-def best_few(candidates: list[Candidate], count: int) -> list[Candidate]:
-    """The best of each depth and width of drafts, by expected tokens per second; the first has the
-    default sizes.
-    """
-    default, kinds = candidates[0], dict[Any, Candidate]()
-    for c in sorted(candidates[1:], key=lambda c: -c.tokens_per_s):
-        if (c.shape, c.reach) != (default.shape, default.reach):
-            kinds.setdefault((c.shape.depth, c.shape.levels[:1], c.shape.chain), c)
-    return [c for c in list(kinds.values())[:count] if c.options != default.options]
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a search, each of whose results is stored."""
+
+    search: TreeSearch
+    pieces: Pieces
+    prompts: PromptSet
+    progress: Progress
+
+    def tuning(self, machine: Mapping[str, Any]) -> Tuning:
+        search = self.search
+        cost = self.cost()
+        records = self.records(cost)
+        candidates = search.candidates(cost, records)
+        results = self.results(chosen_of(candidates, search.config.few))
+        return Tuning(
+            config=search.config,
+            about=search.about,
+            cost=cost,
+            results=results,
+            looked_at=len(candidates),
+            best=best(results),
+            acceptance=search.acceptance(records),
+            machine={**machine, "load": load_average()},
+        )
+
+    def cost(self) -> StepCost:
+        """Time every probe, in two passes over all of them: a disturbance of the machine affects
+        them alike.
+        """
+        probes = [(method(BASELINE), Shape(1, 0))]
+        probes += [(self.search.method(sizes), shape) for sizes, shape in self.search.probes()]
+        lengths = lengths_of(self.search.target.length, LEVELS)
+        caption = self.prompts.prompts[0].text
+
+        def timed() -> list[Timed]:
+            times: list[Timed] = []
+            for i, (probe, shape) in enumerate(2 * probes):
+                self.progress(i, 2 * len(probes), f"cost: {shape.nodes} nodes")
+                decoder = self.search.decoder_of(probe)
+                times += time_steps(decoder, shape, caption, lengths, steps=6)
+            return times
+
+        return fit(TIMES.validate_python(self.pieces.json("costs.json", timed)))
+
+    def records(self, cost: StepCost) -> dict[str, Record]:
+        """Record the acceptance on the first prompts."""
+        captions = [prompt.text for prompt in self.prompts][: self.search.config.recorded]
+        recordings = self.search.recordings(cost, captions)
+        records = {}
+        for i, (name, record) in enumerate(recordings.items()):
+            self.progress(i, len(recordings), f"acceptance: {name}")
+            records[name] = self.pieces.arrays(name, record)
+        return self.search.combined(records)
+
+    def results(self, chosen: Mapping[str, Candidate]) -> list[Result]:
+        """Measure ``ar`` and the chosen candidates."""
+        lines: dict[str, list[Measured]] = {name: [] for name in (BASELINE, *chosen)}
+        for line in sorted(self.measured(chosen), key=lambda line: line.prompt):
+            lines[line.name].append(line)
+        results = [result_of(BASELINE, BASELINE, None, lines)]
+        for name, candidate in chosen.items():
+            label = self.search.method(candidate.options).label
+            results.append(result_of(name, label, candidate, lines))
+        return results
+
+    def measured(self, chosen: Mapping[str, Candidate]) -> list[Measured]:
+        """Decode each prompt with ``ar`` and all ``chosen`` candidates, in a random order per
+        prompt.
+        """
+        options = {name: candidate.options for name, candidate in chosen.items()}
+        if self.pieces.json("candidates.json", lambda: options) != plain(options):
+            raise UserError(f"{self.pieces.folder} has pieces of another search: {FRESH}")
+        decoders = {BASELINE: self.search.decoder_of(method(BASELINE))}
+        decoders |= {name: self.search.decoder(sizes) for name, sizes in options.items()}
+        seed = self.search.config.seed
+        jobs: list[tuple[str, Prompt]] = []
+        for prompt in self.prompts:
+            order = random.Random(f"{seed} {prompt.id}").sample(list(decoders), len(decoders))
+            jobs += [(name, prompt) for name in order]
+        stored = self.pieces.measured
+        if not stored.keys <= {(name, prompt.id) for name, prompt in jobs}:
+            raise self.pieces.damaged(LINES)
+        if len(stored.keys) < len(jobs):
+            for decoder in decoders.values():
+                generate(decoder, [self.prompts.prompts[0].text], max_steps=WARMUP_STEPS)
+        for i, (name, prompt) in enumerate(jobs):
+            if (name, prompt.id) not in stored.keys:
+                self.progress(i, len(jobs), f"measuring {name}: {prompt.text}")
+                stored.append(measure(name, decoders[name], prompt, seed))
+        return list(stored)
 
 
-def _measure(
-    pieces: Pieces,
-    search: TreeSearch,
-    chosen: Mapping[str, Candidate],
-    selected: PromptSet,
-    progress: Progress,
-) -> list[Measured]:
-    """Each prompt with ``ar`` and all ``chosen`` candidates, in a random order per prompt; by
-    prompt.
-    """
-    options = {name: c.options for name, c in chosen.items()}
-    if pieces.json("candidates.json", lambda: options) != plain(options):
-        raise UserError(f"{pieces.folder} has pieces of another search: {FRESH}")
-    decoders = {BASELINE: search.decoder_of(method("ar"))}
-    decoders |= {name: search.decoder(sizes) for name, sizes in options.items()}
-    names, seed = list(decoders), search.config.seed
-    orders = [
-        (prompt, random.Random(f"{seed} {prompt.id}").sample(names, len(names)))
-        for prompt in selected
-    ]
-    jobs = [(name, prompt) for prompt, order in orders for name in order]
-    stored = pieces.measured
-    lines = list(stored)
-    done = stored.keys
-    if not done <= {(name, prompt.id) for name, prompt in jobs}:
-        raise pieces.damaged(LINES)
-    if len(done) < len(jobs):
-        for decoder in decoders.values():
-            generate(decoder, [selected.prompts[0].text], max_steps=WARMUP_STEPS)
-    for i, (name, prompt) in enumerate(jobs):
-        if (name, prompt.id) not in done:
-            progress(i, len(jobs), f"measuring {name}: {prompt.text}")
-            lines.append(_image(name, decoders[name], prompt, seed))
-            stored.append(lines[-1])
-    return sorted(lines, key=lambda line: line.prompt)
-
-
-def _image(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
-    image = generate(decoder, [prompt.text], [prompt.id], seed, trace=decoder.lossless is False)[0]
-    loss = (
-        None
-        if image.trace is None
-        else float(decode_loss(decoder, image.trace, image.tokens[None]))
-    )
+def measure(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
+    """Decode one image."""
+    is_lossy = decoder.lossless is False
+    image = generate(decoder, [prompt.text], [prompt.id], seed, trace=is_lossy)[0]
+    loss = None
+    if image.trace is not None:
+        loss = float(decode_loss(decoder, image.trace, image.tokens[None]))
+    threads = cpu_threads(decoder.target.device)
     return Measured(
-        name=name, prompt=prompt.id, tokens=sum(image.accept_lengths), steps=image.steps, decode_s=image.decode_s,
-        robust_s=robust(image.step_s, image.cpu_s, cpu_threads(decoder.target.device))[0], fidelity_loss=loss,
-    )  # fmt: skip
+        name=name,
+        prompt=prompt.id,
+        tokens=sum(image.accept_lengths),
+        steps=image.steps,
+        decode_s=image.decode_s,
+        robust_s=robust(image.step_s, image.cpu_s, threads)[0],
+        fidelity_loss=loss,
+    )
 
 
-def _results(
-    search: TreeSearch, chosen: Mapping[str, Candidate], lines: list[Measured]
-) -> list[Result]:
-    def values(name: str, field: str) -> list[Any]:
-        return [getattr(line, field) for line in lines if line.name == name]
-
-    results = []
-    for name in (BASELINE, *chosen):
-        candidate = chosen.get(name)
-        options, label = (
-            (candidate.options, search.method(candidate.options).label)
-            if candidate
-            else ({}, BASELINE)
-        )
-        tokens, steps, wall_s, robust_s = (
-            sum(values(name, x)) for x in ("tokens", "steps", "decode_s", "robust_s")
-        )
-        losses = [loss for loss in values(name, "fidelity_loss") if loss is not None]
-        rates = tokens / steps, tokens / wall_s, tokens / robust_s
-        ratio, robust_ratio = (
-            bootstrap_ratio(values(DEFAULT, x), values(name, x)) for x in ("decode_s", "robust_s")
-        )
-        loss = fmean(losses) if losses else None
-        results.append(Result(name, label, options, candidate, *rates, ratio, robust_ratio, loss))
-    return results
+def result_of(
+    name: str, label: str, candidate: Candidate | None, lines: Mapping[str, list[Measured]]
+) -> Result:
+    """Return the result of a candidate, None for ``ar``, from the images of all, by name."""
+    own = lines[name]
+    tokens = sum(line.tokens for line in own)
+    losses = [line.fidelity_loss for line in own if line.fidelity_loss is not None]
+    return Result(
+        name=name,
+        label=label,
+        options={} if candidate is None else candidate.options,
+        expected=candidate,
+        tau=tokens / sum(line.steps for line in own),
+        tokens_per_s=tokens / sum(line.decode_s for line in own),
+        robust_tokens_per_s=tokens / sum(line.robust_s for line in own),
+        ratio=bootstrap_ratio(
+            [line.decode_s for line in lines[DEFAULT]], [line.decode_s for line in own]
+        ),
+        robust_ratio=bootstrap_ratio(
+            [line.robust_s for line in lines[DEFAULT]], [line.robust_s for line in own]
+        ),
+        fidelity_loss=fmean(losses) if losses else None,
+    )

@@ -393,7 +393,7 @@ def test_with_simulated_acceptance_costs_alone_decide_how_deep_drafts_are(shallo
     )
 
 
-def test_the_few_that_are_measured_differ_in_kind_and_are_not_the_methods_own():
+def test_candidates_that_are_measured_differ_in_kind_and_are_not_the_methods_own():
     def one(nodes: int, depth: int, seconds: float, **options) -> Candidate:
         return Candidate(options, Shape(nodes, depth, (1,) * (depth - 1)), [0.5] * depth, seconds)
 
@@ -405,7 +405,10 @@ def test_the_few_that_are_measured_differ_in_kind_and_are_not_the_methods_own():
         one(3, 2, 1.1, shape="b"),
         one(2, 1, 2.0, shape="c"),
     ]
-    assert [c.options["shape"] for c in tuning.best_few(found, 3)] == ["a", "c"]
+    chosen = tuning.chosen_of(found, 3)
+    assert chosen.pop(DEFAULT) is own
+    shapes = {name: candidate.options["shape"] for name, candidate in chosen.items()}
+    assert shapes == {"candidate-1": "a", "candidate-2": "c"}
 
 
 @pytest.mark.parametrize(
