@@ -119,8 +119,8 @@ def drafter(
         Option(help="The kind of drafter, and how it is trained."),
     ] = "eagle-1",
     num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
-    steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000,
-    batch: Annotated[int, Option(min=1, help="Images per step.")] = 4,
+    steps: Annotated[int, Option(min=1, max=10**9, help="Optimiser steps.")] = 2000,
+    batch: Annotated[int, Option(min=1, max=1024, help="Images per step.")] = 4,
     lr: Annotated[
         float,
         Option(

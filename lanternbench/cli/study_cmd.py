@@ -363,9 +363,8 @@ class Replay:
             return
         caption = self.samples[0].prompt
         with display("probing this machine") as bars:
-            roof, measured, about = probe(
-                self.record, self.folder, self.cases, caption, threads, bars.show
-            )
+            config = self.record.config
+            roof, measured, about = probe(config, self.cases, caption, threads, bars.show)
         self.machines.append((roof, measured if self.same else None))
         if self.same and self.record.config.batch == 1:
             traces = self.cases.traces

@@ -5,7 +5,6 @@ which is probed.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import ClassVar, NamedTuple
 
@@ -21,13 +20,12 @@ from lanternbench.costs.roofline import BYTES, THIS, DeviceModel, Load, Values
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import AnyProposer
 from lanternbench.engine.recording import SPAN
-from lanternbench.measure.run_record import RunRecord
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.models.network import Network
 from lanternbench.predict.replay import BASE, Case, Cases, Steps, shape_of, sketch
-from lanternbench.settings import ModelSpec, Sampling
+from lanternbench.settings import ModelSpec, Sampling, Sweep
 from lanternbench.utils.device import choose, cores, load_average
 from lanternbench.utils.memory import total_memory
 
@@ -130,20 +128,13 @@ def by_levels(
 
 
 def probe(
-    record: RunRecord,
-    where: Path,
-    cases: Cases,
-    caption: str,
-    threads: int | None,
-    show: Progress,
+    config: Sweep, cases: Cases, caption: str, threads: int | None, show: Progress
 ) -> tuple[Roofline, Measured, list[str]]:
     """Return the host as a device model, its steps on the run's target, and notes on the
     measurement.
 
-    ``record``: of run.json in ``where``.  Raises UserError if the run's target or drafter cannot
-    be loaded.
+    ``config``: of the run.  Raises UserError if its target or drafter cannot be loaded.
     """
-    config = record.config
     target = load_with_drafter(config.part(ModelSpec), choose("auto", threads))
     methods = {BASE: method(BASE), **cases.methods}
     proposals = {case.label: case.measured for case in cases.traces}

@@ -88,12 +88,12 @@ def predict(
     base = baseline(shape)
     traces: dict[Case, Sequence[Trace]] = {base: [autoregressive(shape.length)]}
     traces |= {case: steps for case, steps in cases.items() if case.measured is not None}
-    replay = Replay(roof, alone, base, traces)
+    replay = MachineReplay(roof, alone, base, traces)
     stops = {case: replay.first_without_gain(case) for case in traces}
     return [replay.prediction(case, batch, stops[case]) for batch in sizes for case in traces]
 
 
-class Replay(NamedTuple):
+class MachineReplay(NamedTuple):
     """The steps of methods, and of their baseline, on one machine."""
 
     roof: Roofline

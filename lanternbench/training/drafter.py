@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,14 +25,14 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, with_net
 from lanternbench.models.drafters.dflash import DFlash, to_file
-from lanternbench.models.drafters.eagle import eagle_state, new_eagle
+from lanternbench.models.drafters.eagle import Eagle, eagle_state, new_eagle
 from lanternbench.models.drafters.kinds import BY_RECIPE
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.settings import Sampling
 from lanternbench.training import loop
-from lanternbench.training.losses import RECIPES, TRAININGS, Losses
+from lanternbench.training.losses import RECIPES, TRAININGS, Fed, Losses
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
 from lanternbench.utils.ledger import Ledger
@@ -42,10 +42,9 @@ Log = Callable[[str], None]
 Progress = Callable[[int, int, str], None]  # done, of, what
 OnStep = Callable[[int, int], None]  # image tokens done, of
 SHARD = 16384  # image tokens that are drawn together and kept in one file
-HELD_OUT = 16  # prompts kept out of training, or a quarter of them where that is fewer
+HELD_OUT = 16  # prompts kept out of training, or a quarter of them if that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
-LIMITS = {"steps": 10**9, "batch": 1024}
-MUON = 6  # its learning rate, in AdamW's
+MUON = 6  # its learning rate relative to AdamW's
 
 
 @dataclass(frozen=True)
@@ -75,34 +74,39 @@ class Samples:
     """Prompts and the images that the target drew of them, tokens [N, L]."""
 
     def __init__(self, target: Target, net: Drafter, captions: list[str], tokens: Tensor):
-        self.target, self.net, self.captions, self.tokens = target, net, captions, tokens
-        self.warp, (self.read, self.first, self.losses) = (
-            Warp(Sampling(top_k=target.sampling.top_k)),
-            TRAININGS[net.kind],
-        )
+        self.target = target
+        self.net = net
+        self.captions = captions
+        self.tokens = tokens
+        self.warp = Warp(Sampling(top_k=target.sampling.top_k))
+        self.training = TRAININGS[net.kind]
 
-    def __call__(self, picked: list[int]) -> tuple[Any, Tensor]:
-        """What the drafter reads of these images, and the target's distributions of tokens 1 … L −
-        1 [B, L − 1, V].
+    def __call__(self, picked: list[int]) -> tuple[Fed, Tensor]:
+        """Return what the drafter reads of these images, and the target's distributions of tokens
+        1 … L − 1 [B, L − 1, V].
         """
-        target, tokens = self.target, self.tokens[picked].long().to(self.target.device)
+        target = self.target
+        tokens = self.tokens[picked].long().to(target.device)
+        captions = [self.captions[i] for i in picked]
         with torch.no_grad():
-            prefix = target.prefix([self.captions[i] for i in picked], target.guidance)
-            fed, last = self.read(target, self.net, prefix, tokens)
-            return fed, self.warp(self.logits(last))
+            prefix = target.prefix(captions, target.guidance)
+            fed, last_states = self.training.read(target, self.net, prefix, tokens)
+            return fed, self.warp(self.logits(last_states))
 
     def logits(self, features: Tensor) -> Tensor:
         """[R, …, dim] -> guided logits [B, …, V], with the target's head."""
         return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
-    def accepted(self, net: Drafter, images: list[int], batch: int, progress: Progress) -> float:
-        """The mean of Σ min(p, q) over the first token drafted at every place of these images."""
+    def accepted(self, images: list[int], batch: int, progress: Progress) -> float:
+        """Return the mean of Σ min(p, q) over the first token drafted at every place of these
+        images.
+        """
         shares = []
         for i in range(0, len(images), batch):
             progress(i, len(images), "images held out")
             fed, q = self(images[i : i + batch])
-            p = self.warp(self.logits(self.first(net, fed)))
+            p = self.warp(self.logits(self.training.first(self.net, fed)))
             shares += torch.minimum(p, q).sum(-1).mean(1).tolist()
         return float(np.mean(shares))
 
@@ -115,83 +119,63 @@ def train(
     log: Log = print,
     progress: Progress = lambda *_: None,
 ) -> Accepted:
-    """Sample, train and save; stopped at any point, the same call goes on.  Raises UserError."""
+    """Sample, train and save; stopped at any point, the same call continues.  Raises UserError."""
     if len(plan.prompts) < 2:
         raise UserError(
-            "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more"
+            "one prompt is too few, because some are kept out of training: "
+            "give --num-prompts of 2 or more"
         )
-    for name, most in LIMITS.items():
-        if getattr(plan, name) > most:
-            raise UserError(f"--{name} is larger than {most}: lower it")
     with Ledger(work, WORK, WORK) as ledger:
         target = load_unpacked(plan.target, device, dtype=plan.dtype)
         net = initial_drafter(target, plan)
         target = with_net(target, net)
         settings = record(plan, target, net)
-        for folder, elsewhere in ((out, OUT), (work, WORK)):
+        folders = ((out, OUT), (work, WORK))
+        for folder, elsewhere in folders:
             refuse_others(folder, settings, elsewhere)
-        for folder, elsewhere in ((out, OUT), (work, WORK)):
-            write_recipe(folder, elsewhere, settings)
+        for folder, elsewhere in folders:
+            write_recipe(folder, elsewhere, {"settings": settings})
         samples = sample_images(target, net, plan, ledger, log, progress)
-        order = np.random.default_rng([22, plan.seed]).permutation(len(plan.prompts)).tolist()
-        held = max(1, min(HELD_OUT, len(order) // 4))
-        held_out, seen = order[:held], order[held:]
-        before = samples.accepted(net, held_out, plan.batch, progress)
-        options = (RECIPES[plan.recipe],) if plan.recipe in RECIPES else ()
-
-        def step_fn(step: int) -> Losses:
-            progress(step, plan.steps, "steps")
-            rng = np.random.default_rng([23, plan.seed, step])
-            fed, wanted = samples([seen[i] for i in rng.integers(len(seen), size=plan.batch)])
-            return samples.losses(net, fed, rng, samples.logits, wanted, *options)
-
-        name, pace = net.kind.partition("-")[0], loop.Plan(max(1, min(50, plan.steps // 10)), 1.0)
-        optims = loop.optimizers(net, plan.lr, MUON * plan.lr)
-        losses = loop.fit(name, net, optims, step_fn, plan.steps, work, plan=pace, log=log)
-        if not all(p.isfinite().all() for p in net.parameters()):
-            raise UserError(
-                f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}"
-            )
-        accepted = Accepted(before, samples.accepted(net, held_out, plan.batch, progress))
-        state = to_file(net) if isinstance(net, DFlash) else eagle_state(net, target.model)
-        state = {
-            k: v.to("cpu", target.dtype if v.is_floating_point() else None).contiguous()
-            for k, v in state.items()
+        held_out, trained_on = split(plan)
+        before = samples.accepted(held_out, plan.batch, progress)
+        losses = fit(plan, samples, trained_on, work, log, progress)
+        after = samples.accepted(held_out, plan.batch, progress)
+        accepted = Accepted(before, after)
+        save_weights(out, target, net)
+        recipe = {
+            "settings": settings,
+            "held_out": len(held_out),
+            "first_token_acceptance": accepted._asdict(),
+            "losses": losses,
         }
-        with replacing(out / WEIGHTS, OUT) as file:
-            file.write(save(state))
-        write_recipe(
-            out,
-            OUT,
-            settings,
-            held_out=held,
-            first_token_acceptance=accepted._asdict(),
-            losses=losses,
-        )
+        write_recipe(out, OUT, recipe)
         return accepted
 
 
 def initial_drafter(target: Target, plan: Plan) -> Drafter:
-    """The drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may start
-    from EAGLE-1.
+    """Return the drafter to train, in float32: that of ``plan.start``, or a fresh one.  EAGLE-3 may
+    start from EAGLE-1.
     """
-    model, device = target.model, target.device
+    model = target.model
     torch.manual_seed(plan.seed)
-    fused = plan.recipe == "eagle-3"
-    if plan.start is None and plan.recipe == DFlash.kind:
-        return DFlash.untrained(model, plan.block, plan.layers, plan.causal).to(device)
+    is_fused = plan.recipe == "eagle-3"
     if plan.start is None:
-        return new_eagle(model, fused).to(device)
-    net: Any = drafter_at(plan.start, model, str(device), torch.float32)
+        if plan.recipe == DFlash.kind:
+            net: Drafter = DFlash.untrained(model, plan.block, plan.layers, plan.causal)
+        else:
+            net = new_eagle(model, is_fused)
+        return net.to(target.device)
+    net = drafter_at(plan.start, model, str(target.device), torch.float32)
     if net.kind not in BY_RECIPE[plan.recipe].starts:
         raise UserError(
-            f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: give another "
-            "--recipe or --start"
+            f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: "
+            "give another --recipe or --start"
         )
-    net = net.fused() if fused and net.fusion is None else net
+    if is_fused and isinstance(net, Eagle) and net.fusion is None:
+        net = net.fused()
     for name, parameter in net.named_parameters():
-        # EAGLE trains neither tables nor the head
-        parameter.requires_grad_("embeddings" not in name)
+        is_table = "embeddings" in name  # EAGLE trains neither tables nor the head
+        parameter.requires_grad_(not is_table)
     return net
 
 
@@ -228,11 +212,13 @@ def sample_images(
 
 
 def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
-    """Tokens of this shape from a file of samples.  Raises UserError where it holds anything else."""
+    """Return tokens of this shape from a file of samples.  Raises UserError if it holds anything
+    else.
+    """
     tokens = loop.load_saved(path)
     if not isinstance(tokens, Tensor) or tokens.shape != shape or tokens.dtype != torch.int16:
         raise loop.damaged(path, f"it holds no tokens of {shape[0]} images")
-    if not ((tokens.long() >= 0) & (tokens.long() < vocab)).all():
+    if tokens.min() < 0 or tokens.max() >= vocab:
         raise loop.damaged(path, f"it has tokens beyond the vocabulary of {vocab}")
     return tokens
 
@@ -256,33 +242,86 @@ def images(
     return torch.stack(BatchLimit().results(decode, prompts))
 
 
-def record(plan: Plan, target: Target, net: Drafter) -> dict[str, Any]:
-    """Everything that a training depends on, with digests of files; folders are left out, as they
-    may name a person.
+def split(plan: Plan) -> tuple[list[int], list[int]]:
+    """Return the numbers of the prompts that are held out, and of those that are trained on."""
+    rng = np.random.default_rng([22, plan.seed])
+    order = rng.permutation(len(plan.prompts)).tolist()
+    held_out = max(1, min(HELD_OUT, len(order) // 4))
+    return order[:held_out], order[held_out:]
+
+
+def fit(
+    plan: Plan,
+    samples: Samples,
+    trained_on: list[int],
+    work: Path,
+    log: Log,
+    progress: Progress,
+) -> dict[str, float]:
+    """Train the drafter of ``samples``; return its last losses.  Raises UserError if it diverged."""
+    net = samples.net
+    options = [RECIPES[plan.recipe]] if plan.recipe in RECIPES else []
+
+    def step_fn(step: int) -> Losses:
+        progress(step, plan.steps, "steps")
+        rng = np.random.default_rng([23, plan.seed, step])
+        picked = [trained_on[i] for i in rng.integers(len(trained_on), size=plan.batch)]
+        fed, wanted = samples(picked)
+        return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
+
+    name = net.kind.partition("-")[0]
+    warmup = max(1, min(50, plan.steps // 10))
+    course = loop.Plan(warmup, decay=1.0)
+    optims = loop.optimizers(net, plan.lr, MUON * plan.lr)
+    losses = loop.fit(name, net, optims, step_fn, plan.steps, work, plan=course, log=log)
+    if not all(parameter.isfinite().all() for parameter in net.parameters()):
+        raise UserError(f"the drafter's weights became NaN or infinite: lower --lr, and {WORK}")
+    return losses
+
+
+def save_weights(out: Path, target: Target, net: Drafter) -> None:
+    """Write the drafter as its loader reads it, in the target's dtype."""
+    state = to_file(net) if isinstance(net, DFlash) else eagle_state(net, target.model)
+    for name, value in state.items():
+        dtype = target.dtype if value.is_floating_point() else value.dtype
+        state[name] = value.to("cpu", dtype).contiguous()
+    with replacing(out / WEIGHTS, OUT) as file:
+        file.write(save(state))
+
+
+def record(plan: Plan, target: Target, net: Drafter) -> dict[str, object]:
+    """Return everything that a training depends on, with digests of files; folders are left out,
+    because they may name a person.
     """
-    digest = hashlib.sha256()
+    start = hashlib.sha256()
     for value in net.state_dict().values():
-        digest.update(value.cpu().numpy())
-    return {
+        start.update(value.cpu().numpy())
+    weights = {k: v for k, v in target.weights.items() if k not in target.drafters}
+    prompts = plan.prompts.record()
+    del prompts["notes"]
+    settings: dict[str, object] = {
         "target": Path(plan.target.partition("=")[0]).name,
-        "weights": {
-            part: value for part, value in target.weights.items() if part not in target.drafters
-        },
+        "weights": weights,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "prompts": {k: v for k, v in plan.prompts.record().items() if k != "notes"},
-        "start": digest.hexdigest(),
-        **{name: getattr(plan, name) for name in ("recipe", "steps", "batch", "lr", "seed")},
-        **({"sizes": [net.block, net.causal]} if isinstance(net, DFlash) else {}),
+        "prompts": prompts,
+        "start": start.hexdigest(),
+        "recipe": plan.recipe,
+        "steps": plan.steps,
+        "batch": plan.batch,
+        "lr": plan.lr,
+        "seed": plan.seed,
     }
+    if isinstance(net, DFlash):
+        settings["sizes"] = [net.block, net.causal]
+    return settings
 
 
-def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> None:
-    """Raises UserError where ``folder`` holds another training, or other files."""
+def refuse_others(folder: Path, settings: dict[str, object], elsewhere: str) -> None:
+    """Raise UserError if ``folder`` holds another training, or other files."""
     with writing(folder, elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
-        names = sorted(
-            p.name for p in folder.iterdir() if p.suffix != ".part" and p.name != ".lock"
-        )
+        files = [path for path in folder.iterdir() if path.suffix != ".part"]
+    names = sorted(path.name for path in files if path.name != ".lock")
     if not names:
         return
     if RECIPE not in names:
@@ -291,17 +330,17 @@ def refuse_others(folder: Path, settings: dict[str, Any], elsewhere: str) -> Non
         # of trainings that recorded neither
         defaults = {"recipe": "eagle-1", "weights": settings["weights"]}
         earlier = defaults | read_object(folder / RECIPE)["settings"]
-        changed = [k for k in settings if earlier[k] != settings[k]]
+        changed = [key for key in settings if earlier[key] != settings[key]]
     except (OSError, ValueError, LookupError, TypeError):
         raise UserError(f"{folder / RECIPE} is not what a training wrote: {elsewhere}") from None
     if changed:
         raise UserError(
-            f"{folder} belongs to a training with other settings ({', '.join(changed)}): give those again, or "
-            f"{elsewhere}"
+            f"{folder} belongs to a training with other settings ({', '.join(changed)}): "
+            f"give those again, or {elsewhere}"
         )
 
 
-def write_recipe(folder: Path, elsewhere: str, settings: dict[str, Any], **results: Any) -> None:
-    """The settings first, so that a folder says whose it is; results are added at the end."""
+def write_recipe(folder: Path, elsewhere: str, recipe: dict[str, object]) -> None:
+    """Write the settings, so that a folder says whose it is, and at the end the results."""
     with replacing(folder / RECIPE, elsewhere) as file:
-        file.write(json.dumps(versioned({"settings": settings, **results}), indent=2).encode())
+        file.write(json.dumps(versioned(recipe), indent=2).encode())

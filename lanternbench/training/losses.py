@@ -8,7 +8,7 @@ anchors, packed behind the context of a whole image.
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -363,17 +363,17 @@ def block_losses(
     return found
 
 
+Fed = Feed | BlockFeed
+
+
 class Training(NamedTuple):
     """How drafters of a kind are trained."""
 
-    read: Callable[..., tuple[Any, Tensor]]  # what they read of images, the target's last states
+    read: Callable[..., tuple[Fed, Tensor]]  # what they read of images, the target's last states
     first: Callable[..., Tensor]  # features of what they draft first
     losses: Callable[..., Losses]
 
 
 EAGLE = Training(read, first, losses)
-TRAININGS = {
-    "eagle": EAGLE,
-    "eagle-3": EAGLE,
-    "dflash": Training(block_read, block_first, block_losses),
-}
+DFLASH = Training(block_read, block_first, block_losses)
+TRAININGS = {"eagle": EAGLE, "eagle-3": EAGLE, "dflash": DFLASH}

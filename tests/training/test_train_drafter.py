@@ -411,7 +411,7 @@ def test_an_eagle_3_drafter_goes_on_from_an_eagle_1_drafter(command, shallow):
         (["--prompts", "absent.txt"], "there is no file absent.txt"),
         (
             ["-n", "1"],
-            "one prompt is too few, as some are kept out of training: give --num-prompts of 2 or more",
+            "one prompt is too few, because some are kept out of training: give --num-prompts of 2 or more",
         ),
         (["--start", "absent"], "absent does not exist"),
         (["--start", "theirs"], "theirs holds no checkpoint"),
