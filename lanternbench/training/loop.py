@@ -16,6 +16,7 @@ from lanternbench.utils.files import WORK, replacing
 
 Step = Callable[[int], dict[str, Tensor]]
 Optimizers = list[torch.optim.Optimizer]
+Gradients = list[tuple[Tensor, Tensor]]  # parameters, each with its gradient
 MATRICES = (
     "layers.",
     "cap_proj.",
@@ -100,28 +101,26 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            by_shape: dict[torch.Size, Gradients] = defaultdict(list)
             for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape[parameter.shape].append(parameter)
-            for parameters in by_shape.values():
-                self._step_together(
-                    parameters, group["lr"], group["momentum"], group["weight_decay"]
-                )
+                gradient = parameter.grad
+                if gradient is not None:
+                    by_shape[parameter.shape].append((parameter, gradient))
+            for gradients in by_shape.values():
+                self._update(gradients, group["lr"], group["momentum"], group["weight_decay"])
 
-    def _step_together(
-        self, parameters: list[Tensor], lr: float, momentum: float, decay: float
-    ) -> None:
+    def _update(self, gradients: Gradients, lr: float, momentum: float, decay: float) -> None:
         """Update matrices of one shape."""
         updates = []
-        for parameter in parameters:
+        for parameter, gradient in gradients:
             speed = self.state[parameter].setdefault("speed", torch.zeros_like(parameter))
-            speed.lerp_(parameter.grad, 1 - momentum)
-            updates.append(parameter.grad.lerp(speed, momentum))  # Nesterov
-        rows, columns = parameters[0].shape
+            speed.lerp_(gradient, 1 - momentum)
+            updates.append(gradient.lerp(speed, momentum))  # Nesterov
+        rows, columns = updates[0].shape
         scale = max(1.0, rows / columns) ** 0.5
-        for parameter, update in zip(parameters, orthogonalise(torch.stack(updates)), strict=True):
-            parameter.mul_(1 - lr * decay).add_(update, alpha=-lr * scale)
+        directions = orthogonalise(torch.stack(updates))
+        for (parameter, _), direction in zip(gradients, directions, strict=True):
+            parameter.mul_(1 - lr * decay).add_(direction, alpha=-lr * scale)
 
 
 class Plan(NamedTuple):
