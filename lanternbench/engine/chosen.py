@@ -51,15 +51,16 @@ class Siblings(NamedTuple):
 def closed_form(draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
     """The exact rule and its standard residual: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i))."""
     tree = draft.tree
-    vocab = q.shape[-1]
-    exists, tokens, uniforms, _ = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
-    q_child = torch.where(exists, q.gather(-1, tokens), 0.0)
+    children = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
+    exists = children.exists
+    q_child = torch.where(exists, q.gather(-1, children.tokens), 0.0)
     left = 1.0 - (q_child.cumsum(-1) - q_child)
-    path, accepted, tried = walk(tree, exists, exists & (uniforms * left < q_child))
+    path, accepted, tried = walk(tree, exists, exists & (children.u * left < q_child))
     stop = path[:, -1]
     q_stop = rows_at(q, stop)
     # [B, W]; absent children strike a spare cell
-    struck = rows_at(torch.where(exists, tokens, vocab), stop)
+    vocab = q.shape[-1]
+    struck = rows_at(torch.where(exists, children.tokens, vocab), stop)
     weights = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
     final = torch.where(weights.sum(-1, keepdim=True) > 0, weights, q_stop)
     return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)

@@ -29,7 +29,8 @@ from torch import Tensor
 from lanternbench.engine import row_ends
 from lanternbench.engine.cache import Cursor, DecoderCache, Lengths
 from lanternbench.engine.carry import PerPrompt, select
-from lanternbench.engine.opening import begin, row_seed
+from lanternbench.engine.opening import begin as begin
+from lanternbench.engine.opening import row_seed as row_seed
 from lanternbench.engine.proposal import AnyProposer, DraftSize, Size
 from lanternbench.engine.recording import Recordings
 from lanternbench.engine.sampling import Warp
@@ -43,7 +44,8 @@ from lanternbench.engine.state import (
     Progress,
     StepResult,
 )
-from lanternbench.engine.trace import Generation, Log, Trace
+from lanternbench.engine.trace import Generation as Generation
+from lanternbench.engine.trace import Log, Trace
 from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import RatioTest, Residual, Uniforms
 from lanternbench.errors import UserError
@@ -85,7 +87,9 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> t
     # 4. Prepare the next draft, on the device and on the host.
     if strategy.updates:
         carried = run("update", strategy.update, carried, result)
-    return strategy.plan(state, carried, result, figures), result
+    if strategy.plans:
+        carried = strategy.plan(state, carried, result, figures)
+    return carried, result
 
 
 def read(state: DecodeState, strategy: AnyStrategy, draft: D) -> Outputs:
@@ -162,10 +166,12 @@ class Run(Protocol):
 def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> Run:
     """Return what runs the phases of the next step."""
     if state.target.graphs is None:
-        return partial(launch, state)
+        return partial(launch, state)  # type: ignore[return-value]
     strategy = decoder.strategy
     span = strategy.reach(state, carried)
-    return partial(decoder.recordings.replay, state, strategy.bucket(carried), span)
+    bucket = strategy.bucket(carried)
+    replay = partial(decoder.recordings.replay, state, bucket, span)
+    return replay  # type: ignore[return-value]
 
 
 def launch(
@@ -188,6 +194,7 @@ class Strategy(ABC, Generic[C, D, R, U]):
 
     in_raster_order: bool = True
     updates: bool = False  # whether ``update`` does anything
+    plans: bool = False  # whether ``plan`` does
 
     @property
     @abstractmethod
@@ -281,7 +288,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
     def size(self) -> DraftSize:
         return self.proposer.size
 
-    @property
+    @cached_property
     def step_slots(self) -> int:
         return self.proposer.step_slots
 
@@ -294,7 +301,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         return self.proposer.updates
 
     @cached_property
-    def plans(self) -> bool:
+    def plans(self) -> bool:  # type: ignore[override]
         return self.proposer.plans
 
     def begin(self, state: DecodeState) -> Carried:
@@ -346,8 +353,6 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
     def plan(
         self, state: DecodeState, carried: Carried, result: StepResult, figures: list[list[int]]
     ) -> Carried:
-        if not self.plans:
-            return carried
         return self.proposer.plan(state, carried)
 
     def record(self, trace: Trace, prompts: Tensor, result: StepResult) -> None:
@@ -366,7 +371,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
 
     def reach(self, state: DecodeState, carried: Carried) -> int:
         layout = state.cache.layout
-        drafted = self.proposer.step_slots
+        drafted = self.step_slots
         if layout.width:
             drafted = 2 * drafted + 1
         return layout.slots[state.now.length.longest] + 1 + drafted

@@ -163,7 +163,7 @@ def shared_cache(
         new = DecoderCache(net, net.config.decoder, unshared, rows, rope, like)
         new.pads = torch.zeros(rows, 1, 1, layout.capacity, dtype=like.dtype, device=like.device)
         graphs.caches[key] = new
-    cache = copy(graphs.caches[key])
+    cache: DecoderCache = copy(graphs.caches[key])
     slot_of = cache.layout.slot_of.copy_(layout.slot_of)
     cache.layout = replace(layout, slot_of=slot_of)
     cache.reset(rope)

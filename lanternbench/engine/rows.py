@@ -252,6 +252,7 @@ class RowGeometry:
     row_ends: bool  # whether a row end follows each row
     n_rows: int  # A
     drafts: int  # D
+    inputs: int  # K
     need: Tensor  # [H] tokens of the row above with which each may begin
     numbers: Tensor  # [A] 0 … A − 1
     steps: Tensor  # [K] 0 … D
@@ -271,15 +272,11 @@ class RowGeometry:
             row_ends=target.row_width > 0,
             n_rows=n_rows,
             drafts=drafts,
+            inputs=1 + drafts,
             need=need,
             numbers=torch.arange(n_rows, device=target.device),
             steps=torch.arange(1 + drafts, device=target.device),
         )
-
-    @property
-    def inputs(self) -> int:
-        """K, the inputs of a row."""
-        return 1 + self.drafts
 
     def active_rows(self, count: Tensor, n_rows: int) -> Active:
         """Return the first ``n_rows`` rows from the top unfinished one on; count [B, H] tokens of
@@ -320,11 +317,6 @@ class RowGeometry:
         pending = (active.top > rows.closed) & (active.top < self.height)
         # else the next row's first token reads it
         return pending if self.row_ends else pending & (active.filled[:, 0] > 0)
-
-    def positions(self, active: Active) -> Tensor:
-        """[B, A, K] image positions of the next tokens of each row."""
-        firsts = self.first + active.row * self.width + active.filled
-        return firsts[..., None] + self.steps
 
     def all_inputs(self, image: Tensor, draft: RowDraft) -> RowInputs:
         """image [B, ≥ L] -> K inputs of each row, and after them the last token of a complete one
@@ -379,6 +371,7 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
     """Which rows a step works on, and what it feeds; ``judge`` says what is committed."""
 
     in_raster_order = False
+    plans = True
     one_row: Speculation  # how a single row is drafted and verified
     rows: RowGeometry
     seen_from: int | None  # see ``RowGrid``
@@ -432,7 +425,9 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         if state.now.length.host is not None:
             work = _largest(carried)
         active = self.rows.active_rows(carried.filled, work.rows)
-        rows = carried._replace(work=PerPrompt()).map_rows(lambda x: x[:, : work.rows])
+        rows = carried._replace(work=PerPrompt())
+        if work.rows < self.rows.n_rows:
+            rows = rows.map_rows(lambda x: x[:, : work.rows])
         draft = RowDraft(active, self.fill(rows, self.by_row(u, work.rows)), work)
         state.clock.tick("draft")
         return draft
@@ -463,8 +458,10 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         filled = draft.rows.filled.scatter_add(1, active.row, decision.advance)
         rows = decision.rows._replace(filled=filled, closed=active.top)
         rows = geometry.shifted(rows, active.top)
+        firsts = geometry.first + active.row * geometry.width + active.filled
+        positions = firsts[..., None] + geometry.steps
         counts = geometry.steps < decision.advance[..., None]
-        positions = torch.where(counts, geometry.positions(active), state.limit).flatten(1)
+        positions = torch.where(counts, positions, state.limit).flatten(1)
         length = geometry.first + filled.sum(1, keepdim=True)
         commit = Commit(
             tokens=decision.tokens.flatten(1),

@@ -48,7 +48,7 @@ class Warp(NamedTuple):
 
 
 def on_host(x: Tensor) -> bool:
-    """Can the host read x without waiting for a device?"""
+    """Return whether the host can read x without waiting for a device."""
     return x.is_cpu
 
 
@@ -56,7 +56,8 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     """[..., V] -> [..., 1].  On a CPU numpy's selection is the faster one for many rows."""
     if not on_host(x):
         return x.topk(k).values[..., -1:]
-    place, values = x.shape[-1] - k, x.numpy(force=x.requires_grad).copy()
+    place = x.shape[-1] - k
+    values = x.numpy(force=x.requires_grad).copy()
     values.partition(place)
     return torch.from_numpy(values[..., place : place + 1])
 
@@ -67,8 +68,8 @@ def at(q: Tensor, x: Tensor) -> Tensor:
 
 
 def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
-    """A residual as a distribution; where it is 0 everywhere, ``fallback`` [..., V] (the
-    distribution it came from).
+    """Return a residual as a distribution; one that is 0 everywhere becomes ``fallback`` [..., V],
+    the distribution it came from.
     """
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / total, fallback)
@@ -101,7 +102,8 @@ def draw(weights: Tensor, u: Tensor) -> Tensor:
 def draw_each(weights: Tensor, u: Tensor) -> Tensor:
     """Independent draws from the same weights: [..., V], u [..., m] -> tokens [..., m]."""
     # in float32 a GPU's is not monotone
-    cdf, last = weights.cumsum(-1, dtype=torch.float64), weights.shape[-1] - 1
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    last = weights.shape[-1] - 1
     # the smallest index whose cumulative weight exceeds u·total is drawn
     level = u * cdf.narrow(-1, last, 1)
     return torch.searchsorted(cdf, level, right=True).clamp_(max=last)
@@ -114,8 +116,8 @@ def draw_distinct(weights: Tensor, u: Tensor) -> Tensor:
     if u.shape[-1] == 1:
         return draw_each(weights, u)
     tokens: list[Tensor] = []
-    for each in u.split(1, -1):
+    for uniform in u.split_with_sizes([1] * u.shape[-1], -1):
         if tokens:
             weights = weights.scatter(-1, tokens[-1], 0.0)
-        tokens.append(draw_each(weights, each))
+        tokens.append(draw_each(weights, uniform))
     return torch.cat(tokens, -1)

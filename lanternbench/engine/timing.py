@@ -101,7 +101,7 @@ class Clock:
         moments.append(Moment(phase, shares, at))
 
     def _event(self, in_graph: bool) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True, external=in_graph)
+        event = torch.cuda.Event(enable_timing=True, external=in_graph)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 

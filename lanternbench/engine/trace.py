@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lanternbench.engine.tree import Draft
+
 if TYPE_CHECKING:
     from lanternbench.engine.state import DecodeState, StepResult
 
@@ -125,31 +127,33 @@ class Trace:
 
         prompts [B, 1]: rows of the stores.  The next step overwrites what is past the commit.
         """
-        draft, q, verified, start, _ = result
-        path = verified.path
-        tree = draft.tree
-        b = len(path)
+        draft = result.draft
+        path = result.verified.path
         columns = torch.arange(path.shape[1], device=path.device)
-        batch = torch.arange(b, device=path.device)[:, None]
+        batch = torch.arange(len(path), device=path.device)[:, None]
 
         def write(store: Tensor, rows: Tensor) -> None:
-            store[prompts, start[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
+            store[prompts, result.start[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
 
         def on_path(of_node: Tensor) -> Tensor:
             return of_node if draft.is_chain else of_node[batch, path]
 
-        write(self.q, on_path(q))
+        write(self.q, on_path(result.q))
         write(self.sampled, torch.full_like(path, draft.p is not None))
         if draft.p is not None and draft.static is not None:
             inner = draft.static.inner_index[path].clamp(min=0)
             write(self.p, draft.p if draft.is_chain else draft.p[batch, inner])
-        if tree.width:
-            ids = tree.children.expand(b, -1, -1)
-            tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
-            # an adaptive tree may be narrower than the widest
-            spare = self.children.shape[-1] - tree.width
-            children = F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)
-            write(self.children, on_path(children))
-        reached = columns <= verified.accepted[:, None]
-        write(self.tried, torch.where(reached, on_path(verified.tried), 0))
-        write(self.depth, on_path(tree.depth.expand(b, -1)) + 1)
+        if draft.tree.width:
+            write(self.children, on_path(children_of(draft, self.children.shape[-1])))
+        reached = columns <= result.verified.accepted[:, None]
+        write(self.tried, torch.where(reached, on_path(result.verified.tried), 0))
+        write(self.depth, on_path(draft.tree.depth.expand(len(path), -1)) + 1)
+
+
+def children_of(draft: Draft, width: int) -> Tensor:
+    """Return the tokens of each node's children, −1 for none: [B, N, width]."""
+    ids = draft.tree.children.expand(len(draft.tokens), -1, -1)
+    tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
+    # an adaptive tree may be narrower than the widest
+    spare = width - ids.shape[-1]
+    return F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)

@@ -106,8 +106,8 @@ def any_left(weights: Tensor) -> Tensor:
 
 
 def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float) -> Tensor:
-    """How many drafts are accepted: q(x), p(x) and uniforms [B, L], a segment's that of its first
-    draft, -> [B].
+    """Return how many drafts are accepted, [B]: q(x), p(x) and uniforms [B, L], a segment's that
+    of its first draft.
     """
     falls = q[:, 1:] < q[:, :-1]
     first = F.pad(falls, (1, 0), value=True)
@@ -115,18 +115,22 @@ def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float) -> Tensor:
     same = number[:, :, None] == number[:, None]  # [B, L, L]
     later = torch.ones_like(same[0]).triu(1)  # [L, L]: j is after i
     tested = in_tail(q, same, later, alpha)
-    log_ratio = torch.where(p > 0, q / p, 0.0).log()
-    # Π over b_g … i
-    tested_ratio = torch.where(tested, log_ratio, 0.0)[:, None]
-    passed = tested_ratio.masked_fill(~same | later, 0.0).sum(-1).exp()
+    ratio = tail_ratio(q, p, tested, ~same | later)
     begins = (same & first[:, None]).int().argmax(-1)
-    accept = ~tested | (u.gather(1, begins) < passed)
+    accept = ~tested | (u.gather(1, begins) < ratio)
     is_last = F.pad(first[:, 1:], (0, 1), value=True)
     breaks = is_last & ~accept  # at the end of a segment that is not accepted whole
     in_earlier_segment = number[:, None] < number[..., None]
     broken = (breaks[:, None] & in_earlier_segment).any(-1)
     lengths = torch.arange(1, q.shape[1] + 1, device=q.device)
     return torch.where(accept & ~broken, lengths, 0).amax(1)
+
+
+def tail_ratio(q: Tensor, p: Tensor, tested: Tensor, outside: Tensor) -> Tensor:
+    """Return Π q/p over b_g … i: [B, L]; ``outside`` [B, L, L]: drafts that i does not count."""
+    log_ratio = torch.where(p > 0, q / p, 0.0).log()
+    of_tail = torch.where(tested, log_ratio, 0.0)[:, None]
+    return of_tail.masked_fill(outside, 0.0).sum(-1).exp()
 
 
 def in_tail(q: Tensor, same: Tensor, later: Tensor, alpha: float) -> Tensor:

@@ -7,6 +7,7 @@ a group.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -65,20 +66,12 @@ def group(q: Tensor, x: Tensor, alike: Tensor, bounds: Bounds) -> Group:
 
 def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """Σ_C(x) q and Σ_C(x) p for every token x: [..., V] each, in O(V·C)."""
-    vocab = q.shape[-1]
     order = q.sort(dim=-1, stable=True).indices
     sorted_q = q.gather(-1, order)
     sorted_p = p.gather(-1, order)
     total_q = sorted_q.clone()
     total_p = sorted_p.clone()
-    least = max(-bounds.below, 1 - vocab)
-    largest = min(bounds.above, vocab - 1)
-    for offset in range(least, largest + 1):
-        if offset == 0:
-            continue
-        first = max(bounds.alone, -offset)
-        x = slice(first, max(first, vocab - max(offset, 0)))
-        y = slice(x.start + offset, x.stop + offset)
+    for x, y in neighbours_in_rank(q.shape[-1], bounds):
         difference = (sorted_q[..., y] - sorted_q[..., x]).abs()
         belongs = alike[order[..., x], order[..., y]] & (difference < bounds.margin)
         total_q[..., x] += torch.where(belongs, sorted_q[..., y], 0.0)
@@ -86,6 +79,20 @@ def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Ten
     every_q = torch.empty_like(q).scatter_(-1, order, total_q)
     every_p = torch.empty_like(p).scatter_(-1, order, total_p)
     return every_q, every_p
+
+
+def neighbours_in_rank(vocab: int, bounds: Bounds) -> Iterator[tuple[slice, slice]]:
+    """Yield ranks x, and ranks y that are equally far from them, for every offset that a group may
+    have but 0.
+    """
+    least = max(-bounds.below, 1 - vocab)
+    largest = min(bounds.above, vocab - 1)
+    for offset in range(least, largest + 1):
+        if offset == 0:
+            continue
+        first = max(bounds.alone, -offset)
+        end = max(first, vocab - max(offset, 0))
+        yield slice(first, end), slice(first + offset, end + offset)
 
 
 @register("acceptance", "gsd")

@@ -177,17 +177,23 @@ class NearbyTest(RatioTest):
         order = exists.sum(-1).argsort(-1, descending=True)  # [B, N] node ids
         families = Siblings.of(rows_at(children, order), draft, u)
         remaining = Remaining.of(rows_at(q, order))
-        passed = torch.zeros(len(q), tree.nodes + 1, dtype=torch.bool, device=q.device)
-        for rank, siblings in enumerate(families.by_rank(), 1):
-            most = (tree.nodes - 1) // rank
-            siblings = siblings.first(most)
-            ok = self.test_and_strike(siblings, remaining.first(most))
-            passed.scatter_(1, siblings.cell, ok)
+        passed = self.passed_nodes(families, remaining, tree.nodes)
         cells = torch.where(exists, children, tree.nodes)
         accept = passed.gather(1, cells.flatten(1)).view_as(exists)
         path, accepted, tried = walk(tree, exists, accept)
         stop = (order == path[:, -1:]).int().argmax(-1)
         return VerifyResult(path, accepted, draw(rows_at(remaining.q, stop), u[:, 0]), tried)
+
+    def passed_nodes(self, families: Siblings, remaining: Remaining, nodes: int) -> Tensor:
+        """Return which nodes pass if tried: bool [B, N + 1], the last a spare cell."""
+        shape = (len(remaining.q), nodes + 1)
+        passed = torch.zeros(shape, dtype=torch.bool, device=remaining.q.device)
+        for rank, siblings in enumerate(families.by_rank(), 1):
+            parents = (nodes - 1) // rank  # no more nodes have a child of this rank
+            first = siblings.first(parents)
+            passes = self.test_and_strike(first, remaining.first(parents))
+            passed.scatter_(1, first.cell, passes)
+        return passed
 
     def test_and_strike(self, siblings: Siblings, remaining: Remaining) -> Tensor:
         """Return which siblings [B, n] pass; each one's group is struck from q in place (eq. 7

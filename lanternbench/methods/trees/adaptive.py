@@ -238,8 +238,12 @@ class AdaptiveTree(TreeGrower[Plan]):
 
     def largest(self, plan: Plan) -> TreeSize:
         """Return the depth and width that hold every prompt's tree."""
-        sizes = [self.drafted(size) for size in plan.tree_sizes]
-        return max(depth for depth, _ in sizes), max(width for _, width in sizes)
+        deepest = 0
+        widest = 0
+        for depth, width in plan.tree_sizes:
+            deepest = max(deepest, depth)
+            widest = max(widest, width)
+        return self.drafted((deepest, widest))
 
     def bucket(self, plan: Plan) -> TreeSize:
         """Return a depth and width, of a few, that hold every prompt's tree."""

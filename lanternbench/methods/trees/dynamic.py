@@ -45,11 +45,10 @@ class PromptBounds(NamedTuple):
     depths: Tensor
     widths: Tensor
 
-    def unused(self, level: int, top_k: int) -> Tensor:
+    def unused(self, ranks: Tensor, level: int) -> Tensor:
         """Return which children of each expanded node a prompt does not use, the first ``level``
-        being 1: bool [B, k].
+        being 1: bool [B, k]; ranks [k] 0 … k − 1.
         """
-        ranks = torch.arange(top_k, device=self.widths.device)
         return (ranks >= self.widths[:, None]) | (self.depths < level)[:, None]
 
 
@@ -101,8 +100,32 @@ class Frontier(NamedTuple):
 
     tokens: Tensor
     scores: Tensor
-    index: Tensor  # in the pool of candidates, of which 0 is the root
+    places: Tensor  # in the pool of candidates, of which 0 is the root
+    parents: Tensor | None  # in the frontier before; None for children of the root
     visible: Tensor  # [B, k, nodes expanded so far] additive
+    itself: Tensor  # [B, k, k] additive: each node sees itself
+
+    @classmethod
+    def first(cls, children: Candidates, ranks: Tensor) -> Frontier:
+        """The children of the root; ranks [k] 0 … k − 1."""
+        b, k = children.tokens.shape
+        places = (ranks + 1).expand(b, k)
+        itself = _itself(k, ranks.device).expand(b, k, k)
+        return cls(children.tokens, children.scores, places, None, itself, itself)
+
+    def next(self, children: Candidates, scores: Tensor, chosen: Tensor, start: int) -> Frontier:
+        """The ``chosen`` [B, k] of the children, which stand in the pool from ``start`` on."""
+        parents = chosen // self.tokens.shape[1]
+        nodes = self.visible.shape[-1]
+        seen = self.visible.gather(1, parents[..., None].expand(-1, -1, nodes))
+        return Frontier(
+            tokens=children.tokens.gather(1, chosen),
+            scores=scores,
+            places=start + chosen,
+            parents=parents,
+            visible=torch.cat([seen, self.itself], -1),
+            itself=self.itself,
+        )
 
 
 def candidates(
@@ -114,52 +137,42 @@ def candidates(
 ) -> Candidates:
     """Expand the top-k nodes of each level by Σ log p."""
     k = bounds.top_k
-    scores, tokens = likeliest(state.warp(logits), k)
-    if each is not None:
-        scores = scores.masked_fill(each.unused(1, k), -torch.inf)
-    levels = [Candidates(tokens, scores, torch.zeros_like(tokens))]
+    value, tokens = state.warp(logits).topk(k)
+    scores = value.log()
     ranks = torch.arange(k, device=tokens.device)
-    itself = _itself(k, tokens.device).expand(len(tokens), k, k)
-    frontier = Frontier(tokens, scores, (ranks + 1).expand_as(tokens), itself)
-    parent: Tensor | None = None
-    first = 1 + k  # index of the level's first candidate
+    unused: Tensor | None = None
+    if each is not None:
+        scores = scores.masked_fill(each.unused(ranks, 1), -torch.inf)
+    levels = [Candidates(tokens, scores, torch.zeros_like(tokens))]
+    frontier = Frontier.first(levels[0], ranks)
+    start = 1 + k
     for level in range(1, bounds.depth):
-        logits = expand(frontier.tokens, parent, frontier.visible, level)
-        children = children_of(frontier, state.warp(logits), k)
+        logits = expand(frontier.tokens, frontier.parents, frontier.visible, level)
         if each is not None:
-            unused = each.unused(level + 1, k).repeat(1, k)
-            children = children._replace(scores=children.scores.masked_fill(unused, -torch.inf))
+            unused = each.unused(ranks, level + 1)
+        children = children_of(frontier, state.warp(logits), k, unused)
         levels.append(children)
         scores, chosen = best_of(children.scores, k)
-        if each is not None:
-            scores = scores.masked_fill(ranks >= each.widths[:, None], -torch.inf)
-        parent = chosen // k
-        visible = frontier.visible
-        seen = visible.gather(1, parent[..., None].expand(-1, -1, visible.shape[-1]))
-        frontier = Frontier(
-            tokens=children.tokens.gather(1, chosen),
-            scores=scores,
-            index=first + chosen,
-            visible=torch.cat([seen, itself], -1),
-        )
-        first += k * k
+        if unused is not None:
+            scores = scores.masked_fill(unused, -torch.inf)
+        frontier = frontier.next(children, scores, chosen, start)
+        start += k * k
     return Candidates(*[torch.cat(parts, 1) for parts in zip(*levels, strict=True)])
 
 
-def children_of(frontier: Frontier, p: Tensor, k: int) -> Candidates:
-    """Return the k likeliest children of each node; p [B, k, V]: [B, k · k] each."""
-    log_p, tokens = likeliest(p, k)
+def children_of(frontier: Frontier, p: Tensor, k: int, unused: Tensor | None) -> Candidates:
+    """Return the k likeliest children of each node, [B, k · k] each; p [B, k, V]; ``unused``: see
+    ``PromptBounds``.
+    """
+    value, tokens = p.topk(k)
+    log_p = value.log()
     # a sure child comes after its parent
     below = torch.nextafter(frontier.scores, torch.full_like(frontier.scores, -torch.inf))
     scores = torch.minimum(frontier.scores[..., None] + log_p, below[..., None])
-    parents = frontier.index[..., None].expand(-1, -1, k)
+    if unused is not None:
+        scores = scores.masked_fill(unused[:, None], -torch.inf)
+    parents = frontier.places[..., None].expand(-1, -1, k)
     return Candidates(tokens.flatten(1), scores.flatten(1), parents.flatten(1))
-
-
-def likeliest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return log p and ids of the k likeliest tokens of p [..., V]: [..., k] each."""
-    value, token = p.topk(k)
-    return value.log(), token
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
