@@ -1,11 +1,10 @@
-"""The papers' numbers beside the measured ones, with every difference of setup named."""
+"""The papers' numbers next to the measured ones, with every difference of setup named."""
 
 import csv
 import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -13,10 +12,10 @@ import pandas as pd
 from lanternbench.methods.method import named, options, preset
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.load import ReportRow
-from lanternbench.report.tables import Cell, Table
+from lanternbench.report.tables import Cell, Head, Table
 
-# figures that papers report, in papers.csv with _ for -; tiny evaluators have other keys and so
-# stand beside no paper
+# figures that papers report, in papers.csv with _ for -; those of the toy evaluators have other
+# keys and are compared with no paper
 QUANTITIES = (
     *("speedup", "latency_s", "step_compression", "accept_len", "tree_depth"),
     *("fid", "clip", "image-reward", "hpsv2", "inception-score", "aesthetic"),
@@ -28,8 +27,8 @@ NAMES = {"lam": "lambda", "λ": "lambda", "δ": "delta", "depth0": "depth", "wid
 
 @cache
 def published_rows() -> tuple[dict[str, str], ...]:
-    """The rows of papers.csv: figures from the papers' tables, as text; "" where a paper does not
-    say.
+    """Return the rows of papers.csv: figures from the papers' tables, as text; "" if a paper does
+    not say.
 
     ``note``: how a figure comes from the paper (derived from seconds and steps, second-hand); CLIP
     scores are cosines.
@@ -39,7 +38,7 @@ def published_rows() -> tuple[dict[str, str], ...]:
 
 
 def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
-    """Measured rows with the papers' rows of the same method, closest setup first.
+    """Return measured rows with the papers' rows of the same method, closest setup first.
 
     Shown for each row: the papers' rows of equal setup; else those of the same target, dataset and
     temperature; else of the same target. Figures of another target say nothing about this one.
@@ -48,65 +47,64 @@ def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
     """
     lines = []
     for row in rows:
-        papers = [
-            (paper, differences(row, paper))
-            for paper in published_rows()
-            if same_method(row, paper)
-        ]
-        papers = sorted(
-            (pair for pair in papers if "target" not in pair[1]), key=lambda pair: len(pair[1])
-        )
-        tiers = [
-            2 if {"dataset", "temperature"} & set(apart) else int("params" in apart)
-            for _, apart in papers
-        ]
-        lines += [_line(row, *pair) for pair, tier in zip(papers, tiers) if tier == min(tiers)]
+        for paper, differs in closest(row):
+            lines.append(comparison(row, paper, differs))
     if not lines:
         return pd.DataFrame(columns=["label", "source", "table", "paper setup", "differs in"])
     frame = pd.DataFrame(lines)
-    # measured and paper stay side by side, so a quantity goes only when both of its columns are
-    # empty
-    pairs = [[f"{key} measured", f"{key} paper"] for key in QUANTITIES]
-    return frame.drop(
-        columns=[name for pair in pairs if frame[pair].isna().all(axis=None) for name in pair]
-    )
+    for key in QUANTITIES:
+        pair = [f"{key} measured", f"{key} paper"]
+        if frame[pair].isna().all(axis=None):
+            frame = frame.drop(columns=pair)
+    return frame
+
+
+def closest(row: ReportRow) -> list[tuple[dict[str, str], dict[str, str]]]:
+    """Return the papers' rows of the closest setup, each with its differences."""
+    papers = [paper for paper in published_rows() if same_method(row, paper)]
+    pairs = [(paper, differences(row, paper)) for paper in papers]
+    pairs = [pair for pair in pairs if "target" not in pair[1]]
+    pairs.sort(key=lambda pair: len(pair[1]))
+    distances = [distance(differs) for _, differs in pairs]
+    return [pair for pair, far in zip(pairs, distances) if far == min(distances)]
+
+
+def distance(differs: Mapping[str, str]) -> int:
+    """Return 2 for another dataset or temperature, 1 for other parameters, else 0."""
+    if "dataset" in differs or "temperature" in differs:
+        return 2
+    return 1 if "params" in differs else 0
 
 
 def same_method(row: ReportRow, paper: dict[str, str]) -> bool:
-    """Is it the same preset, with the same acceptance rule where the paper changed it?"""
+    """Return whether it is the same preset, with the acceptance rule that the paper used."""
     if row.method != paper["method"]:
         return False
     usual = preset(row.method).choices.acceptance
-    return _by_name(row.options).get("acceptance", usual) == _params(paper).get(
-        "acceptance", usual
-    )
+    measured = named_as_in_papers(row.options).get("acceptance", usual)
+    return measured == parameters(paper).get("acceptance", usual)
 
 
 def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
-    """What of {target, dataset, temperature, params, hardware} differs, each with a phrase on the
-    measured side.
+    """Return which of {target, dataset, temperature, params, hardware} differ, each with a phrase
+    on the measured side.
     """
     differs: dict[str, str] = {}
-    target, dataset, temperature = (
-        row.target or "",
-        DATASETS.get(row.dataset or "", row.dataset or ""),
-        row.temperature,
-    )
-    if paper["target"].endswith("-stage-unstated") and target.startswith(
-        paper["target"].removesuffix("-unstated")
-    ):
+    target = row.target or "unknown"
+    dataset = DATASETS.get(row.dataset or "", row.dataset) or "unknown"
+    temperature = "unknown" if row.temperature is None else f"{row.temperature:g}"
+    stage, unstated, _ = paper["target"].partition("-unstated")
+    if unstated and target.startswith(stage):
         differs["stage"] = "stage of the target (paper does not say)"
     elif target != paper["target"]:
-        differs["target"] = f"target ({target or 'unknown'})"
+        differs["target"] = f"target ({target})"
     if dataset != paper["dataset"]:
-        differs["dataset"] = f"dataset ({dataset or 'unknown'})"
+        differs["dataset"] = f"dataset ({dataset})"
     if not paper["temperature"]:
         differs["temperature"] = "temperature (paper does not say)"
-    elif temperature != float(paper["temperature"]):
-        differs["temperature"] = (
-            f"temperature ({'unknown' if temperature is None else f'{temperature:g}'})"
-        )
-    if params := _param_differences(row, paper):
+    elif row.temperature != float(paper["temperature"]):
+        differs["temperature"] = f"temperature ({temperature})"
+    if params := different_parameters(row, paper):
         differs["params"] = f"parameters ({', '.join(params)})"
     if row.simulated:
         differs["acceptance"] = "acceptance (simulated)"
@@ -118,93 +116,84 @@ def differences(row: ReportRow, paper: dict[str, str]) -> dict[str, str]:
     return differs
 
 
-def table(beside: pd.DataFrame) -> Table:
-    """`published_beside` as a table, its quantities named as readers know them; a missing value
-    prints as "–".
+def table(frame: pd.DataFrame) -> Table:
+    """Return `published_beside` as a table, its quantities named as readers know them; a missing
+    value prints as "–".
     """
-    titles = {"label": ("method", "", True)}
-    for key, side in product(QUANTITIES, ("measured", "paper")):
-        titles[f"{key} {side}"] = (
-            f"{(COLUMN.get(key) or metric_column(key)).title}, {side}",
-            "",
-            False,
-        )
-    heads = [titles.get(name, (name, "", True)) for name in beside.columns]
-    records = beside.itertuples(index=False, name=None)
-    lines = [
-        [_cell(value, not text) for value, (_, _, text) in zip(record, heads)]
-        for record in records
-    ]
+    quantities = {}
+    for key in QUANTITIES:
+        title = (COLUMN.get(key) or metric_column(key)).title
+        for side in ("measured", "paper"):
+            quantities[f"{key} {side}"] = Head(f"{title}, {side}")
+    heads = [quantities.get(name, Head(name, is_text=True)) for name in frame.columns]
+    lines = []
+    for record in frame.itertuples(index=False, name=None):
+        lines.append([table_cell(value, head) for value, head in zip(record, heads)])
     return Table(heads, lines, tall=True)
 
 
-def _cell(value: Any, numeric: bool) -> Cell:
-    if pd.isna(value) or value == "":
-        return Cell(MISSING, "" if numeric else None)
-    return Cell(
-        f"{value:.4g}" if isinstance(value, float) else str(value), value if numeric else None
-    )
+def table_cell(value: str | float | None, head: Head) -> Cell:
+    if head.is_text:
+        return Cell(MISSING if pd.isna(value) or value == "" else str(value))
+    if pd.isna(value):
+        return Cell(MISSING, "")
+    return Cell(f"{value:.4g}", value)
 
 
-def _line(row: ReportRow, paper: dict[str, str], differs: dict[str, str]) -> dict[str, Any]:
+def comparison(
+    row: ReportRow, paper: dict[str, str], differs: dict[str, str]
+) -> dict[str, str | float | None]:
+    """Return a line of `published_beside`."""
     temperature = f"T={paper['temperature']}" if paper["temperature"] else ""
-    setup = [
-        paper["target"],
-        paper["dataset"],
-        temperature,
-        paper["hardware"],
-        paper["params"],
-        paper["note"],
-    ]
-    line: dict[str, Any] = {"run": row.run} if row.run else {}
+    setup = [paper["target"], paper["dataset"], temperature]
+    setup += [paper[name] for name in ("hardware", "params", "note")]
+    line: dict[str, str | float | None] = {"run": row.run} if row.run else {}
     line |= {"label": row.label, "source": paper["source"], "table": paper["table"]}
-    line["paper setup"] = ", ".join(part for part in setup if part)
+    line["paper setup"] = ", ".join(filter(None, setup))
     for key in QUANTITIES:
         figure = paper[key.replace("-", "_")]
-        line |= {
-            f"{key} measured": row.value(key),
-            f"{key} paper": float(figure) if figure else None,
-        }
-    return line | {"differs in": "; ".join(differs.values()) or "nothing"}
+        line[f"{key} measured"] = row.value(key)
+        line[f"{key} paper"] = float(figure) if figure else None
+    line["differs in"] = "; ".join(differs.values()) or "nothing"
+    return line
 
 
-def _by_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the names that papers have for them."""
-    return {NAMES.get(str(name), str(name)): value for name, value in options.items()}
+def named_as_in_papers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by the names that papers have for them."""
+    return {NAMES.get(name, name): value for name, value in options.items()}
 
 
-def _params(paper: dict[str, str]) -> dict[str, str]:
-    return _by_name(dict(part.split("=", 1) for part in paper["params"].split()))
+def parameters(paper: dict[str, str]) -> dict[str, str]:
+    return named_as_in_papers(dict(part.split("=", 1) for part in paper["params"].split()))
 
 
-def _param_differences(row: ReportRow, paper: dict[str, str]) -> list[str]:
-    """One entry per option that is not the same on both sides; a paper's silence is named, not
-    guessed.
+def different_parameters(row: ReportRow, paper: dict[str, str]) -> list[str]:
+    """Return an entry for each option that is not the same on both sides; a paper's silence is
+    named, not guessed.
 
-    What is not set of the method's options is what they are by default.
+    An option of the method that is not set has its default.
     """
     method = named(row.method)
-    values = (
-        {name: field.default for name, field in options().items()}
-        | method.read
-        | method.choices._asdict()
-    )
-    defaults = _by_name(values)
+    defaults = {name: field.default for name, field in options().items()}
+    defaults = named_as_in_papers(defaults | method.read | method.choices._asdict())
     if defaults["k"] is None and row.target != "tiny":
         defaults["k"] = method.resolve({}).read.get("k")
-    measured, params, differs = _by_name(row.options), _params(paper), []
-    for key in dict.fromkeys([*params, *measured]):
-        value, published = measured.get(key, defaults.get(key)), params.get(key)
+    measured = named_as_in_papers(row.options)
+    published = parameters(paper)
+    differs = []
+    for key in dict.fromkeys([*published, *measured]):
+        value = measured.get(key, defaults.get(key))
         if value is None:
-            differs.append(f"{key} default; paper {published}")
-        elif published is None:
+            differs.append(f"{key} default; paper {published[key]}")
+        elif key not in published:
             differs.append(f"{key}={value}; paper does not say")
-        elif not _same_value(value, published):
-            differs.append(f"{key}={value}; paper {published}")
+        elif not same_value(value, published[key]):
+            differs.append(f"{key}={value}; paper {published[key]}")
     return differs
 
 
-def _same_value(measured: Any, published: str) -> bool:
+def same_value(measured: str | float, published: str) -> bool:
+    """Return whether an option is the same, as numbers or as text."""
     try:
         return abs(float(measured) - float(published)) < 1e-9
     except (TypeError, ValueError):

@@ -1,12 +1,12 @@
-"""Tables of rows, of their categories and of acceptance: for Markdown and the page, as CSV, for
-the terminal.
+"""Tables of rows, of their categories and of acceptance, as Markdown, HTML and CSV and for the
+terminal.
 """
 
 import html
 import re
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 from rich import box
@@ -42,9 +42,11 @@ FACTS = (
 MOST_CATEGORIES = 40  # more are no overview
 POSITIONS = 16  # of a draft
 LEAST = 5e-4  # a position that fewer steps reach is left out
+FIRST_LEFT_OUT = ("tree_depth", "step_compression")  # if the terminal is too narrow
 ACCEPTANCE = (
-    "Per position i: the share of steps that accepted the first i drafted tokens, and in brackets the share among "
-    "those that accepted the i − 1 before. The bonus token is not counted; mean acceptance length counts it (τ)."
+    "Per position i: the share of steps that accepted the first i drafted tokens, and in brackets"
+    " the share among those that accepted the i − 1 before. The bonus token is not counted; mean"
+    " acceptance length counts it (τ)."
 )
 
 
@@ -58,161 +60,162 @@ class Cell(NamedTuple):
     small: str = ""
 
 
+class Head(NamedTuple):
+    """The head of a column of a table."""
+
+    title: str
+    hint: str = ""
+    is_text: bool = False
+
+
 class Table(NamedTuple):
     """A table: sortable on the page, where ``folded`` columns are hidden by default."""
 
-    heads: list[tuple[str, str, bool]]  # title, hint, is it text
+    heads: list[Head]
     rows: list[list[Cell]]
     folded: frozenset[int] = frozenset()
-    dispensable: frozenset[int] = frozenset()  # the first to go where a table is too wide
+    dispensable: frozenset[int] = frozenset()  # the first to go if a table is too wide
     tall: bool = False
 
     def markdown(self) -> str:
         cells = [[f"{cell.text} {cell.small}".strip() for cell in row] for row in self.rows]
-        return markdown(
-            [title for title, _, _ in self.heads], cells, [not text for _, _, text in self.heads]
-        )
+        titles = [head.title for head in self.heads]
+        return markdown(titles, cells, [not head.is_text for head in self.heads])
 
 
 def figure_cell(column: Column, row: Row) -> Cell:
-    """A row's cell, with its interval in small print."""
-    value = column.figure(row).value if column.numeric else None
-    return Cell(
-        column.value(row), "" if column.numeric and value is None else value, column.bounds(row)
-    )
+    """Return a row's cell, with its interval in small print."""
+    if not column.numeric:
+        return Cell(column.value(row))
+    value = column.figure(row).value
+    return Cell(column.value(row), "" if value is None else value, column.bounds(row))
+
+
+def column_head(column: Column) -> Head:
+    return Head(column.title + column.arrow, column.help, not column.numeric)
 
 
 def figure_table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
-    """A line per row, a column per figure."""
-    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in columns]
-    return Table(heads, [[figure_cell(c, row) for c in columns] for row in rows])
+    """Return a line per row and a column per figure."""
+    lines = [[figure_cell(column, row) for column in columns] for row in rows]
+    return Table(list(map(column_head, columns)), lines)
 
 
 def markdown_table(rows: Sequence[Row], chosen: Sequence[Column] | None = None) -> str:
-    """GitHub Markdown, by default with the most important columns; intervals in brackets."""
+    """Return GitHub Markdown, by default with the most important columns; intervals in brackets."""
     return figure_table(rows, columns(rows, "md") if chosen is None else chosen).markdown()
 
 
-def markdown(titles: list[str], cells: list[list[str]], right: list[bool]) -> str:
-    """A Markdown table; `right` marks right-aligned columns. Cells may hold any text, it is
-    escaped.
-    """
-    rule = ["---:" if r else ":---" for r in right]
-    escaped = [[markdown_escape(cell) for cell in line] for line in [titles, *cells]]
-    return "".join("| " + " | ".join(line) + " |\n" for line in [escaped[0], rule, *escaped[1:]])
+def markdown(titles: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    """Return a Markdown table; ``right`` marks right-aligned columns.  All text is escaped."""
+    rule = "|".join(" ---: " if is_right else " :--- " for is_right in right)
+    head, *lines = [" | ".join(map(markdown_escape, line)) for line in [titles, *cells]]
+    return f"| {head} |\n|{rule}|\n" + "".join(f"| {line} |\n" for line in lines)
 
 
-def category_table(figures: Figures, labels: list[str]) -> str:
-    """A Markdown table by category and method; empty where prompts have fewer than two categories,
-    or too many.
+def category_table(figures: Figures, labels: Sequence[str]) -> str:
+    """Return a Markdown table by category and method, the methods in the order of ``labels``;
+    empty if prompts have fewer than two categories, or too many.
     """
-    rows = category_rows(figures)
+    ranks = {label: rank for rank, label in enumerate(labels)}
+    rows = [pair for pair in category_rows(figures) if pair[1].label in ranks]
     if not 2 <= len({category for category, _ in rows}) <= MOST_CATEGORIES:
         return ""
-    categories, plain = zip(
-        *sorted(rows, key=lambda pair: (pair[0], [*labels, pair[1].label].index(pair[1].label)))
-    )
+    rows.sort(key=lambda pair: (pair[0], ranks[pair[1].label]))
+    plain = [row for _, row in rows]
     table = figure_table(plain, columns(plain))
-    cells = [[Cell(category), *line] for category, line in zip(categories, table.rows)]
-    return table._replace(heads=[("Category", "", True), *table.heads], rows=cells).markdown()
+    cells = [[Cell(category), *line] for (category, _), line in zip(rows, table.rows)]
+    return Table([Head("Category", is_text=True), *table.heads], cells).markdown()
 
 
 def category_rows(figures: Figures) -> list[tuple[str, Row]]:
-    """(category, row) for each category and label: speedup, τ, fidelity loss and each metric; no
-    intervals.
+    """Return (category, row) for each category and label: speedup, τ, fidelity loss and each
+    metric, without intervals.
     """
-    names, rows = ["speedup", "accept_len", "fidelity_loss", *figures.metrics], []
+    names = ["speedup", "accept_len", "fidelity_loss", *figures.metrics]
+    rows = []
     for (category, code), label in product(figures.categories.items(), figures.labels):
         samples = figures.of(label) & (figures.codes("category") == code)
         if category and samples.any():
             ratios = {name: figures.ratio(name, samples) for name in names}
             values = {name: Estimate(value) for name, value in ratios.items() if value is not None}
-            rows.append(
-                (
-                    str(category),
-                    Row(
-                        label=label,
-                        method=figures.methods[label][0],
-                        n=int(samples.sum()),
-                        figures=values,
-                    ),
-                )
-            )
+            method, _ = figures.methods[label]
+            row = Row(label=label, method=method, n=int(samples.sum()), figures=values)
+            rows.append((str(category), row))
     return rows
 
 
 def position_rates(row: Row) -> list[tuple[float, float]]:
-    """(joint, conditional) rates of acceptance by position of the draft."""
+    """Return (joint, conditional) rates of acceptance by position of the draft."""
     return list(zip(row.acceptance["per_position"], row.acceptance["conditional_per_position"]))
 
 
 def positions(rows: Sequence[Row]) -> int:
-    """How many positions of the draft are worth showing."""
+    """Return the number of positions of the draft that are worth showing."""
     return max(sum(joint >= LEAST for joint, _ in position_rates(row)[:POSITIONS]) for row in rows)
 
 
 def acceptance_table(rows: Sequence[Row]) -> str:
-    """Both rates of every row that drafts, as Markdown; nothing if no row does."""
-    drafting, runs = [row for row in rows if row.acceptance], runs_of(rows)
+    """Return both rates of every row that drafts, as Markdown; nothing if no row does."""
+    drafting = [row for row in rows if row.acceptance]
     if not drafting:
         return ""
     count = positions(drafting)
-    titles = [
-        "method",
-        "acceptance rate",
-        "mean acceptance length",
-        *(str(i + 1) for i in range(count)),
-    ]
+    titles = ["method", "acceptance rate", "mean acceptance length"]
+    titles += [str(position) for position in range(1, count + 1)]
     cells = []
     for row in drafting:
-        rate, length = (
-            row.value("acceptance_rate"),
+        rate = row.value("acceptance_rate")
+        line = [
+            name_of(row, runs_of(rows)),
+            MISSING if rate is None else f"{rate:.1%}",
             f"{row.acceptance['mean_acceptance_length']:.2f}",
-        )
-        rates = [
-            f"{joint:.1%} ({conditional:.1%})"
-            for joint, conditional in position_rates(row)[:count]
         ]
-        first = [name_of(row, runs), MISSING if rate is None else f"{rate:.1%}", length]
-        cells.append([*first, *rates, *[MISSING] * (count - len(rates))])
+        line += [f"{joint:.1%} ({given:.1%})" for joint, given in position_rates(row)[:count]]
+        line += [MISSING] * (len(titles) - len(line))
+        cells.append(line)
     return markdown(titles, cells, [False] + [True] * (count + 2))
 
 
-def acceptance_records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A record per row and position, in full precision."""
-    return [
-        {
-            "run": run_of(row),
-            "label": row.label,
-            "position": i,
-            "per_position": joint,
-            "conditional_per_position": rate,
-        }
-        for row in rows
-        if row.acceptance
-        for i, (joint, rate) in enumerate(position_rates(row), 1)
-    ]
+class PositionRate(NamedTuple):
+    """The acceptance rates of a row at a position of the draft, in full precision."""
+
+    run: str | None
+    label: str
+    position: int
+    per_position: float
+    conditional_per_position: float
+
+
+def acceptance_records(rows: Sequence[Row]) -> list[PositionRate]:
+    records = []
+    for row in rows:
+        if row.acceptance:
+            for position, rates in enumerate(position_rates(row), 1):
+                records.append(PositionRate(run_of(row), row.label, position, *rates))
+    return records
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """A row per method: facts and figures with full precision; `<figure>_lo`, `_hi`, `_n` and `_p`
-    where known.
+    """Return a row per method: facts and figures with full precision; ``<figure>_lo``, ``_hi``,
+    ``_n`` and ``_p`` if known.
     """
     records = []
     for row in rows:
-        record = {name: value for name in FACTS if (value := getattr(row, name, None)) is not None}
-        for name, (value, *ends) in row.figures.items():
-            parts = zip(("lo", "hi", "n", "p"), ends if value is not None else ())
-            record |= {name: value} | {
-                f"{name}_{part}": end for part, end in parts if end is not None
-            }
+        facts = {name: getattr(row, name, None) for name in FACTS}
+        record = {name: fact for name, fact in facts.items() if fact is not None}
+        for name, estimate in row.figures.items():
+            record[name] = estimate.value
+            if estimate.value is not None:
+                parts = zip(("lo", "hi", "n", "p"), estimate[1:])
+                record |= {f"{name}_{part}": end for part, end in parts if end is not None}
         records.append(record)
     return pd.DataFrame(records)
 
 
-def csv_text(records: Sequence[dict[str, Any]] | pd.DataFrame) -> str:
-    """Records as CSV; nested values as text, missing = empty, and no cell that a spreadsheet would
-    run.
+def csv_text(records: Sequence[object] | pd.DataFrame) -> str:
+    """Return records as CSV; nested values as text, missing = empty, and no cell that a
+    spreadsheet would run.
     """
     return pd.DataFrame(records).map(csv_cell).to_csv(index=False, lineterminator="\n")
 
@@ -220,56 +223,63 @@ def csv_text(records: Sequence[dict[str, Any]] | pd.DataFrame) -> str:
 def terminal_table(
     rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None
 ) -> RichTable:
-    """The compact table for the terminal, by default of the most important columns, as far as they
-    fit ``width``.
+    """Return the compact table for the terminal: the chosen columns, or the most important ones,
+    that fit ``width``.
 
-    Rows keep the order of their run, the baseline `ar` first. The caption says what columns mean
+    Rows keep the order of their run, the baseline `ar` first.  The caption says what columns mean
     and which are missing.
     """
     runs = runs_of(rows)
     rows = sorted(rows, key=lambda row: (runs.index(run_of(row)), row.label != "ar"))
-    first, wanted = (
-        columns(rows, table) if chosen is None else chosen for table in ("terminal", "md")
-    )
-    cells = {
-        c: [one_line(c.cell(row) if c.key == "speedup" else c.value(row)) for row in rows]
-        for c in first
-    }
-    # a column costs its padding and a divider too
-    widths = {c: max(map(len, [c.title + c.arrow, *texts])) + 3 for c, texts in cells.items()}
-    while width and sum(widths.values()) > width and len(widths) > 2:
-        dispensable = (
-            c for key in ("tree_depth", "step_compression") for c in widths if c.key == key
-        )
-        del widths[next(dispensable, [*widths][-1])]
-    notes = glossary([*widths])
-    if left_out := [one_line(c.title, 32) for c in wanted if c not in widths]:
+    wanted = columns(rows, "md") if chosen is None else chosen
+    shown = fitting(rows, columns(rows, "terminal") if chosen is None else chosen, width)
+    notes = glossary(shown)
+    left_out = [one_line(column.title, 32) for column in wanted if column not in shown]
+    if left_out:
         notes.append(f"not shown: {', '.join(left_out)} (lanternbench report writes all columns)")
-    caption = Text("; ".join(notes)) if notes else None
     table = RichTable(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         header_style="bold",
-        caption=caption,
+        caption=Text("; ".join(notes)) if notes else None,
         caption_justify="left",
     )
-    for c in widths:
-        table.add_column(
-            Text(c.title + c.arrow), justify="right" if c.numeric else "left", no_wrap=True
-        )
-    for line in zip(*(cells[c] for c in widths)):
-        # Text, not str: a label such as "[red]" must not be read as markup
-        table.add_row(*map(Text, line))
+    # Text, not str: a label such as "[red]" must not be read as markup
+    for column in shown:
+        justify = "right" if column.numeric else "left"
+        table.add_column(Text(column.title + column.arrow), justify=justify, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(terminal_cell(column, row)) for column in shown))
     return table
 
 
+def terminal_cell(column: Column, row: Row) -> str:
+    """Return a cell's text, with its interval if it is the speedup's."""
+    return one_line(column.cell(row) if column.key == "speedup" else column.value(row))
+
+
+def fitting(rows: Sequence[Row], wanted: Sequence[Column], width: int | None) -> list[Column]:
+    """Return the columns that fit ``width``, at least two; the last ones are left out after
+    ``FIRST_LEFT_OUT``.
+    """
+    widths: dict[Column, int] = {}
+    for column in wanted:
+        texts = [column.title + column.arrow, *(terminal_cell(column, row) for row in rows)]
+        widths[column] = max(map(len, texts)) + 3  # its padding and a divider
+    dispensable = [column for key in FIRST_LEFT_OUT for column in wanted if column.key == key]
+    dispensable += [column for column in reversed(wanted) if column not in dispensable]
+    while width and sum(widths.values()) > width and len(widths) > 2:
+        del widths[dispensable.pop(0)]
+    return list(widths)
+
+
 def markdown_escape(text: str, limit: int = 200) -> str:
-    """Text that Markdown prints as it stands, on one line."""
+    """Return text that Markdown prints as it is, on one line."""
     return re.sub(r"[\\|*_`\[\]]", r"\\\g<0>", html.escape(one_line(text, limit), quote=False))
 
 
-def csv_cell(value: Any) -> Any:
-    """The value as a spreadsheet may have it: a leading quote keeps a text such as
+def csv_cell(value: object) -> object:
+    """Return the value as a spreadsheet may have it: a leading quote keeps a text such as
     "=HYPERLINK(...)" from running.
     """
     if isinstance(value, dict):

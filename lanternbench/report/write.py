@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
-from lanternbench.measure.figures import BASELINE
+from lanternbench.measure.figures import BASELINE, Steps
 from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.statistics import LOOKS
 from lanternbench.measure.summary import Row
@@ -36,13 +37,7 @@ from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_fi
 from lanternbench.report.load import Contents, ReportRow, Run, View, differing, paper_name
 from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
 from lanternbench.report.style import colour, save
-from lanternbench.report.tables import (
-    Table,
-    csv_text,
-    figure_table,
-    markdown_escape,
-    markdown_table,
-)
+from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
@@ -51,8 +46,8 @@ from lanternbench.utils.text import one_line
 FORMATS = ("md", "csv", "tex", "html", "json")
 # points: \\columnwidth and \\textwidth of ACL, the narrowest of two-column venues
 COLUMN, PAGE = 219.0, 455.0
-# points of a sign in \\small and between columns, \\tabcolsep being 3 points
-SIGN, BETWEEN = 4.7, 6.0
+# points of a character in \\small and between columns, \\tabcolsep being 3 points
+CHARACTER, BETWEEN = 4.7, 6.0
 ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 
 
@@ -65,16 +60,31 @@ class Part(NamedTuple):
     answer: list[str]
 
 
+class Report(NamedTuple):
+    """The content of a report, whatever the format; ``published``: with the papers' figures."""
+
+    parts: list[Part]
+    rows: list[ReportRow]
+    notes: list[Note]
+    view: View
+    published: pd.DataFrame | None
+
+    @property
+    def runs(self) -> list[Run]:
+        return [part.run for part in self.parts]
+
+
 def templates() -> Environment:
-    """The templates of this package: text is escaped for HTML but in LaTeX, and cut to one
+    """Return the templates of this package: text is escaped for HTML but in LaTeX, and cut to one
     printable line.
     """
-    loader, escaped = (
-        PackageLoader("lanternbench.report"),
-        lambda name: not (name or "").endswith(".tex"),
+    environment = Environment(
+        loader=PackageLoader("lanternbench.report"),
+        autoescape=lambda name: not (name or "").endswith(".tex"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment = Environment(loader=loader, autoescape=escaped, undefined=StrictUndefined)
-    environment.trim_blocks = environment.lstrip_blocks = True
     environment.globals["colour"] = colour
     environment.filters["plain"] = lambda text, limit=200: one_line(str(text), limit)
     environment.filters["md"] = lambda text, limit=200: Markup(markdown_escape(str(text), limit))
@@ -82,330 +92,460 @@ def templates() -> Environment:
 
 
 def report(
-    run_folders: list[Path],
+    run_folders: Sequence[Path],
     out: Path | None = None,
     published: bool = False,
     formats: Sequence[str] | None = None,
     budget: float = BUDGET,
-    view: View | None = None,
+    view: View = View(),  # noqa: B008
     grid: int = 0,
 ) -> list[Path]:
     """Write tables, pictures and report.html of one or more runs; returns the files, report.html
     last.
 
-    Args: folders of runs (rows of several are joined, with a `run` column); the folder to write
-    into, by default `<run>/report`, or `report` beside the runs when there are several; whether to
-    set the papers' numbers beside; which formats to write, by default all and the pictures; the
-    fidelity loss that the answer allows relaxed methods; which methods and columns to show under
-    which names; of how many prompts to write the images side by side. Raises UserError when a
-    folder is no run, holds no results, is damaged, or `out` cannot be written.
+    Args:
+        run_folders: rows of several runs are joined, with a `run` column.
+        out: by default `<run>/report`, or `report` next to the runs if there are several.
+        published: whether to compare with the papers' numbers.
+        formats: by default all, and the pictures.
+        budget: the fidelity loss that the answer allows relaxed methods.
+        view: which methods and columns to show under which names.
+        grid: the number of prompts of which to write the images side by side.
+
+    Raises UserError if a folder is no run, holds no results, is damaged, or `out` cannot be
+    written.
     """
-    if unknown := [name for name in formats or () if name not in FORMATS]:
-        raise UserError(
-            f"there is no report format {unknown[0]!r}: choose of {', '.join(FORMATS)}."
-        )
-    view, loaded = view or View(), load.load_runs([Path(folder) for folder in run_folders])
-    read = {run.folder: load.read_contents(run, max(PROMPTS, grid)) for run in loaded}
-    # a run may be going on
-    every = [load.load_run(folder, contents.figures) for folder, contents in read.items()]
-    runs = view.of(every)
-    if grid and (empty := [run.run_id for run in runs if not run.draws]):
-        raise UserError(
-            f"{empty[0]} has no images, as its target has no image tokeniser: leave out --grid."
-        )
-    first = every[0].folder
-    out = Path(out or (first if len(every) == 1 else first.resolve().parent) / "report")
-    rows, notes = view.named(load.joined_rows(runs)), report_notes(runs)
-    labels = {run.folder: [row.label for row in run.rows] for run in every}
-    parts = [_part(run, read[run.folder], labels[run.folder], view, budget) for run in runs]
-    if damaged := sum(part.contents.damaged for part in parts):
-        notes.append(
-            Note("warning", None, f"{damaged} damaged line(s) of samples.jsonl were left out.")
-        )
-    if apart := differing(runs):
-        parts[0].answer.insert(0, apart)
-    texts, beside = _texts(parts, rows, notes, view), None
-    if published:
-        beside, papers = _published(rows)
-        texts |= papers
-    wanted = tuple(f".{name}" for name in formats or FORMATS)
-    texts = {name: text for name, text in texts.items() if name.endswith(wanted)}
-    files: list[Path] = []
+    wanted = FORMATS if formats is None else formats
+    unknown = [name for name in wanted if name not in FORMATS]
+    if unknown:
+        choice = ", ".join(FORMATS)
+        raise UserError(f"there is no report format {unknown[0]!r}: choose of {choice}.")
+    folders = [Path(folder) for folder in run_folders]
+    content = read_report(folders, view, budget, published, max(PROMPTS, grid))
+    if grid:
+        check_draws(content.runs)
+    if out is None:
+        out = (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / "report"
+    out = Path(out)
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
-    if ".html" in wanted:
-        steps = [
-            part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows
-        ]
-        pictures = (speed_pictures(rows), step_pictures(rows, steps))
-        texts["report.html"] = html_page(parts, rows, notes, pictures, view, beside)
-        files += write_pictures([*pictures[0], *pictures[1]], out) if formats is None else []
-    for i, part in enumerate(parts, 1):
-        number = f"-{i}" if len(parts) > 1 else ""
-        if formats is None and (losses := loss_records(part.contents.losses)):
-            files += save(
-                partial(loss_figure, losses), out / f"loss-by-place{number}", ("png", "svg", "pdf")
-            )
-            texts = {f"loss-by-place{number}.csv": csv_text(losses), **texts}
-        if grid:
-            draw = partial(grid_figure, part.run, part.contents, view, grid)
-            files += save(draw, out / f"grid{number}", ("png", "pdf"))
-    for name, text in texts.items():
-        with replacing(out / name, OUT) as file:
-            file.write(text.encode("utf-8", "replace"))
-    *others, last = sorted(
-        (out / name for name in texts), key=lambda path: path.name == "report.html"
-    )
-    return [*others, *files, last]
+    texts = report_texts(content)
+    files = [
+        write_text(out / name, text)
+        for name, text in texts.items()
+        if name.endswith(tuple(wanted))
+    ]
+    if grid:
+        files += write_grids(content, out, grid)
+    if "html" not in wanted:
+        return files
+    speeds = speed_pictures(content.rows)
+    steps = step_pictures(content.rows, row_steps(content.parts))
+    if formats is None:
+        files += write_pictures([*speeds, *steps], out)
+        files += write_losses(content.parts, out)
+    page = html_page(content, speeds, steps)
+    return [*files, write_text(out / "report.html", page)]
 
 
-def _part(run: Run, contents: Contents, labels: list[str], view: View, budget: float) -> Part:
-    """A run as the page shows it. p-values are corrected for all of its methods, ``labels``, also
-    those not shown.
+def read_report(
+    folders: Sequence[Path], view: View, budget: float, published: bool, prompts: int
+) -> Report:
+    """Read the runs of a report; ``prompts``: the number of which it shows images."""
+    contents = {}
+    for run in load.load_runs(folders):
+        contents[run.folder] = load.read_contents(run, prompts)
+    # once more, as a run may be going on
+    every = [load.load_run(folder, of_run.figures) for folder, of_run in contents.items()]
+    labels = {run.folder: [row.label for row in run.rows] for run in every}
+    runs = view.of(every)
+    parts = [
+        make_part(run, contents[run.folder], labels[run.folder], view, budget) for run in runs
+    ]
+    notes = report_notes(runs)
+    damaged = sum(part.contents.damaged for part in parts)
+    if damaged:
+        text = f"{damaged} damaged line(s) of samples.jsonl were left out."
+        notes.append(Note("warning", None, text))
+    differences = differing(runs)
+    if differences:
+        parts[0].answer.insert(0, differences)
+    rows = view.named(load.joined_rows(runs))
+    return Report(parts, rows, notes, view, published_beside(rows) if published else None)
+
+
+def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
+    from lanternbench.report import papers  # not for every report: it loads all methods
+
+    return papers.published_beside(rows)
+
+
+def make_part(
+    run: Run, contents: Contents, labels: Sequence[str], view: View, budget: float
+) -> Part:
+    """Return a run as the page shows it.  p-values are corrected for all of its methods,
+    ``labels``, also those not shown.
     """
     names = view.labels({row.label: row.method for row in run.rows})
     looks = LOOKS if run.record.config.until_told_apart else 1
-    pairs = [
-        pair
-        for pair in compared(contents.figures, labels, looks)
-        if {pair.method, pair.against} <= names.keys()
-    ]
-    pairs = [
-        pair._replace(method=names[pair.method], against=names[pair.against]) for pair in pairs
-    ]
+    pairs = []
+    for pair in compared(contents.figures, labels, looks):
+        if pair.method in names and pair.against in names:
+            shown = {"method": names[pair.method], "against": names[pair.against]}
+            pairs.append(pair._replace(**shown))
     rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
     return Part(run, contents, pairs, answer(rows, pairs, run.notes, budget))
 
 
-def _texts(
-    parts: list[Part], rows: list[ReportRow], notes: list[Note], view: View
-) -> dict[str, str]:
-    """Every file but the page, by name."""
-    pairs = [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs]
-    answers = {part.run.run_id: part.answer for part in parts}
-    document = versioned({"rows": rows, "notes": notes, "answers": answers, "pairs": pairs})
-    recipes, columns = [part.run.recipe for part in parts], view.columns_for(rows, "md")
-    setups = [
-        f"Decoding methods on {r['target']} ({r['prompts']}, temperature {r['temperature']})"
-        for r in recipes
-    ]
-    lines = ["; ".join(f"{name} {value}" for name, value in recipe.items()) for recipe in recipes]
-    caption, recipe = "; ".join(dict.fromkeys(setups)) + ".", ". ".join(dict.fromkeys(lines))
-    table, meanings = markdown_table(rows, columns), glossary(columns)
-    template, sections = map(templates().get_template, ("table.md", "sections.md"))
-    texts = {
-        "table.md": template.render(
-            parts=parts, recipes=lines, notes=notes, table=table, glossary=meanings
-        ),
-        "table.csv": csv_text(tables.frame(rows)),
-        "table.tex": latex_table(
-            rows, caption, recipe, view.columns_for(rows, "tex") if view.columns else None
-        ),
-        "table.json": json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-    }
-    if rates := tables.acceptance_table(rows):
-        texts["acceptance.md"] = f"{tables.ACCEPTANCE}\n\n{rates}"
-        texts["acceptance.csv"] = csv_text(tables.acceptance_records(rows))
-    categories = [
-        tables.category_table(part.contents.figures, [row.label for row in part.run.rows])
-        for part in parts
-    ]
-    differences = [pair.markdown() if (pair := pair_table(part.pairs)) else "" for part in parts]
-    for name, intro, each in (("categories.md", "", categories), ("pairs.md", INTRO, differences)):
-        if by_run := [(part.run.run_id, text) for part, text in zip(parts, each) if text]:
-            texts[name] = sections.render(intro=intro, sections=by_run)
-    return texts | ({"pairs.csv": csv_text(pairs)} if pairs else {})
+def check_draws(runs: Sequence[Run]) -> None:
+    """Raise UserError if a run has no images."""
+    for run in runs:
+        if not run.draws:
+            raise UserError(
+                f"{run.run_id} has no images, because its target has no image tokeniser:"
+                " leave out --grid."
+            )
 
 
-def _published(rows: list[ReportRow]) -> tuple[Table, dict[str, str]]:
-    """The papers' figures beside the measured ones, as a table and as files; a sentence where
-    there are none.
+def row_steps(parts: Sequence[Part]) -> list[Steps | None]:
+    return [part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows]
+
+
+# --- files ---
+
+
+def write_text(path: Path, text: str) -> Path:
+    with replacing(path, OUT) as file:
+        file.write(text.encode("utf-8", "replace"))
+    return path
+
+
+def numbered(parts: Sequence[Part]) -> Iterator[tuple[str, Part]]:
+    """Yield the parts, each with the end of its files' names: "-1", "-2" if there are several."""
+    for number, part in enumerate(parts, 1):
+        yield f"-{number}" if len(parts) > 1 else "", part
+
+
+def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
+    """Write the images of every run side by side."""
+    files = []
+    for end, part in numbered(content.parts):
+        draw = partial(grid_figure, part.run, part.contents, content.view, prompts)
+        files += save(draw, out / f"grid{end}", ("png", "pdf"))
+    return files
+
+
+def write_losses(parts: Sequence[Part], out: Path) -> list[Path]:
+    """Write where in the image each run's methods lose fidelity, if they draw several rows at
+    once.
     """
-    from lanternbench.report import papers  # not for every report: it loads all methods
+    files = []
+    for end, part in numbered(parts):
+        records = loss_records(part.contents.losses)
+        if records:
+            stem = out / f"loss-by-place{end}"
+            files.append(write_text(stem.with_suffix(".csv"), csv_text(records)))
+            files += save(partial(loss_figure, records), stem, ("png", "svg", "pdf"))
+    return files
 
-    frame = papers.published_beside(rows)
-    table = papers.table(frame)
+
+# --- texts ---
+
+
+def report_texts(content: Report) -> dict[str, str]:
+    """Return every file but the page, by name."""
+    texts = {
+        "table.md": markdown_page(content),
+        "table.csv": csv_text(tables.frame(content.rows)),
+        "table.tex": latex_page(content),
+        "table.json": json_page(content),
+    }
+    rates = tables.acceptance_table(content.rows)
+    if rates:
+        texts["acceptance.md"] = f"{tables.ACCEPTANCE}\n\n{rates}"
+        texts["acceptance.csv"] = csv_text(tables.acceptance_records(content.rows))
+    categories = []
+    comparisons = []
+    for part in content.parts:
+        labels = [row.label for row in part.run.rows]
+        categories.append(tables.category_table(part.contents.figures, labels))
+        pairs = pair_table(part.pairs)
+        comparisons.append(pairs.markdown() if pairs else "")
+    if any(categories):
+        texts["categories.md"] = sections(content.runs, "", categories)
+    if any(comparisons):
+        texts["pairs.md"] = sections(content.runs, INTRO, comparisons)
+        texts["pairs.csv"] = csv_text(pair_records(content.parts))
+    if content.published is not None:
+        texts |= published_texts(content.published)
+    return texts
+
+
+def sections(runs: Sequence[Run], intro: str, tables: Sequence[str]) -> str:
+    """Return a Markdown text with a section for each run that has a table."""
+    by_run = [(run.run_id, table) for run, table in zip(runs, tables) if table]
+    return templates().get_template("sections.md").render(intro=intro, sections=by_run)
+
+
+def pair_records(parts: Sequence[Part]) -> list[dict[str, object]]:
+    return [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs]
+
+
+def recipe_lines(runs: Sequence[Run]) -> list[str]:
+    return ["; ".join(f"{name} {value}" for name, value in run.recipe.items()) for run in runs]
+
+
+def markdown_page(content: Report) -> str:
+    chosen = content.view.columns_for(content.rows, "md")
+    return (
+        templates()
+        .get_template("table.md")
+        .render(
+            parts=content.parts,
+            recipes=recipe_lines(content.runs),
+            notes=content.notes,
+            table=tables.markdown_table(content.rows, chosen),
+            glossary=glossary(chosen),
+        )
+    )
+
+
+def latex_page(content: Report) -> str:
+    setups = []
+    for recipe in (run.recipe for run in content.runs):
+        setting = f"({recipe['prompts']}, temperature {recipe['temperature']})"
+        setups.append(f"Decoding methods on {recipe['target']} {setting}")
+    caption = "; ".join(dict.fromkeys(setups)) + "."
+    recipes = ". ".join(dict.fromkeys(recipe_lines(content.runs)))
+    fixed = content.view.columns_for(content.rows, "tex") if content.view.columns else None
+    return latex_table(content.rows, caption, recipes, fixed)
+
+
+def json_page(content: Report) -> str:
+    document = {
+        "rows": content.rows,
+        "notes": content.notes,
+        "answers": {part.run.run_id: part.answer for part in content.parts},
+        "pairs": pair_records(content.parts),
+    }
+    text = json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n"
+
+
+def published_texts(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the papers' figures next to the measured ones as files."""
+    from lanternbench.report import papers
+
     if frame.empty:
-        return table, {"published.md": f"{papers.NONE}\n"}
-    return table, {"published.md": table.markdown(), "published.csv": csv_text(frame)}
+        return {"published.md": f"{papers.NONE}\n"}
+    return {"published.md": papers.table(frame).markdown(), "published.csv": csv_text(frame)}
 
 
-def report_notes(runs: list[Run]) -> list[Note]:
-    """Notes to read before the numbers: the runs' notes and those that follow from the rows."""
+# --- notes ---
+
+
+def report_notes(runs: Sequence[Run]) -> list[Note]:
+    """Return notes to read before the numbers: the runs' notes and those that follow from the
+    rows.
+    """
     notes: list[Note] = []
     for run in runs:
-        text, metric = "", "speedup"
-        if not any(BASELINE in (row.method, row.label) for row in run.rows):
-            text = "there is no ar baseline, so no speedup is given."
-        elif not any(row.value("speedup") is not None for row in run.rows):
-            text, metric = (
-                "there are no valid latencies (batch above 1), so no speedup is given.",
-                "latency_s",
-            )
-        noted = not text or ("missing", metric) in {(note.kind, note.metric) for note in run.notes}
-        missing = [] if noted else [Note("missing", "speedup", text)]
         prefix = f"{run.run_id}: " if len(runs) > 1 else ""
-        notes += [note._replace(text=prefix + note.text) for note in [*run.notes, *missing]]
+        for note in [*run.notes, *speedup_notes(run)]:
+            notes.append(note._replace(text=prefix + note.text))
     rows = [row for run in runs for row in run.rows]
     reasons = {
-        "step_compression": "The pictures show step compression for want of speedups.",
-        "robust_speedup": "Other programs disturbed the clock: the pictures show the robust speedup.",
+        "step_compression": "The pictures show step compression because there are no speedups.",
+        "robust_speedup": (
+            "Other programs disturbed the timing: the pictures show the robust speedup."
+        ),
     }
-    if reason := reasons.get(speed_column(rows).key):
-        notes.append(Note("info", None, reason))
-    if apart := differing(runs):
-        notes.append(Note("unfit", None, apart))
-    return by_importance([*notes, *_metric_notes(rows)])
+    speed = speed_column(rows).key
+    if speed in reasons:
+        notes.append(Note("info", None, reasons[speed]))
+    differences = differing(runs)
+    if differences:
+        notes.append(Note("unfit", None, differences))
+    return by_importance([*notes, *metric_notes(rows)])
 
 
-def _metric_notes(rows: Sequence[Any]) -> Iterator[Note]:
+def speedup_notes(run: Run) -> Iterator[Note]:
+    """Yield why a run has no speedup, unless its own notes explain it."""
+    explained = {note.metric for note in run.notes if note.kind == "missing"}
+    has_baseline = any(BASELINE in (row.method, row.label) for row in run.rows)
+    has_speedup = any(row.value("speedup") is not None for row in run.rows)
+    if not has_baseline and "speedup" not in explained:
+        text = "there is no ar baseline, so no speedup is given."
+        yield Note("missing", "speedup", text)
+    if has_baseline and not has_speedup and "latency_s" not in explained:
+        text = "there are no valid latencies (batch above 1), so no speedup is given."
+        yield Note("missing", "speedup", text)
+
+
+def metric_notes(rows: Sequence[Row]) -> Iterator[Note]:
     keys = [key for key in metric_keys(rows) if any(row.value(key) is not None for row in rows)]
-    if tiny := [metric_column(key).title for key in keys if metrics.column(key).embedded]:
-        text = f"{', '.join(tiny)}: scored by the embedded evaluators; not comparable with the papers' metrics."
-        yield Note("info", None, text)
+    toy = [metric_column(key).title for key in keys if metrics.column(key).embedded]
+    if toy:
+        text = f"{', '.join(toy)}: scored by the toy evaluators; not comparable with the papers'"
+        yield Note("info", None, f"{text} metrics.")
     if any(metrics.column(key).random for key in keys):
         yield RANDOM_NOTE
     for key in keys:
-        if counts := {
-            e.n
-            for e in (row.figure(key) for row in rows)
-            if e.value is not None and e.lo is None and e.n
-        }:
+        estimates = [row.figure(key) for row in rows if row.value(key) is not None]
+        counts = {estimate.n for estimate in estimates if estimate.lo is None and estimate.n}
+        if counts:
             span = " to ".join(map(str, sorted({min(counts), max(counts)})))
-            name = metric_column(key).title
-            text = f"{name} is over {span} images per row and changes with their number: compare equal counts only."
-            yield Note("info", None, text)
+            text = f"{metric_column(key).title} is over {span} images per row and changes with"
+            yield Note("info", None, f"{text} their number: compare equal counts only.")
 
 
-def html_page(
-    parts: Sequence[Part],
-    rows: list[ReportRow],
-    notes: list[Note],
-    pictures: tuple[list[Picture], list[Picture]],
-    view: View,
-    published: Table | None = None,
-) -> str:
-    """The whole page; ``pictures``: of speeds, and of steps.  Text from files is escaped; a CSP
-    forbids network.
-    """
-    runs = [part.run for part in parts]
-    grids = [image_grid(part.run, part.contents, view) for part in parts]
-    answers = {sentence for part in parts for sentence in part.answer}
-    notes = [note for note in notes if note.text not in answers]
+# --- the page ---
+
+
+def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Picture]) -> str:
+    """Return the whole page.  Text from files is escaped; a CSP forbids network."""
+    runs = content.runs
+    grids = [image_grid(part.run, part.contents, content.view) for part in content.parts]
+    said = {sentence for part in content.parts for sentence in part.answer}
+    notes = [note for note in content.notes if note.text not in said]
     notes += [Note("info", None, text) for grid in grids for text in grid.notes]
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            parts=content.parts,
+            facts=page_facts(runs),
+            notes=list(dict.fromkeys(notes)),
+            results=results_table(content),
+            glossary=glossary(columns(content.rows)),
+            plots=speeds,
+            step_pictures=steps,
+            view=content.view,
+            pair_intro=INTRO,
+            pair_tables=[pair_table(part.pairs) for part in content.parts],
+            published=published_table(content.published),
+            grids=grids,
+            drawn=any(run.draws for run in runs),
+            environments=[environment_lists(run) for run in runs],
+        )
+    )
+
+
+def page_facts(runs: Sequence[Run]) -> dict[str, str]:
+    """Return what the head of the page says of the runs."""
     facts = {
         "Target": [run.target for run in runs],
         "Prompts": [run.recipe["prompts"] for run in runs],
         "Hardware": [run.hardware for run in runs],
         "Made": [(run.record.created or MISSING).replace("T", " ")[:16] for run in runs],
     }
-    # columns that were not chosen, by default those that do not fit a terminal, are folded
-    every, compact = columns(rows), view.columns_for(rows, "terminal")
-    folded = frozenset(
-        i
-        for i, c in enumerate(every)
-        if c not in compact and (view.columns or c.key != "lossless")
-    )
-    dispensable = frozenset(
-        i for i, c in enumerate(every) if c.key in ("lossless", "step_compression", "tree_depth")
-    )
-    page = templates().get_template("report.html")
-    return page.render(
-        parts=parts,
-        facts={name: " · ".join(dict.fromkeys(values)) for name, values in facts.items()},
-        notes=list(dict.fromkeys(notes)),
-        results=figure_table(rows, every)._replace(folded=folded, dispensable=dispensable),
-        glossary=glossary(every),
-        plots=pictures[0],
-        step_pictures=pictures[1],
-        view=view,
-        pair_intro=INTRO,
-        pair_tables=[pair_table(part.pairs) for part in parts],
-        published=published,
-        grids=grids,
-        drawn=any(run.draws for run in runs),
-        environments=[
-            [
-                ("environment", _flat(run.record.environment.written())),
-                ("config", _flat(run.record.config.written())),
-            ]
-            for run in runs
-        ],
-    )
+    return {name: " · ".join(dict.fromkeys(values)) for name, values in facts.items()}
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested dicts as ("outer.inner", text) pairs."""
-    flat = []
-    for key, value in content.items():
-        if isinstance(value, dict) and value and prefix.count(".") < 8:
-            flat += _flat(value, f"{prefix}{key}.")
-        else:
-            flat.append(
-                (
-                    f"{prefix}{key}",
-                    value if isinstance(value, str) else json.dumps(value, default=str),
-                )
-            )
-    return flat
+def results_table(content: Report) -> Table:
+    """Return all columns; those that were not chosen, by default those that do not fit a terminal,
+    are folded.
+    """
+    every = columns(content.rows)
+    shown = [column.key for column in content.view.columns_for(content.rows, "terminal")]
+    if not content.view.columns:
+        shown.append("lossless")
+    narrow = ("lossless", "step_compression", "tree_depth")
+    folded = [i for i, column in enumerate(every) if column.test or column.key not in shown]
+    dispensable = [i for i, column in enumerate(every) if column.key in narrow]
+    table = figure_table(content.rows, every)
+    return table._replace(folded=frozenset(folded), dispensable=frozenset(dispensable))
+
+
+def published_table(frame: pd.DataFrame | None) -> Table | None:
+    from lanternbench.report import papers
+
+    return None if frame is None else papers.table(frame)
+
+
+def environment_lists(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the environment and configuration of a run as ("outer.inner", text) pairs."""
+    environment = flat(run.record.environment.written())
+    return [("environment", environment), ("config", flat(run.record.config.written()))]
+
+
+def flat(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return nested dicts as ("outer.inner", text) pairs."""
+    pairs = []
+    for record in pd.json_normalize(content, max_level=8).to_dict("records"):
+        for name, value in record.items():
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            pairs.append((str(name), text))
+    return pairs
+
+
+# --- LaTeX ---
+
+
+class TexCell(NamedTuple):
+    """A cell as LaTeX, and about how many characters wide it is."""
+
+    tex: str
+    width: float
 
 
 def latex_table(
     rows: Sequence[Row], caption: str = "", recipe: str = "", fixed: Sequence[Column] | None = None
 ) -> str:
-    """A booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
+    """Return a booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
 
     It is one column wide if it fits, else a page (``table*``). Of columns that it chooses itself
     the last go until it fits a page, and a comment names them; ``fixed`` columns are kept.
     ``recipe``: how the run was made, as a comment.
     """
-    every = list(columns(rows, "tex") if fixed is None else fixed)
-    cells, widths = [[_cell(column, row) for row in rows] for column in every], []
-    for column, each in zip(every, cells):
-        head = (
-            len(column.title)
-            + (2 if column.better else 0)
-            + (4 if column.form.endswith("%") else 0)
-        )
-        widths.append(SIGN * max([head, len(MISSING), *(signs for _, signs in each)]) + BETWEEN)
-    fits = (n for n in range(len(every), 2, -1) if fixed is not None or sum(widths[:n]) <= PAGE)
-    count = next(fits, min(2, len(every)))
-    chosen, left_out = every[:count], [column.key for column in every[count:]]
-    kind = "table" if sum(widths[:count]) <= COLUMN else "table*"
-    titles = [c.tex or tex_escape(c.title[:1].upper() + c.title[1:]) for c in chosen]
-    heads = [
-        t + (r" (\%)" if c.form.endswith("%") else "") + ARROWS[c.better]
-        for t, c in zip(titles, chosen)
-    ]
-    lines = [[text for text, _ in line] for line in zip(*cells[:count])]
-    alignment, caption = (
-        "".join("r" if c.numeric else "l" for c in chosen),
-        f"{tex_escape(caption, 1000)} ".lstrip(),
-    )
-    facts = {"recipe": " ".join(recipe.split()), "left_out": left_out, "caption": caption}
+    chosen = list(columns(rows, "tex") if fixed is None else fixed)
+    cells = [[tex_head(column), *(tex_cell(column, row) for row in rows)] for column in chosen]
+    widths = [CHARACTER * max(cell.width for cell in each) + BETWEEN for each in cells]
+    left_out: list[str] = []
+    while fixed is None and sum(widths) > PAGE and len(chosen) > 2:
+        left_out.insert(0, chosen.pop().key)
+        widths.pop()
+    head, *lines = zip(*([cell.tex for cell in each] for each in cells[: len(chosen)]))
     template = templates().get_template("table.tex")
-    return template.render(facts, kind=kind, alignment=alignment, heads=heads, rows=lines) + "\n"
+    text = template.render(
+        kind="table" if sum(widths) <= COLUMN else "table*",
+        alignment="".join("r" if column.numeric else "l" for column in chosen),
+        caption=f"{tex_escape(caption, 1000)} ".lstrip(),
+        recipe=" ".join(recipe.split()),
+        left_out=left_out,
+        heads=head,
+        rows=lines,
+    )
+    return f"{text}\n"
 
 
-def _cell(column: Column, row: Row) -> tuple[str, float]:
-    """A figure ± the distance to the farther end of its interval, both without unit; and about how
-    many signs wide.
-    """
+def tex_head(column: Column) -> TexCell:
+    title = column.tex or tex_escape(column.title[:1].upper() + column.title[1:])
+    width = len(column.title)
+    if column.form.endswith("%"):
+        title += r" (\%)"
+        width += 4
+    if column.better:
+        width += 2
+    return TexCell(title + ARROWS[column.better], width)
+
+
+def tex_cell(column: Column, row: Row) -> TexCell:
+    """Return a figure ± the distance to the farther end of its interval, both without unit."""
     if not column.numeric:
         words = paper_name(row) if column.key == "label" else column.value(row)
         text = tex_escape(words)
         # else the \\ before takes it
-        return "{}" + text if text.startswith(("[", "*")) else text, len(words)
+        return TexCell("{}" + text if text.startswith(("[", "*")) else text, len(words))
     value, low, high, *_ = column.figure(row)
     if value is None:
-        return "--", 0
-    far = (
-        max(high - value, value - low, 0.0)
-        if column.interval and low is not None and high is not None
-        else 0.0
-    )
-    number, bound = (column.print(part).rstrip("×%") for part in (value, far))
+        return TexCell("--", len(MISSING))
+    number = column.print(value).rstrip("×%")
+    if not column.interval or low is None or high is None:
+        return TexCell(f"${number}$", len(number))
+    bound = column.print(max(high - value, value - low, 0.0)).rstrip("×%")
     if not float(bound):
-        return f"${number}$", len(number)
+        return TexCell(f"${number}$", len(number))
     # a bound is set in \\scriptstyle, about three quarters as wide, between thin spaces
-    return rf"${number}{{\scriptstyle\,\pm\,{bound}}}$", len(number) + 0.75 * len(bound) + 2.2
+    width = len(number) + 0.75 * len(bound) + 2.2
+    return TexCell(rf"${number}{{\scriptstyle\,\pm\,{bound}}}$", width)

@@ -11,7 +11,7 @@ from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
 from lanternbench.report.columns import BASE, MISSING, Column, columns
 from lanternbench.report.load import Run
-from lanternbench.report.tables import Cell, Table, figure_cell, markdown
+from lanternbench.report.tables import Cell, Head, Table, column_head, figure_cell, markdown
 from lanternbench.report.write import templates
 from lanternbench.suite.protocol import Submission, judged, ms_per_token, of_stamp, read
 from lanternbench.utils.text import one_line
@@ -138,8 +138,8 @@ def _table(board: Board) -> Table:
     chosen = [first, _ONE["speedup"], AR, *(c for c in others if c.key != "speedup")]
     folded = frozenset(i for i, c in enumerate(chosen) if i > 1 and c not in BRIEF)
     lines = [[figure_cell(c, row) for c in chosen] + [Cell(str(i), i)] for i, row in board.lines]
-    heads = [(c.title + c.arrow, c.help, not c.numeric) for c in chosen]
-    return Table([*heads, ("file", "number of the submission below", False)], lines, folded)
+    heads = [*map(column_head, chosen), Head("file", "number of the submission below")]
+    return Table(heads, lines, folded)
 
 
 def _rendered(name: str, boards: list[tuple[Board, Any]]) -> str:

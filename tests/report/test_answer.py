@@ -45,7 +45,7 @@ def test_the_fastest_lossless_method_is_named_with_those_it_is_not_told_apart_fr
     first = answer(ROWS, PAIRS, [])[0]
     assert (
         first
-        == "Fastest lossless method: eagle, 1.80× [1.70, 1.90] against ar. Not told apart from it: sjd."
+        == "Fastest lossless method: eagle, 1.80× [1.70, 1.90] against ar. Not statistically distinguishable from it: sjd."
     )
 
 
@@ -58,15 +58,15 @@ def test_the_fastest_relaxed_method_stays_within_the_budget():
 def test_a_lead_that_may_be_chance_is_called_so():
     chance = [one._replace(p=0.3) for one in PAIRS]
     said = answer(ROWS, chance, [])
-    assert "That may be chance: the tests do not tell it from ar." in said[0]
+    assert "That may be chance: the tests do not distinguish it from ar." in said[0]
     assert said[2] == (
-        "The tests over 20 prompts tell apart in speed 0 of 4 methods from ar and 0 of 2 pairs of them from each other "
-        "(p < 0.05): more prompts tell more apart."
+        "Over 20 prompts, the tests distinguish the speed of 0 of 4 methods from ar and 0 of 2 other pairs of methods"
+        " from each other (p < 0.05): more prompts would distinguish more."
     )
 
 
 @pytest.mark.parametrize(
-    ("prompts", "says"), [(10, "measure 11 prompts or more"), (11, "more prompts tell more")]
+    ("prompts", "says"), [(10, "measure 11 prompts or more"), (11, "more prompts would distinguish more")]
 )
 def test_too_few_prompts_for_any_test_are_told_with_their_number(prompts, says):
     # of four methods against ar, one prompt of n the other way: 4 · 2 (n + 1) / 2^n is under 0.05
@@ -78,7 +78,7 @@ def test_too_few_prompts_for_any_test_are_told_with_their_number(prompts, says):
 
 def test_methods_told_apart_are_counted():
     assert (
-        "4 of 4 methods from ar and 1 of 2 pairs of them from each other (p < 0.05)"
+        "4 of 4 methods from ar and 1 of 2 other pairs of methods from each other (p < 0.05)"
         in answer(ROWS, PAIRS, [])[2]
     )
 
@@ -87,14 +87,14 @@ def test_quality_that_differs_from_ar_is_told_with_its_sign():
     lower = [pair("cool", "ar", 0.002, "clip", -0.04), pair("eagle", "ar", 0.8, "clip", 0.01)]
     assert (
         answer(ROWS, PAIRS + lower, [])[-1]
-        == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+        == "Different from ar in quality: cool (CLIP -0.04, p = 0.002)."
     )
     turned = [pair("ar", "cool", 0.002, "clip", 0.04)]
     assert (
         answer(ROWS, PAIRS + turned, [])[-1]
-        == "Told apart from ar in quality: cool (CLIP -0.04, p = 0.002)."
+        == "Different from ar in quality: cool (CLIP -0.04, p = 0.002)."
     )
-    assert answer(ROWS, PAIRS + lower[1:], [])[-1] == "No method is told apart from ar in CLIP."
+    assert answer(ROWS, PAIRS + lower[1:], [])[-1] == "No method differs significantly from ar in CLIP."
 
 
 def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
@@ -106,8 +106,8 @@ def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
         Row(label="ar", method="ar", n=1, figures={"robust_latency_s": Estimate(1.0)}),
         *ROWS[1:],
     ]
-    assert answer(steady, PAIRS, [])[-1] == "The clock shows no sign of a disturbance."
-    assert not any("clock" in sentence for sentence in answer(ROWS, PAIRS, []))
+    assert answer(steady, PAIRS, [])[-1] == "The timing shows no sign of disturbance."
+    assert not any("timing" in sentence for sentence in answer(ROWS, PAIRS, []))
 
 
 def test_what_makes_a_run_unfit_stands_first_and_no_fastest_is_named_without_it():
