@@ -70,7 +70,11 @@ def image_grid(run: Run, contents: Contents, view: View) -> Grid:
             sample = contents.cells.get((prompt, label))
             cells.append(sample and grid_cell(run, sample, name, scales, most_bytes))
         lines.append((caption, cells))
-    legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()} if run.grid else {}
+    legends = (
+        {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
+        if run.record.target.grid
+        else {}
+    )
     notes = grid_notes(contents, len(captions))
     return Grid(list(names.values()), lines, legends, notes)
 
@@ -98,11 +102,13 @@ def grid_notes(contents: Contents, shown: int) -> list[str]:
 def grid_cell(
     run: Run, sample: Sample, name: str, scales: dict[str, tuple[int, int]], most_bytes: int
 ) -> Cell:
+    grid = run.record.target.grid
+    before = run.record.target.tokens_before
     per_step = {"accept": sample.accept_lengths, "depth": sample.tree_depths}
     maps: dict[str, str] = {}
     for kind, values in per_step.items():
-        if run.grid and values and sample.row_loss is None:  # rows drawn at once share their steps
-            steps = token_map(values, sample.accept_lengths, run.grid, run.before)
+        if grid and values and sample.row_loss is None:  # rows drawn at once share their steps
+            steps = token_map(values, sample.accept_lengths, grid, before)
             maps[kind] = map_uri(steps, *scales[kind], kind)
     image = image_uri(run.image_path(sample), most_bytes)
     return Cell(name, image, maps.get("accept"), maps.get("depth"), sample_facts(sample))

@@ -1,6 +1,4 @@
-"""Runs as a report sees them, damaged ones too, none of whose values is relied on; and what it
-shows of them.
-"""
+"""Runs as a report sees them, and which of their methods and columns it shows."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ class Run:
 
     @property
     def setup(self) -> dict[str, str]:
-        """What figures of two runs must share to be compared, by name."""
+        """The settings that figures of two runs must share to be compared, by name."""
         prompts = f"{self.dataset} {str(self.record.prompts.hash)[:8]}"
         return {"target": self.target, "prompts": prompts, **self.record.setup()}
 
@@ -60,25 +58,10 @@ class Run:
         return self.record.target.weights
 
     def like(self, other: Run) -> bool:
-        """May figures of the two runs be compared?"""
-        return self.setup == other.setup and (
-            not self.weights or not other.weights or self.weights == other.weights
-        )
-
-    @property
-    def grid(self) -> tuple[int, int] | None:
-        """(rows, columns) of image tokens, None when run.json does not say."""
-        return self.record.target.grid
-
-    @property
-    def before(self) -> int:
-        """Image tokens of grids that were drawn before that one."""
-        return self.record.target.tokens_before
-
-    @property
-    def draws(self) -> bool:
-        """Whether its target has an image tokeniser."""
-        return self.record.target.draws_images
+        """Return whether figures of the two runs may be compared."""
+        if self.weights and other.weights and self.weights != other.weights:
+            return False
+        return self.setup == other.setup
 
     @property
     def hardware(self) -> str:
@@ -88,7 +71,8 @@ class Run:
     @property
     def recipe(self) -> dict[str, str]:
         """How it was made; the defaults of a target are named as such."""
-        record, environment = self.record, self.record.environment
+        record = self.record
+        environment = record.environment
         template = record.target.prompt_template
         quoted = "not recorded" if template is None else json.dumps(template)
         count = f", {record.prompts.count} prompts" if record.prompts.count else ""
@@ -113,25 +97,23 @@ class Run:
         return recipe
 
     def image_path(self, sample: Sample) -> Path | None:
-        """The sample's image file; None when it is missing or its path leaves the run folder."""
+        """The sample's image file; None if it is missing or its path leaves the run folder."""
         path = (self.folder / (sample.image or "")).resolve()
         return path if path.is_relative_to(self.folder.resolve()) and path.is_file() else None
 
 
 class ReportRow(Row):
-    """A row in a report: of which run, measured where; rows of unequal ``setup`` must not be
-    compared.
-    """
+    """A row with its run and hardware; rows of unequal ``setup`` must not be compared."""
 
-    run: str | None = None  # where there are several
+    run: str | None = None  # if there are several
     setup: int = 1
     hardware: str = "–"
 
 
 @dataclass
 class Contents:
-    """What a report needs of a run's samples, read in one pass; of each prompt and label one
-    sample for the grid.
+    """The samples of a run as a report needs them; of each prompt and label one sample for the
+    grid.
     """
 
     figures: Figures = field(default_factory=Figures)
@@ -147,31 +129,33 @@ class Contents:
 
 
 def load_run(folder: Path, figures: Figures | None = None) -> Run:
-    """One run folder with its current samples; ``figures``: of its samples, if already read.
+    """Load one run folder with its current samples; ``figures``: of its samples, if already read.
 
-    Raises UserError when it is no run, holds no results, or its JSON is damaged.
+    Raises UserError if it is no run, holds no results, or its JSON is damaged.
     """
     folder = Path(folder)
     if not (folder / "run.json").is_file():
         raise UserError(
-            f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run` wrote."
+            f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run`"
+            " wrote."
         )
-    info, summary = read_run(folder), read_summary(folder)
+    record = read_run(folder)
+    summary = read_summary(folder)
     changed = summary.samples not in (None, samples_digest(folder))
     if figures is None and (changed or summary.samples is None):
         figures = Figures(line.entry for line in scan_samples(folder) if line.entry)
     if figures and (changed or counts(figures) != {row.label: row.n for row in summary.rows}):
-        summary = renewed(figures, info, summary)
+        summary = renewed(figures, record, summary)
     if not summary.rows:
         raise UserError(
             f"{folder} holds no results (summary.json has no rows): run it again with --resume."
         )
     rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))
-    return Run(folder, info, rows, summary.all_notes())
+    return Run(folder, record, rows, summary.all_notes())
 
 
-def load_runs(folders: list[Path]) -> list[Run]:
-    """All runs, in the order given. Raises UserError when there is none."""
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    """Load all runs, in the order given.  Raises UserError if there is none."""
     if not folders:
         raise UserError(
             "There is no run to report: name a run folder, or make one with `lanternbench run`."
@@ -179,74 +163,75 @@ def load_runs(folders: list[Path]) -> list[Run]:
     return [load_run(folder) for folder in folders]
 
 
-def joined_rows(runs: list[Run]) -> list[ReportRow]:
-    """The rows of all runs, each with its hardware, and of several runs with the run's name and
-    setup.
+def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
+    """Return the rows of all runs, each with its hardware, and of several runs with the run's name
+    and setup.
     """
-    names = [run.run_id for run in runs]
-    names = [
-        name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)
-    ]
-    alike = [next(i for i, one in enumerate(runs) if run.like(one)) for run in runs]
-    numbers = {first: number for number, first in enumerate(dict.fromkeys(alike), 1)}
-    return [
-        ReportRow(
-            **vars(row),
-            run=name if len(runs) > 1 else None,
-            setup=numbers[first],
-            hardware=run.hardware,
-        )
-        for run, name, first in zip(runs, names, alike)
-        for row in run.rows
-    ]
+    ids = [run.run_id for run in runs]
+    setups: list[Run] = []  # the first run of each
+    rows = []
+    for number, run in enumerate(runs, 1):
+        name = run.run_id if ids.count(run.run_id) == 1 else f"{run.run_id} ({number})"
+        if not any(run.like(first) for first in setups):
+            setups.append(run)
+        setup = 1 + next(i for i, first in enumerate(setups) if run.like(first))
+        origin = {
+            "run": name if len(runs) > 1 else None,
+            "setup": setup,
+            "hardware": run.hardware,
+        }
+        rows += [ReportRow(**vars(row), **origin) for row in run.rows]
+    return rows
 
 
-def differing(runs: list[Run]) -> str | None:
-    """What keeps figures of several runs from being compared, each setting with its values; None
-    if nothing does.
+def differing(runs: Sequence[Run]) -> str | None:
+    """Say what keeps figures of several runs from being compared, each setting with its values;
+    None if nothing does.
     """
-    unequal = []
+    differences = []
     for name in dict.fromkeys(name for run in runs for name in run.setup):
         values = dict.fromkeys(run.setup.get(name, "–") for run in runs)
-        unequal += [f"{name} ({', '.join(values)})"] if len(values) > 1 else []
+        if len(values) > 1:
+            differences.append(f"{name} ({', '.join(values)})")
     weights = [run.weights for run in runs if run.weights]
     parts = dict.fromkeys(part for digests in weights for part in digests)
-    if others := [part for part in parts if len({digests.get(part) for digests in weights}) > 1]:
-        unequal.append(f"the weights of {', '.join(others)}, whose files are not the same")
+    unequal = [part for part in parts if len({digests.get(part) for digests in weights}) > 1]
+    if unequal:
+        differences.append(f"the weights of {', '.join(unequal)}, whose files are not the same")
     scored = [run.record.metric_weights for run in runs]
     for metric in dict.fromkeys(metric for digests in scored for metric in digests):
         if len({digests[metric] for digests in scored if metric in digests}) > 1:
-            unequal.append(f"the weights of the metric {metric}")
-    return (
-        f"The runs differ in {'; '.join(unequal)}: do not compare their latencies or qualities."
-        if unequal
-        else None
-    )
+            differences.append(f"the weights of the metric {metric}")
+    if not differences:
+        return None
+    return f"The runs differ in {'; '.join(differences)}: do not compare their latencies or qualities."
 
 
 def read_contents(run: Run, prompts: int) -> Contents:
-    """The samples of a run, read once; for the grid those of the first ``prompts`` prompts, of
+    """Read the samples of a run once; for the grid those of the first ``prompts`` prompts, of
     each its first seed.
     """
-    contents, seeds = Contents(), dict[str, int]()
+    contents = Contents()
+    seeds: dict[str, int] = {}
     for line in scan_samples(run.folder):
         sample = line.entry
         if sample is None:
             contents.damaged += 1
             continue
         contents.figures.add(sample)
-        by_row, by_column = sample.row_loss or [], sample.column_loss or []
-        if (len(by_row), len(by_column)) == run.grid:
+        by_row = sample.row_loss or []
+        by_column = sample.column_loss or []
+        if (len(by_row), len(by_column)) == run.record.target.grid:
             losses = contents.losses.setdefault(sample.label, {"row": [], "column": []})
             losses["row"].append(by_row)
             losses["column"].append(by_column)
-        if seeds.setdefault(sample.prompt_id, sample.seed) != sample.seed:
+        prompt = sample.prompt_id
+        if seeds.setdefault(prompt, sample.seed) != sample.seed:
             contents.more_seeds = True
-        elif sample.prompt_id in contents.captions or len(contents.captions) < prompts:
-            contents.captions.setdefault(sample.prompt_id, sample.prompt)
-            contents.cells.setdefault(
-                (sample.prompt_id, sample.label), sample.model_copy(update={"token_ids": []})
-            )
+        elif prompt in contents.captions or len(contents.captions) < prompts:
+            contents.captions.setdefault(prompt, sample.prompt)
+            shown = sample.model_copy(update={"token_ids": []})
+            contents.cells.setdefault((prompt, sample.label), shown)
     return contents
 
 
@@ -262,88 +247,92 @@ class View(NamedTuple):
     names: Mapping[str, str] = {}
 
     def of(self, runs: Sequence[Run]) -> list[Run]:
-        """The runs with the chosen rows alone.  Raises UserError for a method that none of them
-        has.
+        """Return the runs with the chosen rows alone.  Raises UserError for a method that none of
+        them has.
         """
         if not self.methods:
             return list(runs)
-        names = dict.fromkeys(
-            name for run in runs for row in run.rows for name in (row.label, row.method)
-        )
-        if unknown := [name for name in self.methods if name not in names]:
-            raise UserError(
-                f"--methods: no run here has {unknown[0]!r}: choose of {', '.join(names)}."
-            )
-        each = [
-            {r.label: r for name in self.methods for r in run.rows if name in (r.label, r.method)}
-            for run in runs
-        ]
-        return [replace(run, rows=list(rows.values())) for run, rows in zip(runs, each) if rows]
+        rows = [row for run in runs for row in run.rows]
+        names = dict.fromkeys(name for row in rows for name in (row.label, row.method))
+        for name in self.methods:
+            if name not in names:
+                raise UserError(f"--methods: no run has {name!r}: choose of {', '.join(names)}.")
+        chosen = [replace(run, rows=self.chosen(run.rows)) for run in runs]
+        return [run for run in chosen if run.rows]
+
+    def chosen(self, rows: Sequence[Row]) -> list[Row]:
+        chosen: dict[str, Row] = {}
+        for name in self.methods:
+            for row in rows:
+                if name in (row.label, row.method):
+                    chosen.setdefault(row.label, row)
+        return list(chosen.values())
 
     def name(self, label: str, method: str) -> str:
-        """The displayed text of a label: its name if set, or the method's within it."""
-        return self.names[label] if label in self.names else _renamed(label, method, self.names)
+        """Return the displayed text of a label: its name if set, or the method's within it."""
+        if label in self.names:
+            return self.names[label]
+        return renamed(label, method, self.names)
 
     def labels(self, methods: Mapping[str, str]) -> dict[str, str]:
-        """The displayed texts of labels, given with their methods; what compares with the baseline
-        seeks its label.
+        """Return the displayed texts of labels, given with their methods; the baseline's stays,
+        because comparisons look for it.
         """
-        return {
-            label: label if label == BASELINE else self.name(label, method)
-            for label, method in methods.items()
-        }
+        texts = {label: self.name(label, method) for label, method in methods.items()}
+        if BASELINE in texts:
+            texts[BASELINE] = BASELINE
+        return texts
 
     def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
         return [row.model_copy(update={"label": self.name(row.label, row.method)}) for row in rows]
 
     def columns_for(self, rows: Sequence[Row], table: str) -> list[Column]:
-        """The columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else those it
-        chooses itself.
+        """Return the columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else
+        those it chooses itself.
 
         Raises UserError for a column that these rows do not have.
         """
         if not self.columns:
             return columns(rows, table)
-        by_key = {c.key: c for c in columns(rows) if not c.test}
-        if unknown := [key for key in self.columns if key not in by_key]:
-            raise UserError(
-                f"--columns: these runs have no {unknown[0]!r}: choose of {', '.join(by_key)}."
-            )
-        return [
-            by_key[key] for key in dict.fromkeys(("run", "label", *self.columns)) if key in by_key
-        ]
+        by_key = {column.key: column for column in columns(rows) if not column.test}
+        for key in self.columns:
+            if key not in by_key:
+                choice = ", ".join(by_key)
+                raise UserError(f"--columns: these runs have no {key!r}: choose of {choice}.")
+        keys = dict.fromkeys(("run", "label", *self.columns))
+        return [by_key[key] for key in keys if key in by_key]
 
 
 def paper_name(row: Row) -> str:
-    """A label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
+    """Return a label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
     presets = components("preset")
     titles = {row.method: presets[row.method].title} if row.method in presets else {}
-    return _renamed(row.label, row.method, titles)
+    return renamed(row.label, row.method, titles)
 
 
-def _renamed(label: str, method: str, names: Mapping[str, str]) -> str:
-    """A label with its method's name in ``names`` and its options in brackets: "Cool-SD (λ=2,
-    ν=0.7)".
+def renamed(label: str, method: str, names: Mapping[str, str]) -> str:
+    """Return a label with its method's name in ``names`` and its options in brackets: "Cool-SD
+    (λ=2, ν=0.7)".
     """
     if method not in names or not label.startswith(method):
         return label
-    options = label[len(method) :].strip()
-    return names[method] + (f" ({options.replace(' ', ', ')})" if options else "")
+    options = ", ".join(label.removeprefix(method).split())
+    return f"{names[method]} ({options})" if options else names[method]
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.  Raises
-    UserError.
+    """Return names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.
+    Raises UserError.
     """
     try:
         with open_file(path) as file:
             names = yaml.safe_load(file.read())
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(
-            f"--names: {path} cannot be read ({' '.join(str(error).split())}); give a YAML file."
-        ) from None
-    if not isinstance(names, dict) or any(
+        reason = " ".join(str(error).split())
+        raise UserError(f"--names: {path} cannot be read ({reason}); give a YAML file.") from None
+    is_flat = isinstance(names, dict) and not any(
         isinstance(value, dict | list) for value in names.values()
-    ):
+    )
+    if not is_flat:
         raise UserError(f"--names: {path} must have a line per method, such as `eagle-1: EAGLE`.")
     return {str(key): str(value) for key, value in names.items()}

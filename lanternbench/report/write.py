@@ -200,7 +200,7 @@ def make_part(
 def check_draws(runs: Sequence[Run]) -> None:
     """Raise UserError if a run has no images."""
     for run in runs:
-        if not run.draws:
+        if not run.record.target.draws_images:
             raise UserError(
                 f"{run.run_id} has no images, because its target has no image tokeniser:"
                 " leave out --grid."
@@ -425,7 +425,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             pair_tables=[pair_table(part.pairs) for part in content.parts],
             published=published_table(content.published),
             grids=grids,
-            drawn=any(run.draws for run in runs),
+            drawn=any(run.record.target.draws_images for run in runs),
             environments=[environment_lists(run) for run in runs],
         )
     )

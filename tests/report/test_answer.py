@@ -66,7 +66,8 @@ def test_a_lead_that_may_be_chance_is_called_so():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "says"), [(10, "measure 11 prompts or more"), (11, "more prompts would distinguish more")]
+    ("prompts", "says"),
+    [(10, "measure 11 prompts or more"), (11, "more prompts would distinguish more")],
 )
 def test_too_few_prompts_for_any_test_are_told_with_their_number(prompts, says):
     # of four methods against ar, one prompt of n the other way: 4 · 2 (n + 1) / 2^n is under 0.05
@@ -94,7 +95,10 @@ def test_quality_that_differs_from_ar_is_told_with_its_sign():
         answer(ROWS, PAIRS + turned, [])[-1]
         == "Different from ar in quality: cool (CLIP -0.04, p = 0.002)."
     )
-    assert answer(ROWS, PAIRS + lower[1:], [])[-1] == "No method differs significantly from ar in CLIP."
+    assert (
+        answer(ROWS, PAIRS + lower[1:], [])[-1]
+        == "No method differs significantly from ar in CLIP."
+    )
 
 
 def test_a_disturbed_clock_is_said_and_a_quiet_one_too():

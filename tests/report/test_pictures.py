@@ -365,7 +365,7 @@ def test_methods_columns_and_names_choose_what_tables_and_pictures_show(tmp_path
 
 
 @pytest.mark.parametrize(("view", "words"), [
-    (View(methods=("mine",)), "no run here has 'mine': choose of ar, "),
+    (View(methods=("mine",)), "no run has 'mine': choose of ar, "),
     (View(columns=("mine",)), "have no 'mine': choose of label, "),
 ])  # fmt: skip
 def test_a_method_or_column_that_is_not_there_is_a_user_error(tmp_path, view, words):
