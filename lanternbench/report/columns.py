@@ -1,6 +1,4 @@
-"""What the tables show: one list of columns, columns.csv, for the terminal, Markdown, LaTeX and
-HTML.
-"""
+"""The columns of all tables: one list, columns.csv, for the terminal, Markdown, LaTeX and HTML."""
 
 import csv
 import unicodedata
@@ -19,16 +17,16 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the figure `key` (or a fact of the row), how to title and print it, and which
-    tables carry it.
+    """One column: the figure ``key`` (or a fact of the row), its title and format, and which
+    tables have it.
     """
 
     key: str
     title: str
-    tex: str = ""  # the title in LaTeX, where that is not the title with a capital letter
-    form: str = ".2f"  # format spec of the number; "text" for words, "yes" for true/false
+    tex: str = ""  # the title in LaTeX, unless it is the title with a capital letter
+    form: str = ".2f"  # format of the number; "text" for words, "yes" for true/false
     better: str = ""  # "higher", "lower" or nothing
-    interval: bool | str = False  # does the table show the interval?
+    interval: bool | str = False  # whether the table shows the interval
     views: str = "full"
     help: str = ""
     test: bool = False  # the figure's p-value instead of its value
@@ -42,14 +40,14 @@ class Column:
         return self.form not in ("text", "yes")
 
     def figure(self, row: Row) -> Estimate:
-        """What the column shows of a row, where that is a number."""
+        """Return what the column shows of a row, if that is a number."""
         if self.key == "n":
             return Estimate(row.n)
         estimate = row.figure(self.key)
         return Estimate(estimate.p) if self.test else estimate
 
     def value(self, row: Row) -> str:
-        """The cell without its interval."""
+        """Return the cell without its interval."""
         if self.form == "text":
             return str(getattr(row, self.key, None) or MISSING)
         if self.form == "yes":
@@ -58,28 +56,31 @@ class Column:
         return MISSING if value is None else self.print(value)
 
     def bounds(self, row: Row) -> str:
-        """The interval as "[lo, hi]", or "" without one."""
-        value, low, high, *_ = self.figure(row)
-        if not self.interval or low is None or high is None or value is None:
+        """Return the interval as "[lo, hi]", or "" without one."""
+        _, low, high, *_ = self.figure(row)
+        if not self.interval or low is None or high is None:
             return ""
-        return f"[{self.print(low).rstrip('×')}, {self.print(high).rstrip('×')}]"
+        return f"[{self.print(low)}, {self.print(high)}]".replace("×", "")
 
     def cell(self, row: Row) -> str:
-        """Value and interval, as in "1.83× [1.75, 1.90]"."""
+        """Return value and interval, as in "1.83× [1.75, 1.90]"."""
         return f"{self.value(row)} {self.bounds(row)}".strip()
 
     def print(self, value: float) -> str:
-        return f"{value:{self.form.rstrip('×')}}" + ("×" if self.form.endswith("×") else "")
+        number, times, _ = self.form.partition("×")
+        return f"{value:{number}}{times}"
 
 
 ALL = "full md tex terminal"
-APART = 0.05  # by how much two speedups of a row differ where the clock was disturbed
+APART = 0.05  # by how much two speedups of a row differ if the timing was disturbed
 _FIELDS = csv.DictReader(
     files("lanternbench.report").joinpath("columns.csv").read_text("utf-8").splitlines()
 )
 _EVERY = [Column(**fields) for fields in _FIELDS]  # type: ignore[arg-type]
 _FIRST = [column.key for column in _EVERY].index("n")
-BASE, DETAIL = _EVERY[:_FIRST], _EVERY[_FIRST:]  # the quality metrics stand between them
+# the quality metrics are between them
+BASE = _EVERY[:_FIRST]
+DETAIL = _EVERY[_FIRST:]
 COLUMN = {column.key: column for column in BASE}
 PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
 EXPLAINED = (
@@ -93,7 +94,7 @@ EXPLAINED = (
 
 
 def metric_column(key: str) -> Column:
-    """The column of a quality metric, as the metric describes itself; an unknown one keeps its
+    """Return the column of a quality metric, which describes itself; an unknown one keeps its
     name.
     """
     metric = metrics.column(key)
@@ -102,47 +103,46 @@ def metric_column(key: str) -> Column:
 
 
 def metric_keys(rows: Sequence[Row]) -> list[str]:
-    """The quality metrics of these rows: every figure that is no column of the base."""
-    base = {column.key for column in BASE + DETAIL}
-    return [
-        key for key in dict.fromkeys(key for row in rows for key in row.figures) if key not in base
-    ]
+    """Return the quality metrics of these rows: every figure without a column of its own."""
+    own = {column.key for column in _EVERY}
+    keys = dict.fromkeys(key for row in rows for key in row.figures)
+    return [key for key in keys if key not in own]
 
 
 def disturbed(row: Row) -> bool:
-    """Does the speedup of the wall clock differ from the robust one, as other programs make it?"""
-    speedup, robust = row.value("speedup"), row.value("robust_speedup")
+    """Return whether the speedup differs from the robust one, a sign of other programs."""
+    speedup = row.value("speedup")
+    robust = row.value("robust_speedup")
     return speedup is not None and robust is not None and abs(robust - speedup) > APART * speedup
 
 
 def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
-    """The columns to show for these rows in "full", "md", "tex" or "terminal"; those without any
-    value are left out.
+    """Return the columns to show for these rows in "full", "md", "tex" or "terminal"; those
+    without any value are left out.
     """
     quality = [metric_column(key) for key in metric_keys(rows)]
-    tests = [
-        Column(c.key, f"p, {c.title}", f"p, {c.tex}", ".3f", help=PAIRED, test=True)
-        for c in quality
-    ]
-    batched = any(row.value("latency_s") is None and row.method != IMPORTED for row in rows)
-    views = {
-        view,
-        "batched" if batched else view,
-        "disturbed" if any(map(disturbed, rows)) else view,
-    }
-    every = BASE + quality + tests + DETAIL
-    return [
-        c
-        for c in every
-        if views & {*c.views.split()} and any(c.value(row) != MISSING for row in rows)
-    ]
+    tests = []
+    for column in quality:
+        titles = (f"p, {column.title}", f"p, {column.tex}")
+        tests.append(Column(column.key, *titles, ".3f", help=PAIRED, test=True))
+    views = {view}
+    if any(row.value("latency_s") is None and row.method != IMPORTED for row in rows):
+        views.add("batched")
+    if any(map(disturbed, rows)):
+        views.add("disturbed")
+    every = [*BASE, *quality, *tests, *DETAIL]
+    wanted = [column for column in every if not views.isdisjoint(column.views.split())]
+    return [column for column in wanted if any(column.value(row) != MISSING for row in rows)]
 
 
 def glossary(columns: Sequence[Column]) -> list[str]:
-    """What the columns mean whose titles do not say it."""
-    return [
-        c.help if ":" in c.help else f"{c.title}: {c.help}" for c in columns if c.key in EXPLAINED
-    ]
+    """Return the meaning of columns whose titles do not say it."""
+    meanings = []
+    for column in columns:
+        if column.key in EXPLAINED:
+            has_title = ":" in column.help
+            meanings.append(column.help if has_title else f"{column.title}: {column.help}")
+    return meanings
 
 
 TEX = {
@@ -155,28 +155,31 @@ TEX = {
 
 
 def tex_escape(text: str, limit: int = 200) -> str:
-    """Text that LaTeX prints as it stands; line ends become blanks, and what its fonts lack
+    """Return text that LaTeX prints as it is; line ends become blanks, and what its fonts lack
     becomes "?".
     """
-    line = one_line(text, limit)
-    beyond = {sign for sign in line if sign >= "\u0180"} - TEX.keys()
-    plain = {
-        ord(s): unicodedata.normalize("NFKD", s).encode("ascii", "ignore").decode() or "?"
-        for s in beyond
-    }
-    return line.translate(plain).translate({ord(sign): text for sign, text in TEX.items()})
+    plain = "".join(map(in_tex_fonts, one_line(text, limit)))
+    return plain.translate(str.maketrans(TEX))
+
+
+def in_tex_fonts(character: str) -> str:
+    """Return the character, or its nearest form in ASCII if LaTeX's fonts lack it."""
+    if character < "\u0180" or character in TEX:
+        return character
+    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
 
 
 def run_of(row: Row) -> str | None:
-    """The name of the run that a row is of, where there are several."""
+    """Return the name of a row's run if there are several."""
     return getattr(row, "run", None)
 
 
 def runs_of(rows: Sequence[Row]) -> list[str | None]:
-    """The names of the runs that rows are of, in their order."""
+    """Return the names of the rows' runs, in their order."""
     return list(dict.fromkeys(map(run_of, rows)))
 
 
 def name_of(row: Row, runs: Sequence[str | None]) -> str:
-    """A row's label, with its run's number where there are several."""
-    return one_line(row.label, 60) + (f" ({runs.index(run_of(row)) + 1})" if len(runs) > 1 else "")
+    """Return a row's label, with its run's number if there are several."""
+    label = one_line(row.label, 60)
+    return f"{label} ({runs.index(run_of(row)) + 1})" if len(runs) > 1 else label

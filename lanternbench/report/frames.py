@@ -30,9 +30,10 @@ LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "ke
 
 @dataclass(frozen=True)
 class RunFrames(Run):
-    """A run: ``summary`` has a row per method, ``samples`` a row per image; ``notes``: what to
-    know beside the figures; ``recipe``: guidance, temperature, prompts, device, and what else they
-    depend on."""
+    """A run: ``summary`` has a row per method, ``samples`` a row per image; ``notes`` say how to
+    read the figures; ``recipe``: guidance, temperature, prompts, device, and what else they depend
+    on.
+    """
 
     @property
     def path(self) -> Path:
@@ -40,8 +41,8 @@ class RunFrames(Run):
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """Figures by name, each beside ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p``
-        (against ar).
+        """Figures by name, each with ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p`` (against
+        ar).
         """
         return frame(self.rows)
 
@@ -57,30 +58,27 @@ class RunFrames(Run):
         return pd.DataFrame(records)
 
     def plot(self, quality: str | None = None) -> Figure:
-        """Speeds with their intervals; or speedup against ``fidelity_loss`` or a metric, of
+        """Draw speeds with their intervals; or speedup against ``fidelity_loss`` or a metric, of
         methods that trade it.
 
-        Raises UserError where the run has no such figure.
+        Raises UserError if the run has no such figure.
         """
         columns = {column.key: column for column in quality_columns(self.rows)}
-        if quality is None and (speeds := forest(self.rows, NARROW)) is not None:
+        speeds = forest(self.rows, NARROW)
+        if quality is None and speeds is not None:
             return speeds.figure
         if quality not in columns:
-            raise UserError(
-                f"the run has no {quality or 'speeds'} to plot: choose of {', '.join(columns) or 'none'}"
-            )
+            choice = ", ".join(columns) or "none"
+            raise UserError(f"the run has no {quality or 'speeds'} to plot: choose of {choice}")
         return scatter(trade_off(self.rows, columns[quality]), NARROW).figure
 
     def _repr_html_(self) -> str:
-        return str(
-            self.summary.filter(OVERVIEW).to_html(
-                index=False, escape=True, float_format="{:.3g}".format
-            )
-        )
+        overview = self.summary.filter(OVERVIEW)
+        return str(overview.to_html(index=False, escape=True, float_format="{:.3g}".format))
 
 
 def run_frames(path: str | Path) -> RunFrames:
-    """A run folder, or the id or name of a run under ``results/``.  Raises UserError when there is
-    no such run.
+    """Return a run folder, or the id or name of a run under ``results/``, as frames.  Raises
+    UserError if there is no such run.
     """
     return RunFrames(**vars(load_run(find(Path("results"), [str(path)])[0])))

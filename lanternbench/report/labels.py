@@ -1,13 +1,15 @@
 """Labels of points in a plot: they touch neither each other nor a point, at any width.
 
-A library such as adjustText moves labels until they overlap less; here overlap is excluded, and a
-name that has no place becomes a number with an entry in the legend.  All sizes are in points.
+A library such as adjustText moves labels until they overlap less; this module excludes overlap,
+and a name that has no place becomes a number with an entry in the legend.  All sizes are in points.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from lanternbench.report.style import LINE, text_width
 
@@ -33,7 +35,7 @@ class Box(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text on its baseline, and where its leader line ends, if it has one."""
+    """A text on its baseline, and the end of its leader line, if it has one."""
 
     text: str
     x: float
@@ -71,17 +73,19 @@ def gap(a: Box, b: Box) -> float:
     return math.hypot(across, up)
 
 
+def box_around(points: Sequence[Point], margin: float) -> Box:
+    x, y = zip(*points)
+    return Box(min(x) - margin, min(y) - margin, max(x) + margin, max(y) + margin)
+
+
 def boxes_along(line: Sequence[Point]) -> Iterator[Box]:
     """Yield small boxes that cover a polyline, thin if it is horizontal or upright."""
-    for (x0, y0), (x1, y1) in pairwise(line):
-        is_straight = x0 == x1 or y0 == y1
-        pieces = 1 if is_straight else 1 + int(math.dist((x0, y0), (x1, y1)) / 4)
-        steps = [piece / pieces for piece in range(pieces + 1)]
-        corners = [(x0 + step * (x1 - x0), y0 + step * (y1 - y0)) for step in steps]
-        for (xa, ya), (xb, yb) in pairwise(corners):
-            left, right = sorted((xa, xb))
-            bottom, top = sorted((ya, yb))
-            yield Box(left - 0.7, bottom - 0.7, right + 0.7, top + 0.7)
+    for start, end in pairwise(line):
+        is_straight = start[0] == end[0] or start[1] == end[1]
+        pieces = 1 if is_straight else 1 + int(math.dist(start, end) / 4)
+        corners = np.linspace(start, end, pieces + 1).tolist()
+        for piece in pairwise(corners):
+            yield box_around(piece, 0.7)
 
 
 def places_around(point: Point) -> Iterator[tuple[float, float, Anchor]]:
@@ -111,12 +115,15 @@ class Placing:
     def __init__(self, points: Sequence[Point], lines: Sequence[Sequence[Point]], frame: Box):
         self.points = points
         self.frame = frame
-        self.marks = [Box(x - CLEAR, y - CLEAR, x + CLEAR, y + CLEAR) for x, y in points]
+        self.marks = [box_around([point], CLEAR) for point in points]
         self.lines = [box for line in lines for box in boxes_along(line)]
         self.taken = list(self.marks)
 
-    def is_free(self, box: Box) -> bool:
-        return self.frame.holds(box) and not any(overlap(box, other) > 0 for other in self.taken)
+    def is_free(self, label: Label) -> bool:
+        return self.frame.holds(label.box) and self.crowding(label) == 0
+
+    def crowding(self, label: Label) -> float:
+        return sum(overlap(label.box, other) for other in self.taken)
 
     def is_doubtful(self, index: int, box: Box) -> bool:
         """Return whether a label is about as near to another point as to its own."""
@@ -127,32 +134,26 @@ class Placing:
     def price(self, index: int, box: Box) -> float:
         """Return the cost of a place: its distance, what it covers of lines, and doubt."""
         covered = sum(overlap(box, line) for line in self.lines)
-        doubt = 20.0 * self.is_doubtful(index, box)
+        doubt = 20.0 if self.is_doubtful(index, box) else 0.0
         return 3.0 * gap(box, self.marks[index]) + 2.2 * covered + doubt
 
-    def near(self, index: int, text: str) -> Label | None:
+    def best_next_to(self, index: int, text: str) -> Label | None:
         """Return the best place next to a point, nearer to it than to any other; None if there
         is none.
         """
         tried = [Label(text, *place) for place in places_around(self.points[index])]
-        free = [
-            label
-            for label in tried
-            if self.is_free(label.box) and not self.is_doubtful(index, label.box)
-        ]
-        return min(free, key=lambda label: self.price(index, label.box), default=None)
+        free = [label for label in tried if self.is_free(label)]
+        clear = [label for label in free if not self.is_doubtful(index, label.box)]
+        return min(clear, key=lambda label: self.price(index, label.box), default=None)
 
-    def anywhere(self, index: int, text: str) -> Label:
+    def best_anywhere(self, index: int, text: str) -> Label:
         """Return the best free place in the frame; the least crowded one if none is free."""
-        tried = [Label(text, *place) for place in places_around(self.points[index])]
-        tried += [Label(text, *place) for place in places_anywhere(self.frame)]
-        free = [label for label in tried if self.is_free(label.box)]
+        places = [*places_around(self.points[index]), *places_anywhere(self.frame)]
+        tried = [Label(text, *place) for place in places]
+        free = [label for label in tried if self.is_free(label)]
         if not free:
-            return min(tried, key=lambda label: self.crowding(label.box))
+            return min(tried, key=self.crowding)
         return min(free, key=lambda label: self.price(index, label.box))
-
-    def crowding(self, box: Box) -> float:
-        return sum(overlap(box, other) for other in self.taken)
 
     def with_leader(self, index: int, label: Label) -> Label:
         """Add a leader line to a label that is not right next to its point."""
@@ -180,10 +181,10 @@ def place_labels(
     labels: dict[int, Label] = {}
     numbered: list[tuple[int, str]] = []
     for index in sorted(range(len(points)), key=lambda i: (crowd[i], i)):
-        label = placing.near(index, names[index])
+        label = placing.best_next_to(index, names[index])
         if label is None:
             numbered.append((len(numbered) + 1, names[index]))
-            label = placing.anywhere(index, str(len(numbered)))
+            label = placing.best_anywhere(index, str(len(numbered)))
         labels[index] = placing.with_leader(index, label)
         placing.taken.append(label.box)
     return Placed([labels[index] for index in range(len(points))], numbered)
