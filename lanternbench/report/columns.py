@@ -146,12 +146,35 @@ def glossary(columns: Sequence[Column]) -> list[str]:
 
 
 TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "–": "--", "×": r"$\times$", "λ": r"$\lambda$", "δ": r"$\delta$", "ω": r"$\omega$",
-    "ν": r"$\nu$", "β": r"$\beta$", "τ": r"$\tau$", "α": r"$\alpha$", "γ": r"$\gamma$", "·": r"$\cdot$",
-    "θ": r"$\theta$", "ε": r"$\epsilon$", "ρ": r"$\rho$", "∞": r"$\infty$",
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "–": "--",
+    "×": r"$\times$",
+    "λ": r"$\lambda$",
+    "δ": r"$\delta$",
+    "ω": r"$\omega$",
+    "ν": r"$\nu$",
+    "β": r"$\beta$",
+    "τ": r"$\tau$",
+    "α": r"$\alpha$",
+    "γ": r"$\gamma$",
+    "·": r"$\cdot$",
+    "θ": r"$\theta$",
+    "ε": r"$\epsilon$",
+    "ρ": r"$\rho$",
+    "∞": r"$\infty$",
+}
 
 
 def tex_escape(text: str, limit: int = 200) -> str:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lanternbench.measure import statistics
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.statistics import (
     ALPHA,
+    FLIPS,
+    Estimate,
+    Floats,
     bootstrap_ratios,
     draws,
     holm_in_two,
@@ -112,8 +114,7 @@ def compared(figures: Figures, labels: Sequence[str], looks: int = 1) -> list[Pa
 
 
 def compared_by(figure: str, figures: Figures, labels: Sequence[str], looks: int) -> list[Pair]:
-    is_speed = figure == SPEED
-    name = "latency_s" if is_speed else figure
+    name = "latency_s" if figure == SPEED else figure
     values = {label: figures.values(name, label) for label in labels}
     pairs = []
     for against, method in combinations(labels, 2):
@@ -123,18 +124,29 @@ def compared_by(figure: str, figures: Figures, labels: Sequence[str], looks: int
         return []
     new = np.stack([values[method] for method, _ in pairs], 1)  # [prompts, pairs]
     old = np.stack([values[against] for _, against in pairs], 1)
-    shared = np.isfinite(new + old)
-    change = np.log(old) - np.log(new) if is_speed else new - old
-    top = np.where(shared, old if is_speed else change, 0.0)
-    bottom = np.where(shared, new if is_speed else 1.0, 0.0)
-    estimates = bootstrap_ratios(top, bottom, draws(len(new)))
-    p = paired_tests(np.where(shared, change, 0.0), draws(len(new), statistics.FLIPS))
+    prompts = np.isfinite(new + old).sum(0).tolist()
+    estimates, p = speed_ratios(new, old) if figure == SPEED else mean_differences(new, old)
     adjusted = holm_in_two(p, [BASELINE in pair for pair in pairs], looks).tolist()
-    prompts = shared.sum(0).tolist()
-    return [
-        Pair(figure, *labels, count, *estimate[:3], p)
-        for labels, count, estimate, p in zip(pairs, prompts, estimates, adjusted, strict=True)
-    ]
+    results = zip(pairs, prompts, estimates, adjusted, strict=True)
+    return [Pair(figure, *pair, count, *estimate[:3], p) for pair, count, estimate, p in results]
+
+
+def speed_ratios(new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:
+    """Return how many times as fast new latencies [prompts, pairs] are, and p-values [pairs]."""
+    shared = np.isfinite(new + old)
+    total_old = np.where(shared, old, 0.0)
+    total_new = np.where(shared, new, 0.0)
+    estimates = bootstrap_ratios(total_old, total_new, draws(len(new)))
+    logarithms = np.where(shared, np.log(old) - np.log(new), 0.0)
+    return estimates, paired_tests(logarithms, draws(len(new), FLIPS))
+
+
+def mean_differences(new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:
+    """Return the mean difference of values [prompts, pairs], and p-values [pairs]."""
+    shared = np.isfinite(new + old)
+    differences = np.where(shared, new - old, 0.0)
+    estimates = bootstrap_ratios(differences, shared.astype(float), draws(len(new)))
+    return estimates, paired_tests(differences, draws(len(new), FLIPS))
 
 
 def answer(

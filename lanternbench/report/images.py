@@ -70,13 +70,10 @@ def image_grid(run: Run, contents: Contents, view: View) -> Grid:
             sample = contents.cells.get((prompt, label))
             cells.append(sample and grid_cell(run, sample, name, scales, most_bytes))
         lines.append((caption, cells))
-    legends = (
-        {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
-        if run.record.target.grid
-        else {}
-    )
-    notes = grid_notes(contents, len(captions))
-    return Grid(list(names.values()), lines, legends, notes)
+    legends = {}
+    if run.record.target.grid:
+        legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
+    return Grid(list(names.values()), lines, legends, grid_notes(contents, len(captions)))
 
 
 def map_scales(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:

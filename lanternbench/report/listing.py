@@ -204,11 +204,12 @@ def phases(times: Sequence[tuple[str, dict[str, float]]], width: float) -> Plot 
         gid = f"point-{index}"
         parts = ", ".join(f"{phase} {value:.2f} ms" for phase, value in ms.items())
         hints[gid] = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
-        begins = accumulate(ms.values(), initial=0.0)
-        shades = [PHASES[phase] for phase in ms]
-        y = listing.y_of(index)
-        bars = listing.axes.barh(y, list(ms.values()), 6.7, list(begins)[:-1], color=shades)
-        setp(bars.patches, gid=gid, linewidth=0)
+        begin = 0.0
+        for phase, value in ms.items():
+            y = listing.y_of(index)
+            bar = listing.axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
+            setp(bar.patches, gid=gid)
+            begin += value
     style.add_legend(
         listing.figure, [Sign(phase, "swatch", shade) for phase, shade in PHASES.items()]
     )

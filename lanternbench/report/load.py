@@ -70,7 +70,7 @@ class Run:
 
     @property
     def recipe(self) -> dict[str, str]:
-        """How it was made; the defaults of a target are named as such."""
+        """The settings of the run; the defaults of a target are named as such."""
         record = self.record
         environment = record.environment
         template = record.target.prompt_template

@@ -1,4 +1,4 @@
-"""What pictures of rows share: names and ranges of axes, points, intervals and legends."""
+"""Names and ranges of axes, points, intervals and legends, which pictures of rows share."""
 
 import statistics
 from collections.abc import Sequence
@@ -44,15 +44,19 @@ def axis_range(column: Column, rows: Sequence[Row], also: Sequence[float] = ()) 
     estimates = [column.figure(row) for row in rows]
     values = [*also, *(estimate.value or 0.0 for estimate in estimates)]
     intervals = [(e.lo, e.hi) for e in estimates if e.lo is not None and e.hi is not None]
-    half_widths = [(end - begin) / 2 for begin, end in intervals if end > begin]
-    usual = statistics.median_low(half_widths) if half_widths else 0.0
     low = min(values)
     high = max(values)
-    reach = max((high - low) / 3, 1.5 * usual)
+    reach = max((high - low) / 3, 1.5 * usual_half_width(intervals))
     first = max(min(low, *(begin for begin, _ in intervals), high), low - reach)
     last = min(max(low, *(end for _, end in intervals), high), high + reach)
     span = (last - first) or max(abs(high), 1.0)
     return first - 0.06 * span, last + 0.06 * span
+
+
+def usual_half_width(intervals: Sequence[Range]) -> float:
+    """Return the median half-width of the intervals that have a width, 0 without any."""
+    half_widths = [(end - begin) / 2 for begin, end in intervals if end > begin]
+    return statistics.median_low(half_widths) if half_widths else 0.0
 
 
 def ticks(limits: Range) -> list[float]:
@@ -82,8 +86,8 @@ def row_marker(axes: Axes, row: Row, x: float, y: float, runs: Sequence[str | No
 def interval(
     axes: Axes, column: Column, row: Row, across: float, upright: bool = False
 ) -> list[Line2D]:
-    """Draw the interval of a figure at ``across`` on the other axis, with arrow heads where the
-    limits of the axis cut it.
+    """Draw the interval of a figure at ``across`` on the other axis, with an arrow head at
+    an end that the limits of the axis cut off.
     """
     _, low, high, *_ = column.figure(row)
     if low is None or high is None:

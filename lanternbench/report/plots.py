@@ -139,20 +139,24 @@ def draw_rates(axes: Axes, row: Row, width: float, gid: str) -> str:
     """Draw the acceptance rates of a method by position; returns them in words."""
     count = max(5, positions([row]))
     rates = position_rates(row)[:count]
+    joint, conditional = zip(*rates)
     places = range(1, len(rates) + 1)
-    joint = [rate for rate, _ in rates]
-    conditional = [rate for _, rate in rates]
     shade = colour(row.method)
     bars = axes.bar(places, joint, 0.72, color=shade, alpha=0.35, linewidth=0)
     look = style.LINES["curve"]
     curve = axes.plot(places, conditional, "o-", color=shade, ms=3.3, clip_on=False, **look)
     setp([*bars.patches, *curve], gid=gid)
+    number_positions(axes, count, width)
+    words = [f"{i}: {a:.0%} ({b:.0%})" for i, (a, b) in zip(places, rates)]
+    return f"{row.label}: {', '.join(words)}"
+
+
+def number_positions(axes: Axes, count: int, width: float) -> None:
+    """Set the axes of so many positions; as many are numbered as fit the width."""
     axes.set(xlim=(0.5, count + 0.5), ylim=(0, 1))
     axes.set_yticks([0, 0.5, 1], ["0", "½", "1"])
     axes.grid(axis="x", visible=False)
     axes.tick_params(pad=2)
-    label_width = 8 if count < 10 else 13.5
-    stride = math.ceil(count * label_width / (width - 8))
+    number_width = 8 if count < 10 else 13.5
+    stride = math.ceil(count * number_width / (width - 8))
     axes.set_xticks(range(1, count + 1, stride))
-    words = [f"{i}: {a:.0%} ({b:.0%})" for i, (a, b) in zip(places, rates)]
-    return f"{row.label}: {', '.join(words)}"

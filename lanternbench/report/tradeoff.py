@@ -20,7 +20,7 @@ from lanternbench.report.columns import (
 
 
 class TradeOff(NamedTuple):
-    """What a trade-off picture shows; ``frontiers`` (one a setup) and ``knobs`` (one a method)
+    """The content of a trade-off picture; ``frontiers`` (one a setup) and ``knobs`` (one a method)
     are indices of ``rows``.
     """
 

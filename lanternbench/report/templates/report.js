@@ -1,4 +1,4 @@
-// pictures: one at a time beside the answer; a point says its figures
+// pictures: one at a time next to the answer; a point says its figures
 const chooser = document.getElementById("metric"), plots = all("figure.plot");
 if (chooser) chooser.addEventListener("change", () => all(".first figure.plot").forEach((plot, i) => { plot.hidden = i !== Number(chooser.value); }));
 for (const plot of plots) for (const point of all(".point", plot)) for (const kind of ["pointerenter", "focus", "click"])
