@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 from xml.etree import ElementTree
 
 import matplotlib
@@ -82,7 +82,8 @@ METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationD
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "http://www.w3.org/1999/xlink"
 MARKERS = {"circle": ("o", 6.7), "diamond": ("D", 5.8), "swatch": ("s", 5.4)}
-FILLS = ("full", "hollow", "left", "top")  # of the first four runs: the part that is filled
+Fill = Literal["full", "hollow", "left", "top"]  # the part of a point that is filled
+FILLS: tuple[Fill, ...] = get_args(Fill)  # of the first four runs
 # role of a line -> its look
 LINES: dict[str, dict[str, Any]] = {
     "reference": {"color": QUIET, "linewidth": 0.7, "linestyle": (0, (3, 3))},
@@ -139,7 +140,7 @@ def figure_points(figure: Figure) -> tuple[float, float]:
 def from_top(figure: Figure) -> Transform:
     """Return the transform of points from the top left corner, also of a figure that grows."""
     downwards = Affine2D().scale(1 / 72, -1 / 72) + figure.dpi_scale_trans
-    return downwards + ScaledTranslation(0, 1, figure.transFigure)
+    return downwards + ScaledTranslation(0, 1, figure.transFigure)  # type: ignore[arg-type]
 
 
 def add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
@@ -230,7 +231,7 @@ class Sign(NamedTuple):
     text: str
     role: str = ""
     colour: str = QUIET
-    fill: str = "full"
+    fill: Fill = "full"
 
 
 def add_legend(figure: Figure, signs: Sequence[Sign]) -> None:
@@ -266,7 +267,7 @@ def draw_sign(figure: Figure, sign: Sign, x: float, y: float) -> None:
     figure.add_artist(artist)
 
 
-def marker(x: float, y: float, shape: str, shade: str, fill: str = "full") -> Line2D:
+def marker(x: float, y: float, shape: str, shade: str, fill: Fill = "full") -> Line2D:
     """Return one point; ``fill`` says which run it is of."""
     symbol, size = MARKERS[shape]
     is_hollow = fill == "hollow"
