@@ -270,7 +270,6 @@ def draw_sign(figure: Figure, sign: Sign, x: float, y: float) -> None:
 def marker(x: float, y: float, shape: str, shade: str, fill: Fill = "full") -> Line2D:
     """Return one point; ``fill`` says which run it is of."""
     symbol, size = MARKERS[shape]
-    is_hollow = fill == "hollow"
     return Line2D(
         [x],
         [y],
@@ -279,9 +278,9 @@ def marker(x: float, y: float, shape: str, shade: str, fill: Fill = "full") -> L
         markersize=size,
         color=shade,
         markeredgewidth=1.2,
-        markerfacecolor=CARD if is_hollow else shade,
+        markerfacecolor=CARD if fill == "hollow" else shade,
         markerfacecoloralt=CARD,
-        fillstyle="full" if is_hollow else fill,
+        fillstyle="full" if fill == "hollow" else fill,
         zorder=5,
     )
 
