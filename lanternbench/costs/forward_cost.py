@@ -1,12 +1,12 @@
-"""How fast this machine reads memory, which bounds forward passes of few rows, and what a step
-costs on it.
+"""The speed at which this machine reads memory, which bounds forward passes of few rows, and the
+cost of a step on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ WARMUP = 3  # steps at each length that do not count: memory is allocated, kerne
 
 
 class Bandwidth(NamedTuple):
-    """How fast this machine reads memory, in GB/s: ``best`` of ``passes`` over the same tensor,
-    and their median.
+    """The speed at which this machine reads memory, in GB/s: ``best`` of ``passes`` over the same
+    tensor, and their median.
     """
 
     best: float
@@ -66,7 +66,7 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
     return Bandwidth(rates[-1], median(rates), len(rates), threads)
 
 
-def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of a piece of work, until the device has done it."""
     clock = Clock(device)
     clock.start()
@@ -75,7 +75,7 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
 
 
 class Shape(NamedTuple):
-    """What a step computes: ``nodes`` verified, the root included; after the drafter's first call,
+    """The work of a step: ``nodes`` verified, the root included; after the drafter's first call,
     a further one for each of ``levels`` with so many nodes."""
 
     nodes: int
@@ -89,19 +89,19 @@ class Timed(NamedTuple):
 
     shape: Shape
     cached: int
-    draft_s: float  # forwards of the drafter
+    draft_s: float  # forward passes of the drafter
     forward_s: float  # the target's
     rest_s: float  # drawing, building trees, acceptance, commit
 
 
 class StepCost(BaseModel):
-    """What a step of any shape costs, from measurements of several (see ``fit``).  Times in
+    """The cost of a step of any shape, from measurements of several (see ``fit``).  Times in
     seconds.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    nodes: list[int]  # of the measured forwards
+    nodes: list[int]  # of the measured forward passes
     cached: list[int]  # committed image tokens before them
     forward_s: list[list[float]]  # [cached, nodes]
     root_s: float = 0.0  # the drafter's first call: it reads the last commit

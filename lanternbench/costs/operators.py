@@ -43,7 +43,7 @@ class Counted(NamedTuple):
     sizes: list[tuple[int, int]]
 
 
-def count_operators(method: Method, options: Mapping[str, Any]) -> Operators:
+def count_operators(method: Method, options: Mapping[str, object]) -> Operators:
     """Return the operators of a step of ``method`` with a target's default ``options``, counted
     once a process.
 
@@ -55,7 +55,7 @@ def count_operators(method: Method, options: Mapping[str, Any]) -> Operators:
     return _counted[key]
 
 
-def _count(method: Method, options: Mapping[str, Any]) -> Operators:
+def _count(method: Method, options: Mapping[str, object]) -> Operators:
     target = small_target(dtype=torch.bfloat16)
     decoder = build(replace(target, options=target.options | dict(options)), method)
     counted = count_phases(decoder)
@@ -146,7 +146,7 @@ class _Counter(TorchDispatchMode):
         return output
 
 
-def _launches(func: Any, inputs: Any, output: Any) -> bool:
+def _launches(func: Any, inputs: object, output: object) -> bool:
     """Return whether an operator writes: into its argument, or into memory of its own."""
     if func._schema.is_mutable:
         return True

@@ -1,4 +1,4 @@
-"""How long a forward pass, and a step of speculative decoding, takes at best: the roofline model.
+"""The least time of a forward pass and of a step of speculative decoding: the roofline model.
 
 Each part of a forward pass takes the longer of two times: moving its bytes at bandwidth β, or its
 products at peak π.
@@ -117,7 +117,7 @@ def device_model(name: str) -> DeviceModel:
 
 
 class Load(NamedTuple):
-    """How a forward pass is used: B prompts, R rows, n new positions, s cached ones."""
+    """The size of a forward pass: B prompts, R rows, n new positions, s cached ones."""
 
     batch: Numbers
     rows: Numbers
@@ -126,7 +126,7 @@ class Load(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """Where and how steps run; without ``graphs`` the host issues every kernel."""
+    """The machine that steps run on; without ``graphs`` the host issues every kernel."""
 
     device: DeviceModel
     dtype: str  # of the weights
@@ -142,7 +142,7 @@ class Decoder(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """What the drafter reads in a step: the tokens that the last step committed, then the nodes
+    """Tokens that the drafter reads in a step: those that the last step committed, then the nodes
     of each level.
     """
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Check(NamedTuple):
-    """What was found about one item."""
+    """The finding about one item."""
 
     item: str
     value: object

@@ -163,7 +163,7 @@ def _outcomes(
         yield from _on_target(target, method, seed, images)
 
 
-def parts_of(method: Method) -> tuple[Any, ...]:
+def parts_of(method: Method) -> tuple[object, ...]:
     """The method's components, its residual included."""
     return (*method.parts, component("residual", method.choices.residual).weights)
 
@@ -222,7 +222,7 @@ class OnTables(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """How far the images' probabilities are from summing to 1; NaN if the target's are, too."""
+        """Distance of the sum of the images' probabilities from 1; NaN if the target's is off, too."""
         of_target = abs(1 - float(self.joint.sum()))
         return abs(1 - float(self.enumerated.images.sum())) if of_target <= EXACT else math.nan
 
@@ -241,7 +241,7 @@ class OnTables(NamedTuple):
         return _worst([float((engine - plain).abs().max()) for engine, plain in steps])
 
     def deviations(self) -> dict[str, float]:
-        """What must not exceed ``EXACT``, by check."""
+        """The values that must not exceed ``EXACT``, by check."""
         loss = self.enumerated.loss
         deviations: dict[str, float] = {}
         if self.method.lossless:
@@ -288,14 +288,14 @@ def on_tables(method: Method, tables: Tables) -> OnTables:
 
 
 def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
-    """Every world is enumerated once; the outcomes are the worst of all."""
+    """The worst outcomes of all worlds, each enumerated once."""
     worlds: list[OnTables] = []
     makers = WORLDS if method.choices.order == "raster" else ROWS
     for i, tables in enumerate(makers):
         on_world(f"{method.label}: exact enumeration", i, len(makers))
         worlds.append(on_tables(method, tables(seed + i)))
         if not worlds[-1].wrong <= EXACT:
-            break  # no need to look further
+            break  # the other worlds cannot mend it
     if not method.bounded:
         distances = ", ".join(f"{one.tv:.3f}" for one in worlds)
         detail = f"TV of images from the target's: {distances}; nothing bounds it"
@@ -313,7 +313,7 @@ def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
 
 
 def _details(worlds: list[OnTables]) -> dict[str, str]:
-    """What each check has compared."""
+    """The detail of each check."""
     sequences = f"over {sum(len(one.joint) for one in worlds)} sequences"
     bounds = ", ".join(f"{one.tv:.3f} ≤ {one.enumerated.loss:.3f}" for one in worlds)
     alone = "" if worlds[0].defined else "bound only, because there is no plain definition; "
@@ -327,8 +327,8 @@ def _details(worlds: list[OnTables]) -> dict[str, str]:
 
 
 def _other_forms(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
-    """How far forms are from the target's joint, if lossless, and from their definitions, one
-    small world each.
+    """The largest deviation of forms from the target's joint, if lossless, and from their
+    definitions, one small world each.
     """
     worst = 0.0
     worst_label = ""
@@ -347,7 +347,7 @@ def _other_forms(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
 
 
 def _deviation(method: Method, seed: int) -> float | None:
-    """How far a form is off on one small world; None without anything to hold it against.
+    """The deviation of a form on one small world; None without anything to hold it against.
 
     What shares noise between steps is decoded and tested instead.
     """
@@ -386,9 +386,9 @@ def variations(method: Method) -> list[Method]:
     return list(others.values())
 
 
-def other_values(method: Method) -> list[dict[str, Any]]:
+def other_values(method: Method) -> list[dict[str, object]]:
     """The values that other forms give to single options."""
-    changes: list[dict[str, Any]] = []
+    changes: list[dict[str, object]] = []
     for part in method.parts:
         for name, field in type(part).model_fields.items():
             if name not in method.read or name == "variant":
@@ -411,7 +411,7 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
     except UserError:
         return  # it has no drafter of this kind
     forward = sampled_tests(target, method, 2 * IMAGES, seed).forward
-    detail = "max |q in the loop − q of a plain forward|, a random model with row ends"
+    detail = "max |q in the loop − q of a plain forward pass|, a random model with row ends"
     yield outcome("row ends: cached forward", forward, FORWARD, detail)
     if method.choices.order != "raster":
         yield _one_row_at_a_time(target, method, seed)
@@ -432,7 +432,7 @@ def _one_row_at_a_time(target: Target, method: Method, seed: int) -> Row:
     return outcome("row ends: one row at a time", differ, 0.0, detail)
 
 
-def changed(method: Method, options: dict[str, Any]) -> Method:
+def changed(method: Method, options: dict[str, object]) -> Method:
     """``method`` with these options, and of its own those that are still read."""
     chosen = {kind: name for kind, name in method.options.items() if kind in KINDS} | options
     read = make(method.preset, **chosen).read
@@ -456,7 +456,7 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
         images = half
     tests = sampled_tests(target, method, images, seed)
     sample = f"{images} × {target.length} tokens"
-    detail = f"max |q in the loop − q of a plain forward|, {sample}"
+    detail = f"max |q in the loop − q of a plain forward pass|, {sample}"
     yield outcome(f"{target.name}: cached forward", tests.forward, FORWARD, detail)
     detail = f"pairs of images with one caption that are equal, of {images // 2}"
     yield outcome(f"{target.name}: prompts differ", tests.alike, 0.0, detail)

@@ -7,7 +7,7 @@ from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import PlainMethod, rules
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 from lanternbench.lossless.plain.rows import RowMethod
-from lanternbench.lossless.tables import Tables, TableTarget
+from lanternbench.lossless.tables import Tables, table_target
 from lanternbench.methods.acceptance.chains import (
     BlockVerification,
     SegmentVerification,
@@ -65,7 +65,7 @@ def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRu
     """Return the rule in scalar Python for drafts of at most ``length`` levels; None if it has no
     definition.
 
-    That of a base class holds for a rule that is built as its base is.
+    The definition of a base class holds for a rule that does not change how its base is built.
     """
     if rule.variant != "paper":
         return None
@@ -80,11 +80,9 @@ def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRu
 def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
     """The plain definition of a method of enumerable size on these tables.
 
-    None if any part has none: then there is nothing to hold the engine against but what the
-    method claims.
+    None if any part has none: then the engine can only be held against what the method claims.
     """
-    target: Any = TableTarget(tables)
-    method = method.resolve(target.options)
+    method = method.resolve(table_target(tables).options)
     proposal = method.proposal
     drawn = proposal.plain(method.tree)
     draft = None if drawn is None else method.order.plain(drawn)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +22,14 @@ from torch import Tensor
 from lanternbench.engine import decode as engine
 from lanternbench.engine import opening
 from lanternbench.engine.carry import PerPrompt, double, leaves, select
+from lanternbench.engine.decode import Speculation
 from lanternbench.engine.rows import RowResult, RowStrategy, RowTrace
 from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain import Prefix
 from lanternbench.lossless.plain.drafts import inverse_cdf
-from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, TableTarget
+from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, table_target
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -67,7 +68,7 @@ class Decodes:
 
 
 class Sample(NamedTuple):
-    """Whole decodes."""
+    """Finished decodes."""
 
     tokens: Tensor  # [count, L]
     uniforms: Tensor  # [count, L + 1, U]
@@ -87,7 +88,7 @@ class TableDecoder:
     ):
         self.tables = tables
         self.method = method if published else method.with_parts(lambda part: part.small())
-        target: Any = TableTarget(tables, published)
+        target = table_target(tables, published)
         self.decoder = build(target, self.method, GREEDY if greedy else tables.sampling)
         self.use_table_drafter()
         self.size = self.decoder.strategy.size
@@ -99,11 +100,11 @@ class TableDecoder:
         self.order = self.deciding_order()
 
     def use_table_drafter(self) -> None:
-        proposer = self.decoder.proposer
-        if isinstance(proposer, DraftedTrees):
+        strategy = self.decoder.strategy
+        if isinstance(strategy, Speculation) and isinstance(strategy.proposer, DraftedTrees):
             drafter = TableDrafter(self.tables, self.method.proposal.marginals)
-            strategy: Any = self.decoder.strategy
-            self.decoder.strategy = replace(strategy, proposer=replace(proposer, drafter=drafter))
+            proposer = replace(strategy.proposer, drafter=drafter)
+            self.decoder.strategy = replace(strategy, proposer=proposer)
 
     def deciding_order(self) -> list[int]:
         """The uniforms of a step in the order in which it decides by them."""
@@ -126,7 +127,7 @@ class TableDecoder:
         return state, double(self.decoder.strategy.begin(state))
 
     def trace(self, state: DecodeState) -> Trace:
-        """What decodes record, in double precision."""
+        """A trace for decodes to record in, in double precision."""
         length = 2 * self.tables.length + 64
         width = max(self.size.width, 1)
         return in_double(Trace(state.batch, length, self.tables.vocab, width, state.device))
@@ -178,8 +179,8 @@ class TableDecoder:
         return after, float((loss * after.weight).sum())
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
-        """Which tokens, and which of those in the cache, a later step may read: bool [R, L + nodes
-        + 1] each.
+        """The tokens that a later step may read, and those of them in the cache: bool [R, L +
+        nodes + 1] each.
         """
         places = torch.arange(decodes.state.now.tokens.shape[1])
         length = decodes.length[:, None]
@@ -251,8 +252,7 @@ class RowDecoder(TableDecoder):
 
     @property
     def strategy(self) -> RowStrategy:
-        strategy: Any = self.decoder.strategy
-        return strategy
+        return cast(RowStrategy, self.decoder.strategy)
 
     def deciding_order(self) -> list[int]:
         rows = self.strategy.rows
@@ -273,7 +273,7 @@ class RowDecoder(TableDecoder):
         return in_double(RowTrace(state))
 
     def decided(self, result: RowResult) -> list[Tensor]:  # type: ignore[override]
-        """What is committed and drafted in the rows that were worked on."""
+        """Committed and drafted tokens of the rows that were worked on."""
         tokens = result.decision.tokens
         advance = result.decision.advance
         void = torch.arange(tokens.shape[2]) >= advance[..., None]
@@ -306,14 +306,14 @@ class RowDecoder(TableDecoder):
         return after, float((after.weight[whole] * lost).sum())
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
-        """What stands in for the last token of a row may be read, too."""
+        """The stand-in for the last token of a row may be read, too."""
         width = self.tables.grid[1]
         committed = self.committed(decodes)
         last = torch.arange(self.tables.length) % width == width - 1
         return F.pad(committed, (0, 2)), F.pad(committed | last, (0, 2))
 
 
-def tensors(carried: Any) -> list[Tensor]:
+def tensors(carried: object) -> list[Tensor]:
     """The tensors of a strategy's state, [R, ·] each."""
     return [x.view(len(x), -1) for x in leaves(carried) if isinstance(x, Tensor)]
 
@@ -398,7 +398,7 @@ class Enumerated(NamedTuple):
 
 
 def enumerate_decodes(decoder: TableDecoder) -> Enumerated:
-    """What the engine generates on tables."""
+    """The distribution of the images that the engine generates on tables."""
     tables = decoder.tables
     decodes = decoder.start()
     bound = 0.0

@@ -18,7 +18,7 @@ N images, L tokens each, V vocabulary.
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from scipy.optimize import brentq
@@ -42,12 +42,14 @@ from lanternbench.settings import GREEDY, Sampling
 ALPHA = 1e-3  # chance that one test of a lossless method fails
 BINS = 16
 TIE = 1e-4  # of two probabilities, by which rounding may part them
-# by how much the rules are too generous that the tests' power is stated for
+# the tests' power is reported for rules that are too generous by these factors
 FACTORS = (1.1, 1.2, 1.5)
 NODES = 4096  # of which it is computed
-VOCAB, LENGTH = 12, 6  # of large tables
+VOCAB = 12  # of large tables
+LENGTH = 6
 SAMPLING = Sampling(guidance=1.5, temperature=1.2, top_k=8, top_p=0.95)
-DECODES, BATCH = 6000, 1500  # of LENGTH − 1 tokens each, the first of which needs no draft
+DECODES = 6000  # of LENGTH − 1 tokens each, because the first needs no draft
+BATCH = 1500
 CAPTIONS = (
     "a large red circle on the left on a plain blue background",
     "a small green star in the center on a noisy white background",
@@ -241,7 +243,7 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     keys = [f"verify-{i}" for i in range(count)]
     generated = engine.generate(decoder, captions, keys, seed, trace=True)
     tokens = torch.stack([image.tokens for image in generated])
-    trace: Any = generated[0].trace
+    trace = cast(Trace, generated[0].trace)
     tests = tested(trace, target_distributions(decoder, captions, tokens), tokens, decoder, seed)
     pairs = tokens[: count // 2 * 2].unflatten(0, (-1, 2))
     return tests._replace(alike=int((pairs[:, 0] == pairs[:, 1]).all(-1).sum()))
@@ -249,10 +251,11 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
 
 @torch.inference_mode()
 def greedy_difference(target: Target, method: Method, count: int, seed: int) -> int:
-    """How many of ``count`` greedy images are not what greedy autoregressive decoding gives.
+    """The number of greedy images, of ``count``, that greedy autoregressive decoding would not
+    give.
 
-    They are if every token is the argmax of q in a plain forward pass over the image; within
-    ``TIE`` of it is rounding.
+    It gives those of which every token is the argmax of q in a plain forward pass over the image,
+    or within ``TIE`` of it, which is rounding.
     """
     decoder = build(target, method, GREEDY)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]

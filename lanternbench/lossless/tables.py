@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -192,11 +192,12 @@ class RowTables(Tables):
 class TableModel:
     """A target whose states are its logits; its head only applies guidance.
 
-    A key is the position of a token plus one, 0 where nothing is written, and its value the token:
+    A key is the position of a token plus one, 0 if nothing is written, and its value the token:
     attention is a look-up of the tokens that an input attends to, in the order of their positions.
     """
 
-    dtype, device = torch.float64, torch.device("cpu")
+    dtype = torch.float64
+    device = torch.device("cpu")
     config = SimpleNamespace(decoder=SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1))
 
     def __init__(self, tables: Tables):
@@ -249,7 +250,7 @@ NET = SimpleNamespace(
 )  # fmt: skip
 
 
-def small_options(deep: bool) -> dict[str, Any]:
+def small_options(deep: bool) -> dict[str, object]:
     """Default trees that can be enumerated."""
     levels = 3 if deep else 2
     chain = f"chain-{levels}"
@@ -294,6 +295,10 @@ class TableTarget:
         return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
 
 
+def table_target(tables: Tables, published: bool = False) -> Target:
+    return cast(Target, TableTarget(tables, published))
+
+
 class TableDrafter(Drafter[None]):
     """The drafter's table: logits after the root and after drafted nodes.
 
@@ -302,7 +307,9 @@ class TableDrafter(Drafter[None]):
     """
 
     def __init__(self, tables: Tables, marginals: bool = False):
-        self.tables, self.marginals, self.head = tables, marginals, TableModel(tables)
+        self.tables = tables
+        self.marginals = marginals
+        self.head = TableModel(tables)
 
     def begin(self, state: DecodeState, max_nodes: int) -> None:
         return None

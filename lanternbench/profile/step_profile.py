@@ -1,5 +1,5 @@
-"""Where a step's time goes, how close the forward passes are to the memory's limit, and what the
-loop costs in addition.
+"""The time of a step by phase, the distance of forward passes from the memory's limit, and the cost
+of the loop.
 """
 
 import tempfile

@@ -202,7 +202,7 @@ class Draws:
 
 
 def outcomes(program: Callable[[Draws], T]) -> tuple[dict[T, float], float]:
-    """What the program can return, with probabilities, and its expected loss."""
+    """Everything that the program can return, with probabilities, and its expected loss."""
     returned: dict[T, float] = defaultdict(float)
     loss = 0.0
     runs = [Draws()]
@@ -231,7 +231,7 @@ FamilyAt = Callable[[Path, Path], Family]
 
 @dataclass(frozen=True)
 class PlainMethod(Generic[State]):
-    """What is drafted, and the rule and residual that judge it.
+    """A way to draft, and the rule and residual that judge drafts.
 
     A state is what a method carries from one step to the next.
     """

@@ -69,7 +69,7 @@ Tree = tuple[int, int]  # depth and width of ADT-Tree's
 
 
 class Memory(NamedTuple):
-    """What ADT-Tree carries from step to step."""
+    """The state that ADT-Tree carries from step to step."""
 
     history: tuple[Tree, ...] = ()  # the tree that produced each token, in raster order
     # τ/d̂ of the previous tree, its τ tokens counted with the bonus token; None before the first
@@ -357,7 +357,7 @@ def coupled(draws: Draws, q: Probs, p: Probs, x: int) -> tuple[int, bool]:
     [q − p]₊.
 
     Return the token, and whether it was kept.  Over x ~ p the token has the law q, and equals x as
-    often as is possible.
+    often as possible.
     """
     if draws.accepts(min(1.0, q[x] / p[x])):
         return x, True

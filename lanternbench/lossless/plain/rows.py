@@ -46,7 +46,7 @@ RowsState = tuple[tuple[Row, ...], Pending]
 
 @dataclass(frozen=True)
 class RowMethod(PlainMethod[RowsState]):
-    """How rows are drawn, and the rule and residual that judge their drafts.
+    """A way to draw several rows, and the rule and residual that judge their drafts.
 
     The loss is Σ E TV(r_i, q(· | all tokens before)).  A token's is known once the rows above it
     are whole; until then its law is part of the state.
@@ -90,7 +90,7 @@ class RowMethod(PlainMethod[RowsState]):
 
 
 class RowStep:
-    """What row i becomes in one step of ``rows``."""
+    """One step of row i of ``rows``."""
 
     def __init__(self, world: World, method: RowMethod, rows: tuple[Row, ...], i: int):
         self.world = world
