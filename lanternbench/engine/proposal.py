@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Component
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule, RatioTest
@@ -175,10 +174,6 @@ class TreePolicy(Component):
         """Return what grows the trees; ``samples``: see ``Proposal``."""
         raise NotImplementedError
 
-    def plain(self) -> TreeSpec | None:
-        """Return its plain definition; None if it has none."""
-        return None
-
 
 class Proposal(Component):
     """The options of a proposal: what users set, and nothing else."""
@@ -199,10 +194,6 @@ class Proposal(Component):
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> AnyProposer:
         """Return what drafts.  Raises UserError for a target that cannot."""
         raise NotImplementedError
-
-    def plain(self, tree: TreePolicy) -> TreeSpec | WindowSpec | None:
-        """Return its plain definition with this tree; None if it has none."""
-        return None
 
     @property
     def lasting_noise(self) -> bool:

@@ -27,7 +27,6 @@ from lanternbench.engine.cache import Address, Layout
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.decode import AnyStrategy, Speculation, Strategy
 from lanternbench.engine.opening import teacher_forced
-from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.proposal import DraftSize, Size
 from lanternbench.engine.state import Commit, DecodeState, Feed, Outputs
 from lanternbench.engine.trace import Trace
@@ -42,12 +41,6 @@ class Order(Component):
     def build(self, target: Target, speculation: Speculation) -> AnyStrategy:
         """Return what decodes in this order; ``speculation`` does in raster order."""
         raise NotImplementedError
-
-    def plain(self, draft: TreeSpec | WindowSpec) -> TreeSpec | WindowSpec | RowSpec | None:
-        """Return the plain definition of a proposal with this one ``draft``; None if it has
-        none.
-        """
-        return draft
 
 
 class Work(NamedTuple):

@@ -1,8 +1,11 @@
-"""The plain definition of a method, put together from those of its components."""
+"""The plain definition of a method, put together from those of its components, by their types."""
 
+from functools import singledispatch
 from typing import Any
 
-from lanternbench.engine.plain import PLAIN_RULES, PlainRule, RowSpec, TreeSpec
+from lanternbench.engine.plain import PLAIN_RULES, PlainRule, RowSpec, TreeSpec, WindowSpec
+from lanternbench.engine.proposal import Proposal, TreePolicy
+from lanternbench.engine.rows import Order
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import PlainMethod, rules
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
@@ -18,6 +21,13 @@ from lanternbench.methods.acceptance.gsd import Gsd
 from lanternbench.methods.acceptance.lantern import Lantern, LanternPP
 from lanternbench.methods.acceptance.likely import TopK, Typical
 from lanternbench.methods.method import Method
+from lanternbench.methods.orders import Rows
+from lanternbench.methods.proposals.drafting import DrafterProposal
+from lanternbench.methods.proposals.jacobi import Jacobi, NoDraft, Scd, SjdPlus
+from lanternbench.methods.proposals.sjd_pac import SjdPac
+from lanternbench.methods.trees.adaptive import Adaptive
+from lanternbench.methods.trees.dynamic import Dynamic
+from lanternbench.methods.trees.static import FixedShape
 from lanternbench.registry import component
 
 
@@ -77,6 +87,101 @@ def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRu
     return None
 
 
+@singledispatch
+def tree_spec(tree: TreePolicy) -> TreeSpec | None:
+    """Return the plain definition of a tree policy; None if it has none."""
+    return None
+
+
+@tree_spec.register
+def fixed(tree: FixedShape) -> TreeSpec | None:
+    return TreeSpec("static", paths=tree.static.paths)
+
+
+@tree_spec.register
+def dynamic(tree: Dynamic) -> TreeSpec | None:
+    depth, top_k, total = tree.bounds
+    return TreeSpec("dynamic", depth=depth, top_k=top_k, total=total)
+
+
+@tree_spec.register
+def adaptive(tree: Adaptive) -> TreeSpec | None:
+    if tree.init == "random" or tree.fixed_depth or tree.fixed_width:
+        return None
+    return TreeSpec(
+        "adaptive",
+        bounds=tree.within,
+        init=tree.init,
+        total=tree.bounds.total,
+        first=(tree.bounds.depth, tree.bounds.top_k),
+        bonus=tree.bonus,
+    )
+
+
+Drafts = TreeSpec | WindowSpec
+
+
+@singledispatch
+def drafts(proposal: Proposal, tree: TreePolicy) -> Drafts | None:
+    """Return the plain definition of what a proposal drafts with a tree; None if it has none."""
+    return None
+
+
+@drafts.register
+def nothing(proposal: NoDraft, tree: TreePolicy) -> Drafts | None:
+    return TreeSpec()
+
+
+@drafts.register
+def of_drafter(proposal: DrafterProposal, tree: TreePolicy) -> Drafts | None:
+    return tree_spec(tree)
+
+
+@drafts.register
+def sjd(proposal: Jacobi, tree: TreePolicy) -> Drafts | None:
+    return WindowSpec(proposal.window, proposal.init, one_hot=proposal.variant == "reference")
+
+
+@drafts.register
+def scd(proposal: Scd, tree: TreePolicy) -> Drafts | None:
+    if proposal.coupling == "gumbel":
+        return None
+    if proposal.variant == "reference":
+        return WindowSpec(proposal.window, proposal.init, "kept-law", one_hot=True)
+    return WindowSpec(proposal.window, proposal.init, "maximal")
+
+
+@drafts.register
+def sjd_plus(proposal: SjdPlus, tree: TreePolicy) -> Drafts | None:
+    if proposal.variant == "reference":
+        return None
+    return WindowSpec(proposal.window, proposal.init, "keep", theta=proposal.theta)
+
+
+@drafts.register
+def sjd_pac(proposal: SjdPac, tree: TreePolicy) -> Drafts | None:
+    if proposal.variant == "reference":
+        return None
+    return WindowSpec(
+        proposal.window, redraw="maximal", siblings=proposal.siblings, tree_depth=proposal.depth
+    )
+
+
+@singledispatch
+def in_order(order: Order, draft: Drafts) -> Drafts | RowSpec | None:
+    """Return the plain definition of an order of these drafts; None if it has none."""
+    return draft
+
+
+@in_order.register
+def in_rows(order: Rows, draft: Drafts) -> Drafts | RowSpec | None:
+    if order.variant != "paper":
+        return None
+    if draft.deepest:
+        return RowSpec(order.c, draft.deepest, reuse=order.reuse)
+    return RowSpec(order.lead, 0, order.adaptive, order.auxiliary == "seen")
+
+
 def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
     """The plain definition of a method of enumerable size on these tables.
 
@@ -84,8 +189,8 @@ def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
     """
     method = method.resolve(table_target(tables).options)
     proposal = method.proposal
-    drawn = proposal.plain(method.tree)
-    draft = None if drawn is None else method.order.plain(drawn)
+    drafted = drafts(proposal, method.tree)
+    draft = None if drafted is None else in_order(method.order, drafted)
     residual = component("residual", method.choices.residual).plain
     if draft is None or residual is None:
         return None

@@ -17,7 +17,6 @@ from torch import Tensor
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import lone_root
 from lanternbench.engine.decode import AnyStrategy, Speculation
-from lanternbench.engine.plain import RowSpec, TreeSpec, WindowSpec
 from lanternbench.engine.rows import (
     Active,
     Decision,
@@ -133,13 +132,6 @@ class Rows(Order):
     def lead(self) -> int:
         """Tokens by which a row leads the next without drafts, at least."""
         return self.s_min if self.adaptive else int(self.window or 0)
-
-    def plain(self, draft: TreeSpec | WindowSpec) -> RowSpec | None:
-        if self.variant != "paper":
-            return None
-        if draft.deepest:
-            return RowSpec(self.c, draft.deepest, reuse=self.reuse)
-        return RowSpec(self.lead, 0, self.adaptive, self.auxiliary == "seen")
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,6 @@ from torch import Tensor
 from lanternbench.engine.cache import DecoderCache, prefix_address
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
-from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import (
     AnyDrafter,
     AnyProposer,
@@ -78,9 +77,6 @@ class DrafterProposal(Proposal):
                 "give a drafter made for it"
             )
         return net
-
-    def plain(self, tree: TreePolicy) -> TreeSpec | None:
-        return tree.plain()
 
 
 class DraftedState(NamedTuple):

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.plain import TreeSpec, WindowSpec
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.sampling import draw, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
@@ -58,9 +57,6 @@ class NoDraft(Proposal):
 
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> LoneRoots:
         return LoneRoots.of(target)
-
-    def plain(self, tree: TreePolicy) -> TreeSpec:
-        return TreeSpec()
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,9 +242,6 @@ class Jacobi(Proposal):
         vertical = self.init.startswith("vertical")
         return kind(target.vocab, columns, row, above if vertical else None)
 
-    def plain(self, tree: TreePolicy) -> WindowSpec | None:
-        return WindowSpec(self.window, self.init, one_hot=self.variant == "reference")
-
 
 @dataclass(frozen=True, eq=False)
 class SlidingWindow(Proposer[Window]):
@@ -329,12 +322,6 @@ class Scd(Jacobi):
         redraw = OldLawRedraw(w) if public else MaximalRedraw(w)
         return self.sliding(target, redraw, 2 * w + 1)  # to keep W, to draw W + 1
 
-    def plain(self, tree: TreePolicy) -> WindowSpec | None:
-        if self.coupling == "gumbel":
-            return None
-        public = self.variant == "reference"
-        return WindowSpec(self.window, self.init, "kept-law" if public else "maximal", public)
-
 
 @register("proposal", "sjd++")
 class SjdPlus(Jacobi):
@@ -358,8 +345,3 @@ class SjdPlus(Jacobi):
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SlidingWindow:
         redraw = LikelyRedraw(self.window, self.theta)
         return self.sliding(target, redraw, self.window + 1)
-
-    def plain(self, tree: TreePolicy) -> WindowSpec | None:
-        if self.variant == "reference":
-            return None
-        return WindowSpec(self.window, self.init, "keep", theta=self.theta)

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import longest_path
-from lanternbench.engine.plain import WindowSpec
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, draw_distinct, normalised, rows_at
@@ -113,13 +112,6 @@ class SjdPac(Proposal):
                 f"give --window {self.depth} or more"
             )
         return PublicSiblingWindow.of(columns)
-
-    def plain(self, tree: TreePolicy) -> WindowSpec | None:
-        if self.variant == "reference":
-            return None
-        return WindowSpec(
-            self.window, redraw="maximal", siblings=self.siblings, tree_depth=self.depth
-        )
 
 
 @dataclass(frozen=True, eq=False)

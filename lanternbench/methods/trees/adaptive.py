@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lanternbench.component import option
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
+from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.proposal import DraftSize, Expand, Search, TreeGrower
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft
@@ -181,19 +181,6 @@ class Adaptive(Grown):
 
     def build(self, target: Target, samples: bool) -> AdaptiveTree:
         return AdaptiveTree.of(self, self.within, self.bounds)
-
-    def plain(self) -> TreeSpec | None:
-        if self.init == "random" or self.fixed_depth or self.fixed_width:
-            return None
-        first = self.bounds
-        return TreeSpec(
-            "adaptive",
-            bounds=self.within,
-            init=self.init,
-            total=first.total,
-            first=(first.depth, first.top_k),
-            bonus=self.bonus,
-        )
 
 
 @dataclass(frozen=True, eq=False)

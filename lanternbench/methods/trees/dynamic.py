@@ -19,7 +19,6 @@ from pydantic import field_validator
 from torch import Tensor
 
 from lanternbench.component import option
-from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import (
     AnyTreeGrower,
     DraftSize,
@@ -306,10 +305,6 @@ class Dynamic(Grown):
         if self.depth == 0:
             return FixedTree.of(chain(0), False, target.device)
         return DynamicTree.of(self.bounds)
-
-    def plain(self) -> TreeSpec:
-        bounds = self.bounds
-        return TreeSpec("dynamic", depth=bounds.depth, top_k=bounds.top_k, total=bounds.total)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.plain import TreeSpec
 from lanternbench.engine.proposal import Search, TreePolicy
 from lanternbench.engine.tree import MAX_DEPTH, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
@@ -64,9 +63,6 @@ class FixedShape(TreePolicy):
 
     def build(self, target: Target, samples: bool) -> FixedTree:
         return FixedTree.of(self.static, samples, target.device)
-
-    def plain(self) -> TreeSpec:
-        return TreeSpec("static", paths=self.static.paths)
 
 
 class Shaped(FixedShape):
