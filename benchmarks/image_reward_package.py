@@ -166,7 +166,8 @@ def inside(
 
 def rewards(weights: Path, vocabulary: Path, found: list[Picture]) -> list[float]:
     """The rewards of the metric ``image-reward``."""
-    score = blip_reward.score_function(weights, vocabulary, "cpu")
+    bert = blip_reward.tokenizer(blip_reward.vocabulary_tokens(vocabulary))
+    score = blip_reward.score_function(weights, bert, "cpu")
     values: list[float] = []
     with torch.inference_mode():
         for start in range(0, len(found), BATCH):

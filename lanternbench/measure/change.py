@@ -108,7 +108,7 @@ def _half_width(moved: Floats, tests: int) -> float:
 
 
 def _by_prompt(figures: Figures, label: str, name: str) -> dict[str, tuple[float, float]]:
-    """Return (top, bottom) of a figure of one label by prompt id, over its seeds."""
+    """Return (top, bottom) of a figure of one label by prompt, over its seeds."""
     top, bottom = figures.of_prompts(name, figures.of(label))
     return {prompt: (top[i], bottom[i]) for prompt, i in figures.prompts.items() if bottom[i] > 0}
 

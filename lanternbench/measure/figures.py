@@ -190,14 +190,15 @@ class Figures:
 
     def __init__(self, samples: Iterable[Sample] = ()):
         self.labels: dict[str, int] = {}
-        self.prompts: dict[str, int] = {}
+        self.ids: dict[str, int] = {}
+        self.prompts: dict[str, int] = {}  # by text: two ids of one caption are one observation
         self.categories: dict[str | None, int] = {}
         self.settings: dict[str | None, int] = {}
         self.methods: dict[str, tuple[str, dict[str, Any]]] = {}  # label -> preset, options
         self.metrics: dict[str, None] = {}
         self.steps: defaultdict[str, Steps] = defaultdict(Steps)  # by label
         self._codes = {
-            name: array("q") for name in ("label", "prompt", "category", "seed", "setting")
+            name: array("q") for name in ("label", "id", "prompt", "category", "seed", "setting")
         }
         # sample, top, bottom
         self._columns = defaultdict[str, tuple[array, array, array]](
@@ -213,7 +214,8 @@ class Figures:
         self.steps[sample.label].add(sample)
         for name, codes, value in (
             ("label", self.labels, sample.label),
-            ("prompt", self.prompts, sample.prompt_id),
+            ("id", self.ids, sample.prompt_id),
+            ("prompt", self.prompts, sample.prompt or sample.prompt_id),
             ("category", self.categories, sample.category or None),
             ("setting", self.settings, sample.setting),
         ):
@@ -258,7 +260,7 @@ class Figures:
         """Of every sample the index of the baseline's with the same prompt and seed, -1 where
         there is none.
         """
-        keys = list(zip(self._codes["prompt"], self._codes["seed"]))
+        keys = list(zip(self._codes["id"], self._codes["seed"]))
         base = {keys[i]: i for i in np.flatnonzero(self.of(BASELINE))}
         return np.array([base.get(key, -1) for key in keys], np.int64)
 

@@ -125,11 +125,10 @@ def vocabulary_tokens(path: Path | None) -> list[str]:
     return tokens
 
 
-def score_function(path: Path | None, vocabulary: Path | None, device: str) -> ScoreFunction:
+def score_function(path: Path | None, bert: BertTokenizer, device: str) -> ScoreFunction:
     """Images and captions -> rewards; random weights without files.  Raises UserError for another
     or damaged one.
     """
-    bert = tokenizer(vocabulary_tokens(vocabulary))
     pixels = openai_pixels()
     with files.seeded():
         model = RewardModel()

@@ -82,9 +82,9 @@ class Encoder(NamedTuple):
         with torch.inference_mode():
             return torch.nn.functional.normalize(encode(inputs.to(self.device)), dim=-1)
 
-    def cosine(self) -> ScoreFunction:
-        """The cosine of image and caption, −1…1."""
-        return lambda images, captions: (self.images(images) * self.captions(captions)).sum(-1)
+    def cosine(self, images: list[Image.Image], captions: list[str]) -> Tensor:
+        """Return the cosines of images and captions, −1…1: [B]."""
+        return (self.images(images) * self.captions(captions)).sum(-1)
 
 
 @cache
@@ -148,8 +148,14 @@ class Clip(ImageMetric):
     stand_in = "clip-tiny"
     weights = files.published("clip")
 
+    def encoder(self) -> Encoder:
+        """Return the network and its preparation of images and captions."""
+        return clip_encoder(self.setup, self.weights[0], "ViT-B-32-quickgelu")
+
     def load(self) -> ScoreFunction:
-        return clip_encoder(self.setup, self.weights[0], "ViT-B-32-quickgelu").cosine()
+        encoder = self.encoder()
+        self.tokenize = encoder.tokenize
+        return encoder.cosine
 
 
 @register("metric", "clip-tiny")
@@ -161,18 +167,20 @@ class ClipTiny(Clip):
     embedded = True
     weights = (files.CLIP_TINY,)
 
-    def load(self) -> ScoreFunction:
-        return tiny_encoder().cosine()
+    def encoder(self) -> Encoder:
+        return tiny_encoder()
 
 
 @register("metric", "clip:MODEL/TAG")
-class OpenClip(ImageMetric):
+class OpenClip(Clip):
     """CLIP score by any model of open_clip, with its own preparation of images.  Raises UserError
     for no such.
     """
 
-    paper = Clip.paper
+    title = ""
     extra = True
+    stand_in = ""
+    weights = ()
 
     def __init__(self, name: str, setup: Setup):
         from open_clip.pretrained import get_pretrained_cfg
@@ -192,7 +200,7 @@ class OpenClip(ImageMetric):
         title = f"open_clip's {self.model} ({tag})"
         self.weights = (files.Weights(name, title, local, url, hub=hub),)  # type: ignore[misc]
 
-    def load(self) -> ScoreFunction:
+    def encoder(self) -> Encoder:
         import open_clip
         from open_clip.transform import (
             PreprocessCfg,
@@ -214,7 +222,7 @@ class OpenClip(ImageMetric):
             ) from None
         preparation = merge_preprocess_dict(self.about, {"size": net.visual.image_size})
         pixels = image_transform_v2(PreprocessCfg(**preparation), is_train=False)
-        return clip_encoder(self.setup, self.weights[0], self.model, pixels, net).cosine()
+        return clip_encoder(self.setup, self.weights[0], self.model, pixels, net)
 
 
 def no_model(model: str, tag: str) -> UserError:
@@ -250,17 +258,18 @@ def letterbox(image: Image.Image, size: int = 224) -> Tensor:
 
 
 @register("metric", "hpsv2")
-class HpsV2(ImageMetric):
+class HpsV2(Clip):
     """HPSv2, checkpoint v2.0: the cosine of image and caption by a ViT-H/14 tuned on preferences,
     about 0.2…0.35.
     """
 
     paper = "Wu et al. 2023, arXiv 2306.09341"
     title = "HPSv2"
+    stand_in = ""
     weights = files.published("hpsv2")
 
-    def load(self) -> ScoreFunction:
-        return clip_encoder(self.setup, self.weights[0], "ViT-H-14", letterbox).cosine()
+    def encoder(self) -> Encoder:
+        return clip_encoder(self.setup, self.weights[0], "ViT-H-14", letterbox)
 
 
 @register("metric", "hpsv2.1")
@@ -329,6 +338,7 @@ class PickScore(ImageMetric):
         )
         pixels = openai_pixels()
         tokenize = open_clip.get_tokenizer("ViT-H-14")
+        self.tokenize = tokenize
 
         def score(images: list[Image.Image], captions: list[str]) -> Tensor:
             prepared = torch.stack([pixels(image) for image in images])
@@ -360,4 +370,6 @@ class ImageReward(ImageMetric):
         from lanternbench.metrics import blip_reward
 
         weights, vocabulary = map(self.setup.find, self.weights)
-        return blip_reward.score_function(weights, vocabulary, self.setup.device)
+        bert = blip_reward.tokenizer(blip_reward.vocabulary_tokens(vocabulary))
+        self.tokenize = lambda captions: blip_reward.tokenize(bert, captions)[0]
+        return blip_reward.score_function(weights, bert, self.setup.device)

@@ -131,7 +131,7 @@ class GenEval(ImageMetric):
             return []
         first = next(iter(self.unknown_captions))[:80]
         text = (
-            f"{len(self.unknown_captions)} captions are no prompts of GenEval (the first: {first});"
-            " use --prompts geneval"
+            f"{len(self.unknown_captions)} captions are no prompts of GenEval (the first: {first}); "
+            "run and score with one file, --prompts geneval:FILE and --metrics geneval:FILE"
         )
         return [self.note("missing", text)]

@@ -165,6 +165,12 @@ class ImageMetric(Metric):
     """A metric with a value per image; ``captions``: whether the value depends on the caption."""
 
     captions: ClassVar[bool] = True
+    # captions -> ids [B, length], padded with 0; set by ``load`` if the length is limited
+    tokenize: Callable[[list[str]], Tensor] | None = None
+
+    def __init__(self, name: str, setup: Setup):
+        super().__init__(name, setup)
+        self.cut_captions: set[str] = set()
 
     def load(self) -> ScoreFunction:
         """Return the function that scores a batch.  Called once, on first use."""
@@ -179,8 +185,14 @@ class ImageMetric(Metric):
             self.score_batch  # noqa: B018
 
     def notes(self) -> list[Note]:
-        """Notes on the images scored so far."""
-        return []
+        """Return notes on the images scored so far."""
+        if not self.cut_captions:
+            return []
+        text = (
+            f"{len(self.cut_captions):,} captions are longer than {self.title or self.name} reads: "
+            "it scored their beginning"
+        )
+        return [self.note("warning", text)]
 
     def score(self, images: list[Image.Image], captions: list[str]) -> list[float | None]:
         """Return a value per image; None for each when files are missing, or if it is undefined."""
@@ -195,7 +207,15 @@ class ImageMetric(Metric):
             for start in range(0, len(images), BATCH):
                 batch = slice(start, start + BATCH)
                 values += self.score_batch(images[batch], captions[batch]).tolist()
+        if self.tokenize:
+            self.cut_captions.update(c for c in captions if is_cut(c, self.tokenize))
         return [value if math.isfinite(value) else None for value in values]
+
+
+def is_cut(caption: str, tokenize: Callable[[list[str]], Tensor]) -> bool:
+    """Return whether a tokeniser fills its length without reading the last character."""
+    whole, shorter = tokenize([caption, caption[:-1]])
+    return bool(whole[-1]) and whole.equal(shorter)
 
 
 class SetMetric(Metric):

@@ -162,7 +162,10 @@ def load(
     chosen = _selected(prompts, count, None if whole.in_order else seed)
     texts = len({prompt.text for prompt in chosen})
     if texts < len(chosen):
-        notes.append(f"the {len(chosen):,} prompts have {texts:,} different captions.")
+        notes.append(
+            f"the {len(chosen):,} prompts have {texts:,} different captions; intervals count those "
+            "of one caption as one."
+        )
     return PromptSet(tuple(chosen), whole.title, whole.name, seed, tuple(notes))
 
 

@@ -30,7 +30,7 @@ def make(
         for i in range(prompts):
             for label in ("ar", "eagle-1"):
                 folder.append(
-                    Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt="x", label=label, method=label, seed=0,
+                    Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt=f"x {i}", label=label, method=label, seed=0,
                            tokens=4, steps=2, accept_lengths=[1, 3], decode_s=1.0, load=load)
                 )  # fmt: skip
         if finish:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("in_time")
 
 def sample(prompt_id: str = "1", label: str = "ar", **changes: Any) -> Sample:
     fields = {
-        "key": sample_key(prompt_id, label, 0), "prompt_id": prompt_id, "prompt": "a fox", "label": label,
+        "key": sample_key(prompt_id, label, 0), "prompt_id": prompt_id, "prompt": f"a fox {prompt_id}", "label": label,
         "method": label, "seed": 0, "tokens": 5, "steps": 2, "accept_lengths": [3, 2], "tree_depths": [4, 4],
         "decode_s": 0.5, "token_ids": [1, 2, 3, 4, 5], "stats": {"log_prob": -1.0},
     }  # fmt: skip

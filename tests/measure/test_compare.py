@@ -26,7 +26,7 @@ def samples(factor: float, seed: int, prompts: int = 24) -> list[Sample]:
     for i in range(prompts):
         for label, seconds in (("ar", 2.0), ("eagle-1", factor)):
             made.append(
-                Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt="p", label=label, method=label, seed=0, tokens=4,
+                Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt=f"p {i}", label=label, method=label, seed=0, tokens=4,
                        steps=2, accept_lengths=[1, 3], decode_s=seconds * rng.normal(1, 0.05), fidelity_loss=0.0)
             )  # fmt: skip
     return made
@@ -111,7 +111,7 @@ def run(
     """
     hard, rng = np.random.default_rng(0).lognormal(0, 0.3, prompts), np.random.default_rng(seed)
     return Figures(
-        Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt="p", label=label, method=label, seed=0, tokens=4, steps=2,
+        Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt=f"p {i}", label=label, method=label, seed=0, tokens=4, steps=2,
                accept_lengths=[1, 3], decode_s=hard[i] * rng.lognormal(0, 0.1) * slower.get(label, 1), timed=timed)
         for i in range(prompts) for label in ("ar", *methods)
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_gate_sees_a_method_that_became_a_quarter_slower():
 def scored(value: float, spread: float = 0.01, loss: float = 0.0) -> Figures:
     rng = np.random.default_rng(0)
     return Figures(
-        Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt="p", label=label, method=label, seed=0, tokens=4, steps=2,
+        Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt=f"p {i}", label=label, method=label, seed=0, tokens=4, steps=2,
                accept_lengths=[1, 3], decode_s=1, metrics={"clip-tiny": value + spread * rng.normal()},
                fidelity_loss=0.0 if label == "ar" else loss)
         for i in range(12) for label in ("ar", "eagle-1")

@@ -162,7 +162,7 @@ def test_meaningless_pairs_are_refused(a, b):
 def sample(prompt: str, label: str, decode_s: float, lengths: list[int], **fields) -> Sample:
     seed = fields.pop("seed", 0)
     return Sample(
-        key=sample_key(prompt, label, seed), prompt_id=prompt, prompt="x", label=label, method=label.split()[0],
+        key=sample_key(prompt, label, seed), prompt_id=prompt, prompt=f"x {prompt}", label=label, method=label.split()[0],
         seed=seed, tokens=sum(lengths), steps=len(lengths), accept_lengths=lengths, decode_s=decode_s, **fields,
     )  # fmt: skip
 
@@ -427,3 +427,20 @@ def test_a_promise_to_be_lossless_holds_only_as_far_as_the_samples_show_no_loss(
     assert [row.lossless for row in summarise(Figures(exact), record_of(run)).rows] == [True, True]
     # nobody promised anything
     assert [row.lossless for row in summarise(Figures(exact), RunRecord()).rows] == [None, None]
+
+
+def test_prompts_of_one_caption_are_one_observation_of_intervals():
+    def speedup(copies: int):
+        samples = []
+        for i in range(4 * copies):
+            caption = i % 4
+            for label, decode_s in (("ar", 4.0 + caption), ("sjd", 2.0 + caption**2)):
+                one = sample(str(i), label, decode_s, [1, 2])
+                samples.append(one.model_copy(update={"prompt": f"caption {caption}"}))
+        return rows(samples)["sjd"].figure("speedup")
+
+    once = speedup(1)
+    twice = speedup(2)
+    # every image counts, but a copy of each prompt is no further evidence
+    assert (once.n, twice.n) == (4, 8)
+    assert (twice.value, twice.lo, twice.hi) == pytest.approx((once.value, once.lo, once.hi))

@@ -22,7 +22,7 @@ def sample(
     fields = {
         "decode_s": sum(step_s or [1.0]),
         "method": label,
-        "prompt": "x",
+        "prompt": f"x {prompt}",
         "seed": 0,
         "timed": True,
     } | more

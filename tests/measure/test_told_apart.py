@@ -28,7 +28,7 @@ SPEEDS = {"ar": 1.0, "a": 0.7, "copy of a": 0.7, "b": 0.6, "c": 0.65, "d": 0.8, 
 
 
 def sample(label: str, prompt: int, seconds: float) -> Sample:
-    return Sample(key=f"{prompt}|{label}|0", prompt_id=str(prompt), prompt="x", label=label, method=label, seed=0,
+    return Sample(key=f"{prompt}|{label}|0", prompt_id=str(prompt), prompt=f"x {prompt}", label=label, method=label, seed=0,
                   tokens=4, steps=2, accept_lengths=[1, 3], decode_s=seconds)  # fmt: skip
 
 
@@ -155,7 +155,12 @@ class Pretended:
             prompt = job.prompts[0].id
             yield Finished(
                 Sample(
-                    **made | {"key": f"{prompt}|{method(job.label).key}|0", "prompt_id": prompt}
+                    **made
+                    | {
+                        "key": f"{prompt}|{method(job.label).key}|0",
+                        "prompt_id": prompt,
+                        "prompt": prompt,
+                    }
                 ),
                 None,
             )

@@ -116,7 +116,7 @@ def test_undefined_cosine_is_missing_not_zero():
 
     class Score(ImageMetric):
         def load(self):
-            return encoder.cosine()
+            return encoder.cosine
 
     scorer = Score("x", Setup())
     assert scorer.score([Image.new("RGB", (2, 2))], ["a"]) == [None]

@@ -7,6 +7,7 @@ import re
 from functools import partial
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -645,3 +646,24 @@ def test_the_page_of_a_metric_says_which_file_goes_where(no_caches):
     by_hand = json.loads(done.stdout)["about"]["by hand"]
     for weights in files.published("image-reward", "bert-vocabulary"):
         assert f"save {weights.url} as {cache_dir() / weights.file}" in by_hand
+
+
+@pytest.mark.parametrize("name", ["clip-tiny", "image-reward", "clip"])
+def test_captions_that_a_metric_cuts_are_noted_with_their_number(name, monkeypatch, no_caches):
+    """``load`` at full size would take minutes: only its tokeniser is needed."""
+    monkeypatch.setattr(clip, "clip_encoder", lambda *_: Encoder(None, None, open_clip.tokenize))
+    monkeypatch.setattr(blip_reward, "score_function", lambda *_: None)
+    (scorer,) = scorers_for([name], "full", Setup(random=name != "clip-tiny"))
+    scorer.load()
+    scorer.score_batch = lambda images, captions: torch.zeros(len(images))
+    long = " ".join(["cat"] * 90)
+    grey = Image.new("RGB", (64, 64))
+    scorer.score([grey] * 3, ["a cat", long, f"{long} and dog"])
+    (note,) = scorer.notes()
+    assert note.kind == "warning"
+    assert note.text.startswith("2 captions are longer than")
+    (other,) = scorers_for([name], "full", Setup(random=name != "clip-tiny"))
+    other.load()
+    other.score_batch = scorer.score_batch
+    other.score([grey] * 2, ["a cat", ""])
+    assert other.notes() == []

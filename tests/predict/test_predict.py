@@ -80,7 +80,7 @@ def sample(label="eagle-1", lengths=(3, 1, 2), nodes=6, depth=5, number=0, **mor
     steps = stretched(lengths, [nodes] * len(lengths), [depth] * len(lengths), 256)
     fields = {"options": {}, "seed": 0, "decode_s": 1.0, "tree_nodes": [1, *steps.nodes.tolist()]}
     return Sample(
-        key=f"demo-{number}|{label}|0", prompt_id=f"demo-{number}", prompt="a red star", label=label, tokens=256,
+        key=f"demo-{number}|{label}|0", prompt_id=f"demo-{number}", prompt=f"a red star {number}", label=label, tokens=256,
         steps=1 + steps.steps, accept_lengths=[1, *steps.committed.tolist()],
         tree_depths=[0, *steps.depths.tolist()], **({"method": label} | fields | more),
     )  # fmt: skip

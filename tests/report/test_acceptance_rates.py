@@ -26,7 +26,7 @@ from lanternbench.report.write import report
 def made(label: str, lengths: list[list[int]], depth: int) -> list[Sample]:
     """Samples of a method with these accepted lengths after the prefill."""
     return [
-        Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt="x", label=label, method=label, seed=0,
+        Sample(key=f"{i}|{label}|0", prompt_id=str(i), prompt=f"x {i}", label=label, method=label, seed=0,
                tokens=1 + sum(one), steps=1 + len(one), accept_lengths=[1, *one], tree_depths=[0, *[depth] * len(one)],
                decode_s=1.0)
         for i, one in enumerate(lengths)

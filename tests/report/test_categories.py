@@ -21,7 +21,7 @@ ROWS = [
 
 
 def sample(prompt: int, label: str, category: str | None, seconds: float, **changes) -> dict:
-    fields = {"key": f"{prompt}|{label}|0", "prompt_id": str(prompt), "prompt": "x", "label": label, "method": label,
+    fields = {"key": f"{prompt}|{label}|0", "prompt_id": str(prompt), "prompt": f"x {prompt}", "label": label, "method": label,
               "category": category, "seed": 0, "timed": True, "decode_s": seconds, "accept_lengths": [1, 3, 1],
               "tokens": 5, "steps": 3, "fidelity_loss": 0.1, "metrics": {"clip": 0.3, "fid": None}}  # fmt: skip
     return fields | changes

@@ -22,7 +22,7 @@ from lanternbench.report.write import report
 
 def sample(label: str, prompt: int, seconds: float) -> Sample:
     key, metrics = f"{prompt}|{label}|0", {"clip-tiny": 0.1 * prompt}
-    return Sample(key=key, prompt_id=str(prompt), prompt="x", label=label, method=label, seed=0, tokens=4, steps=2,
+    return Sample(key=key, prompt_id=str(prompt), prompt=f"x {prompt}", label=label, method=label, seed=0, tokens=4, steps=2,
                   accept_lengths=[1, 3], decode_s=seconds, metrics=metrics)  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def make_run(folder, samples, labels=("ar", "a", "b")):
 
 def sample(label, prompt, seconds=1.0, lengths=(1, 2, 2), clip=0.3, seed=0, **more):
     lengths = list(lengths)
-    return {"key": f"{prompt}|{label}|{seed}", "prompt": "x", "method": label, "label": label,
+    return {"key": f"{prompt}|{label}|{seed}", "prompt": f"x {prompt}", "method": label, "label": label,
             "prompt_id": str(prompt), "seed": seed, "timed": True, "decode_s": seconds, "accept_lengths": lengths,
             "tokens": sum(lengths), "steps": len(lengths), "metrics": {"clip": clip}} | more  # fmt: skip
 

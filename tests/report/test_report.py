@@ -73,7 +73,7 @@ def sample(
 ) -> dict:
     name = f"images/{prompt}-{re.sub(r'[^a-z0-9-]', '', of['method'])}-{seed}.png"
     Image.new("RGB", (64, 64), "red").save(folder / name)
-    return {"key": f"{prompt}|{of['label']}|{seed}", "prompt_id": str(prompt), "prompt": caption, "label": of["label"],
+    return {"key": f"{prompt}|{of['label']}|{seed}", "prompt_id": str(prompt), "prompt": f"{caption} {prompt}", "label": of["label"],
             "method": of["method"], "seed": seed, "tokens": 4, "steps": 2, "accept_lengths": [3, 1],
             "tree_depths": [5, 2], "decode_s": 0.5, "timed": True, "image": name, "token_ids": [1, 2, 3, 4],
             "metrics": {"clip-tiny": 0.3}} | more  # fmt: skip
@@ -318,7 +318,7 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
     ) as run:
         for prompt in ("1", "2"):
             for label, seconds in (("ar", 1.0), ("sjd", 0.5)):
-                stored = results.Sample(key=f"{prompt}|{label}|0", prompt_id=prompt, prompt="x", label=label,
+                stored = results.Sample(key=f"{prompt}|{label}|0", prompt_id=prompt, prompt=f"x {prompt}", label=label,
                                         method=label, seed=0, tokens=4, steps=2, accept_lengths=[3, 1],
                                         tree_depths=[4, 4], decode_s=seconds, token_ids=[1, 2, 3, 4], timed=True,
                                         metrics={"clip-tiny": 0.3})  # fmt: skip
@@ -358,7 +358,7 @@ def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
 
 
 def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
-    made = dict(prompt="x", seed=0, tokens=4, steps=2, accept_lengths=[3, 1], tree_depths=[4, 4])
+    made = dict(seed=0, tokens=4, steps=2, accept_lengths=[3, 1], tree_depths=[4, 4])
     for threads, seconds in {1: {"ar": 1.0, "sjd": 0.5}, 2: {"eagle-1": 0.01}}.items():
         with results.RunFolder.open(
             tmp_path, run_record("r", {}, environment={"threads": threads})
@@ -367,7 +367,13 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
                 key = f"{prompt}|{label}|0"
                 run.append(
                     results.Sample(
-                        key=key, prompt_id=prompt, label=label, method=label, decode_s=each, **made
+                        key=key,
+                        prompt_id=prompt,
+                        prompt=f"x {prompt}",
+                        label=label,
+                        method=label,
+                        decode_s=each,
+                        **made,
                     )
                 )
             run.finish(

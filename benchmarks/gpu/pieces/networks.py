@@ -26,7 +26,7 @@ def measure(machine: Machine, result: Result) -> None:
         Setup(device=device, random=True), published("clip")[0], "ViT-B-32-quickgelu"
     )
     ready = clip.prepare(images).to(device)
-    score = clip.cosine()
+    score = clip.cosine
     times = {
         "CLIP ViT-B/32, the network": machine.seconds(lambda: clip.model.encode_image(ready), 5),
         "CLIP score, from images and captions": machine.seconds(
