@@ -201,14 +201,15 @@ def takes_lists(name: str) -> bool:
 
 def preset(name: str) -> Preset:
     """The preset called ``name``.  Raises UserError naming the presets there are."""
-    presets = components("preset")
-    if name not in presets:
-        if name in components("acceptance"):
-            raise UserError(
-                f"'{name}' is an acceptance rule: name the method whose drafts it judges, --acceptance {name}"
-            )
-        raise unknown(f"unknown method '{name}'", str(name), presets)
-    return presets[name]
+    presets: Mapping[str, Preset] = components("preset")
+    if name in presets:
+        return presets[name]
+    if name in components("acceptance"):
+        raise UserError(
+            f"'{name}' is an acceptance rule: name the method whose drafts it judges, "
+            f"--acceptance {name}"
+        )
+    raise unknown(f"unknown method '{name}'", str(name), presets)
 
 
 def named(name: str) -> Method:

@@ -15,7 +15,7 @@ from windows_on_tables import enumerate_images, tv
 from lanternbench.lossless import verify_method
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.jacobi import Scd
+from lanternbench.methods.proposals.redraws import GumbelRedraw
 
 EXACT = 1e-6
 
@@ -54,7 +54,7 @@ def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
         zero = torch.full_like(gap, 0.5)  # Gumbel −log log 2
         return torch.stack([zero, torch.exp(zero.log() * torch.exp(-gap))], -1)
 
-    monkeypatch.setattr(Scd, "noise", noise)
+    monkeypatch.setattr(GumbelRedraw, "noise", noise)
     for cells in itertools.product(*(itertools.pairwise(e) for e in edges)):
         for position, (low, high) in enumerate(cells, 1):
             level[position] = (low + high) / 2
