@@ -2,7 +2,7 @@
 follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -116,19 +116,27 @@ def compared(figures: Figures, labels: Sequence[str], looks: int = 1) -> list[Pa
 def compared_by(figure: str, figures: Figures, labels: Sequence[str], looks: int) -> list[Pair]:
     name = "latency_s" if figure == SPEED else figure
     values = {label: figures.values(name, label) for label in labels}
-    pairs = []
-    for against, method in combinations(labels, 2):
-        if np.isfinite(values[method] + values[against]).sum() > 1:
-            pairs.append((method, against))
+    pairs = comparable(values)
     if not pairs:
         return []
     new = np.stack([values[method] for method, _ in pairs], 1)  # [prompts, pairs]
     old = np.stack([values[against] for _, against in pairs], 1)
-    prompts = np.isfinite(new + old).sum(0).tolist()
+    prompts = np.isfinite(new + old).sum(0)
     estimates, p = speed_ratios(new, old) if figure == SPEED else mean_differences(new, old)
-    adjusted = holm_in_two(p, [BASELINE in pair for pair in pairs], looks).tolist()
-    results = zip(pairs, prompts, estimates, adjusted, strict=True)
-    return [Pair(figure, *pair, count, *estimate[:3], p) for pair, count, estimate, p in results]
+    p = holm_in_two(p, [BASELINE in pair for pair in pairs], looks)
+    return [
+        Pair(figure, *pairs[i], int(prompts[i]), *estimate[:3], float(p[i]))
+        for i, estimate in enumerate(estimates)
+    ]
+
+
+def comparable(values: Mapping[str, Floats]) -> list[tuple[str, str]]:
+    """Return the pairs of labels whose values [prompts] share two prompts or more."""
+    pairs = []
+    for against, method in combinations(values, 2):
+        if np.isfinite(values[method] + values[against]).sum() > 1:
+            pairs.append((method, against))
+    return pairs
 
 
 def speed_ratios(new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:

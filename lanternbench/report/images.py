@@ -63,13 +63,14 @@ def image_grid(run: Run, contents: Contents, view: View) -> Grid:
     scales = map_scales([cell for cell in contents.cells.values() if cell.label in names])
     most_bytes = PAGE_BYTES // max(len(contents.cells), 1)
     captions = dict(islice(contents.captions.items(), PROMPTS))
+
+    def cell(prompt: str, label: str, name: str) -> Cell | None:
+        sample = contents.cells.get((prompt, label))
+        return sample and grid_cell(run, sample, name, scales, most_bytes)
+
     lines = []
     for prompt, caption in captions.items():
-        cells: list[Cell | None] = []
-        for label, name in names.items():
-            sample = contents.cells.get((prompt, label))
-            cells.append(sample and grid_cell(run, sample, name, scales, most_bytes))
-        lines.append((caption, cells))
+        lines.append((caption, [cell(prompt, label, name) for label, name in names.items()]))
     legends = {}
     if run.record.target.grid:
         legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()}

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from matplotlib.artist import setp
+from matplotlib.axes import Axes
 
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
@@ -204,13 +205,17 @@ def phases(times: Sequence[tuple[str, dict[str, float]]], width: float) -> Plot 
         gid = f"point-{index}"
         parts = ", ".join(f"{phase} {value:.2f} ms" for phase, value in ms.items())
         hints[gid] = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
-        begin = 0.0
-        for phase, value in ms.items():
-            y = listing.y_of(index)
-            bar = listing.axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
-            setp(bar.patches, gid=gid)
-            begin += value
+        draw_phases(listing.axes, listing.y_of(index), ms, gid)
     style.add_legend(
         listing.figure, [Sign(phase, "swatch", shade) for phase, shade in PHASES.items()]
     )
     return Plot(listing.figure, title, hints)
+
+
+def draw_phases(axes: Axes, y: float, ms: dict[str, float], gid: str) -> None:
+    """Draw the phases of a step as bars, one after another."""
+    begin = 0.0
+    for phase, value in ms.items():
+        bar = axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
+        setp(bar.patches, gid=gid)
+        begin += value

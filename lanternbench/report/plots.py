@@ -116,8 +116,7 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
         column = index % per_line
         if column == 0:
             title_height = LINE * max(map(len, titles[index : index + per_line]))
-            _, top = style.figure_points(figure)
-            top += title_height
+            top = style.figure_points(figure)[1] + title_height
             style.grow(figure, title_height + PANEL + 17.0)
         left = MARGIN + column * (panel_width + 9.0)
         put_lines(figure, left, top - LINE * (len(title) - 1) - 2.5, title)

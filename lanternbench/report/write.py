@@ -60,6 +60,13 @@ class Part(NamedTuple):
     answer: list[str]
 
 
+class Published(NamedTuple):
+    """The papers' figures next to the measured ones: for the page, and as files by name."""
+
+    table: Table
+    texts: dict[str, str]
+
+
 class Report(NamedTuple):
     """The content of a report, whatever the format; ``published``: with the papers' figures."""
 
@@ -67,7 +74,7 @@ class Report(NamedTuple):
     rows: list[ReportRow]
     notes: list[Note]
     view: View
-    published: pd.DataFrame | None
+    published: Published | None
 
     @property
     def runs(self) -> list[Run]:
@@ -116,10 +123,7 @@ def report(
     written.
     """
     wanted = FORMATS if formats is None else formats
-    unknown = [name for name in wanted if name not in FORMATS]
-    if unknown:
-        choice = ", ".join(FORMATS)
-        raise UserError(f"there is no report format {unknown[0]!r}: choose of {choice}.")
+    check_formats(wanted)
     folders = [Path(folder) for folder in run_folders]
     content = read_report(folders, view, budget, published, max(PROMPTS, grid))
     if grid:
@@ -171,13 +175,17 @@ def read_report(
     if differences:
         parts[0].answer.insert(0, differences)
     rows = view.named(load.joined_rows(runs))
-    return Report(parts, rows, notes, view, published_beside(rows) if published else None)
+    return Report(parts, rows, notes, view, published_figures(rows) if published else None)
 
 
-def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
+def published_figures(rows: list[ReportRow]) -> Published:
     from lanternbench.report import papers  # not for every report: it loads all methods
 
-    return papers.published_beside(rows)
+    frame = papers.published_beside(rows)
+    table = papers.table(frame)
+    if frame.empty:
+        return Published(table, {"published.md": f"{papers.NONE}\n"})
+    return Published(table, {"published.md": table.markdown(), "published.csv": csv_text(frame)})
 
 
 def make_part(
@@ -195,6 +203,14 @@ def make_part(
             pairs.append(pair._replace(**shown))
     rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
     return Part(run, contents, pairs, answer(rows, pairs, run.notes, budget))
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Raise UserError for a format that reports do not have."""
+    for name in formats:
+        if name not in FORMATS:
+            choice = ", ".join(FORMATS)
+            raise UserError(f"there is no report format {name!r}: choose of {choice}.")
 
 
 def check_draws(runs: Sequence[Run]) -> None:
@@ -277,7 +293,7 @@ def report_texts(content: Report) -> dict[str, str]:
         texts["pairs.md"] = sections(content.runs, INTRO, comparisons)
         texts["pairs.csv"] = csv_text(pair_records(content.parts))
     if content.published is not None:
-        texts |= published_texts(content.published)
+        texts |= content.published.texts
     return texts
 
 
@@ -330,15 +346,6 @@ def json_page(content: Report) -> str:
     }
     text = json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n"
-
-
-def published_texts(frame: pd.DataFrame) -> dict[str, str]:
-    """Return the papers' figures next to the measured ones as files."""
-    from lanternbench.report import papers
-
-    if frame.empty:
-        return {"published.md": f"{papers.NONE}\n"}
-    return {"published.md": papers.table(frame).markdown(), "published.csv": csv_text(frame)}
 
 
 # --- notes ---
@@ -423,7 +430,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             view=content.view,
             pair_intro=INTRO,
             pair_tables=[pair_table(part.pairs) for part in content.parts],
-            published=published_table(content.published),
+            published=content.published and content.published.table,
             grids=grids,
             drawn=any(run.record.target.draws_images for run in runs),
             environments=[environment_lists(run) for run in runs],
@@ -455,12 +462,6 @@ def results_table(content: Report) -> Table:
     dispensable = [i for i, column in enumerate(every) if column.key in narrow]
     table = figure_table(content.rows, every)
     return table._replace(folded=frozenset(folded), dispensable=frozenset(dispensable))
-
-
-def published_table(frame: pd.DataFrame | None) -> Table | None:
-    from lanternbench.report import papers
-
-    return None if frame is None else papers.table(frame)
 
 
 def environment_lists(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
