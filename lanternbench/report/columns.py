@@ -182,7 +182,7 @@ def tex_escape(text: str, limit: int = 200) -> str:
     becomes "?".
     """
     plain = "".join(map(in_tex_fonts, one_line(text, limit)))
-    return plain.translate(str.maketrans(TEX))
+    return plain.translate({ord(character): tex for character, tex in TEX.items()})
 
 
 def in_tex_fonts(character: str) -> str:

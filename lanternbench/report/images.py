@@ -66,7 +66,9 @@ def image_grid(run: Run, contents: Contents, view: View) -> Grid:
 
     def cell(prompt: str, label: str, name: str) -> Cell | None:
         sample = contents.cells.get((prompt, label))
-        return sample and grid_cell(run, sample, name, scales, most_bytes)
+        if sample is None:
+            return None
+        return grid_cell(run, sample, name, scales, most_bytes)
 
     lines = []
     for prompt, caption in captions.items():
@@ -152,7 +154,8 @@ def grid_figure(run: Run, contents: Contents, view: View, prompts: int) -> Figur
     lines = []
     for prompt in captions:
         samples = [contents.cells.get((prompt, row.label)) for row in rows]
-        lines.append([open_image(sample and run.image_path(sample)) for sample in samples])
+        paths = [run.image_path(sample) if sample else None for sample in samples]
+        lines.append([open_image(path) for path in paths])
     return images_figure(heads, lines, list(captions.values()))
 
 
@@ -281,12 +284,12 @@ def loss_figure(records: Sequence[PlaceLoss]) -> Figure:
     """
     figure = Figure(figsize=(6.8, 2.6), layout="constrained")
     by_row, by_column = figure.subplots(1, 2, sharey=True)
-    axes = {"row": by_row, "column": by_column}
-    curves = pd.DataFrame(records).groupby(["axis", "method"], sort=False)
-    for (axis, label), curve in curves:
-        axes[axis].plot(curve.place, curve.fidelity_loss, label=one_line(label, 60), lw=1.4)
-        axes[axis].fill_between(curve.place, curve.lo, curve.hi, alpha=0.2)
-        axes[axis].set(xlabel=f"{axis} of the image", ylim=(0, None))
+    frame = pd.DataFrame(records)
+    for axes, axis in ((by_row, "row"), (by_column, "column")):
+        for label, curve in frame[frame["axis"] == axis].groupby("method", sort=False):
+            axes.plot(curve.place, curve.fidelity_loss, label=one_line(str(label), 60), lw=1.4)
+            axes.fill_between(curve.place, curve.lo, curve.hi, alpha=0.2)
+        axes.set(xlabel=f"{axis} of the image", ylim=(0, None))
     by_row.set_ylabel("fidelity loss")
     for text in by_column.legend(frameon=False, fontsize=7).get_texts():
         text.set_parse_math(False)  # a label may hold any text

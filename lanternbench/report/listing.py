@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from matplotlib.artist import setp
 from matplotlib.axes import Axes
 
 from lanternbench.measure.figures import BASELINE
@@ -152,7 +151,7 @@ def forest(rows: Sequence[Row], width: float) -> Plot | None:
             y = listing.y_of(index)
             artists = interval(listing.axes, speed, row, y)
             artists.append(row_marker(listing.axes, row, row.value(speed.key) or 0.0, y, runs))
-            setp(artists, gid=gid)
+            style.set_gid(artists, gid)
             hints[gid] = forest_hint(row, speed, runs)
     style.add_legend(listing.figure, legend_signs(timed, runs, [Sign("ar = 1", "reference")]))
     return Plot(listing.figure, title, hints)
@@ -217,5 +216,5 @@ def draw_phases(axes: Axes, y: float, ms: dict[str, float], gid: str) -> None:
     begin = 0.0
     for phase, value in ms.items():
         bar = axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
-        setp(bar.patches, gid=gid)
+        style.set_gid(bar.patches, gid)
         begin += value

@@ -175,12 +175,9 @@ def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
         if not any(run.like(first) for first in setups):
             setups.append(run)
         setup = 1 + next(i for i, first in enumerate(setups) if run.like(first))
-        origin = {
-            "run": name if len(runs) > 1 else None,
-            "setup": setup,
-            "hardware": run.hardware,
-        }
-        rows += [ReportRow(**vars(row), **origin) for row in run.rows]
+        shown = name if len(runs) > 1 else None
+        for row in run.rows:
+            rows.append(ReportRow(**vars(row), run=shown, setup=setup, hardware=run.hardware))
     return rows
 
 

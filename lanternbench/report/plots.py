@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -144,7 +143,7 @@ def draw_rates(axes: Axes, row: Row, width: float, gid: str) -> str:
     bars = axes.bar(places, joint, 0.72, color=shade, alpha=0.35, linewidth=0)
     look = style.LINES["curve"]
     curve = axes.plot(places, conditional, "o-", color=shade, ms=3.3, clip_on=False, **look)
-    setp([*bars.patches, *curve], gid=gid)
+    style.set_gid([*bars.patches, *curve], gid)
     number_positions(axes, count, width)
     words = [f"{i}: {a:.0%} ({b:.0%})" for i, (a, b) in zip(places, rates)]
     return f"{row.label}: {', '.join(words)}"

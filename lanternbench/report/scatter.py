@@ -1,6 +1,5 @@
 """The picture of a trade-off: speed against a quality, with frontiers and labels."""
 
-from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -79,7 +78,7 @@ def draw_point(axes: Axes, data: TradeOff, index: int, gid: str) -> None:
     artists = interval(axes, data.x, row, y)
     artists += interval(axes, data.y, row, x, upright=True)
     artists.append(row_marker(axes, row, x, y, data.runs))
-    setp(artists, gid=gid)
+    style.set_gid(artists, gid)
 
 
 def draw_labels(figure: Figure, axes: Axes, data: TradeOff) -> list[Sign]:
@@ -88,7 +87,7 @@ def draw_labels(figure: Figure, axes: Axes, data: TradeOff) -> list[Sign]:
     The labels keep clear of each other, of all points and, if they can, of lines.
     """
     scale = 72 / figure.dpi
-    frame = Box(*(scale * axes.bbox.extents).tolist())
+    frame = Box(*(float(scale * end) for end in axes.bbox.extents))
     points = (scale * axes.transData.transform(data.points)).tolist()
     lines = [
         (scale * axes.transData.transform(line.get_path().vertices)).tolist()

@@ -8,7 +8,7 @@ method's marks are a group that can be focused.
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from xml.etree import ElementTree
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -174,6 +175,12 @@ def put_lines(figure: Figure, x: float, y: float, lines: Sequence[str], **look: 
     for number, line in enumerate(lines):
         baseline = y + number * LINE
         figure.text(x, baseline, line, transform=from_top(figure), va="baseline", **look)
+
+
+def set_gid(artists: Iterable[Artist], gid: str) -> None:
+    """Mark artists as parts of one point of a plot."""
+    for artist in artists:
+        artist.set_gid(gid)
 
 
 # --- text ---

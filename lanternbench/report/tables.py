@@ -246,8 +246,8 @@ def terminal_table(
     )
     # Text, not str: a label such as "[red]" must not be read as markup
     for column in shown:
-        justify = "right" if column.numeric else "left"
-        table.add_column(Text(column.title + column.arrow), justify=justify, no_wrap=True)
+        title = Text(column.title + column.arrow)
+        table.add_column(title, justify="right" if column.numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(terminal_cell(column, row)) for column in shown))
     return table

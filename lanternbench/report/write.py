@@ -199,8 +199,8 @@ def make_part(
     pairs = []
     for pair in compared(contents.figures, labels, looks):
         if pair.method in names and pair.against in names:
-            shown = {"method": names[pair.method], "against": names[pair.against]}
-            pairs.append(pair._replace(**shown))
+            pair = pair._replace(method=names[pair.method], against=names[pair.against])
+            pairs.append(pair)
     rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
     return Part(run, contents, pairs, answer(rows, pairs, run.notes, budget))
 
@@ -304,7 +304,11 @@ def sections(runs: Sequence[Run], intro: str, tables: Sequence[str]) -> str:
 
 
 def pair_records(parts: Sequence[Part]) -> list[dict[str, object]]:
-    return [{"run": part.run.run_id} | pair._asdict() for part in parts for pair in part.pairs]
+    records: list[dict[str, object]] = []
+    for part in parts:
+        for pair in part.pairs:
+            records.append({"run": part.run.run_id, **pair._asdict()})
+    return records
 
 
 def recipe_lines(runs: Sequence[Run]) -> list[str]:
