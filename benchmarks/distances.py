@@ -26,8 +26,12 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("sjd++", {"theta": 0.5}),
     ("sjd++", {"theta": 0.9}),
     ("sjd-sv", {"alpha": 0.5}),
+    ("sjd-sv", {"alpha": 0.6}),
+    ("sjd-sv", {"alpha": 0.7}),
     ("sjd-sv", {"alpha": 0.8}),
+    ("sjd-sv", {"alpha": 0.9}),
     ("sjd-sv", {"alpha": 1.0}),
+    ("sjd-sv", {"alpha": 0.8, "excluded": "accepted"}),
     ("eagle-1", {"tree": "chain"}),
     ("eagle-1", {"tree": "chain", "acceptance": "block"}),
     ("eagle-1", {"tree": "chain", "acceptance": "sjd-sv", "alpha": 0.5}),
@@ -39,7 +43,8 @@ HEAD = """# How far SJD++ and SJD-SV are from the target's distribution
 Total variation between the images that the engine draws and the target's, in the five worlds of `lanternbench verify`:
 every outcome enumerated, none sampled. In brackets the mean number of steps an image takes there, after its first
 token. Windows hold two drafts; chains two, in the last two worlds three. 0.0000 is below 1e-6: that method is exact.
-The exact counterpart of `sjd++` is `scd`, that of `sjd-sv` in a window `sjd` and on a drafted chain block verification.
+`excluded=accepted` is the literal reading of SJD-SV, which keeps drafts that the target excludes; see
+`lanternbench methods sjd-sv`. The exact counterpart of `sjd++` is `scd`, that of `sjd-sv` in a window `sjd` and on a drafted chain block verification.
 Written by `python benchmarks/distances.py`.
 """
 

@@ -67,7 +67,7 @@ PLAIN_RULES |= {
     Lantern: lantern,
     LanternPP: lantern_pp,
     BlockVerification: lambda rule, codes, length: rules.BlockRule(),
-    SegmentVerification: lambda rule, codes, length: rules.SegmentRule(rule.alpha),
+    SegmentVerification: lambda rule, codes, length: rules.SegmentRule(rule.alpha, rule.excluded),
 }
 
 
@@ -202,4 +202,4 @@ def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
         return RowMethod(draft, rule, residual)
     if isinstance(draft, TreeSpec):
         return MethodSpec(draft, rule, residual, proposal.samples, proposal.marginals)
-    return None if isinstance(rule, rules.ChainRule) else WindowMethod(draft, rule, residual)
+    return WindowMethod(draft, rule, residual)

@@ -16,6 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, WORLDS, on_tables, verify_all
 from lanternbench.lossless.plain.rules import SegmentRule
 from lanternbench.lossless.tables import Tables
+from lanternbench.methods.acceptance import chains
 from lanternbench.methods.acceptance.chains import segments
 from lanternbench.methods.method import method
 
@@ -71,6 +72,52 @@ def test_verify_shows_the_total_variation_and_claims_no_bound(name, monkeypatch)
     assert distance.value > 1e-3
     assert not any("bound" in check and row.passed is not None for check, row in rows.items())
     assert not any(row.passed is False for row in rows.values())
+
+
+@pytest.mark.parametrize("excluded", ["tested", "accepted"])
+@pytest.mark.parametrize("world", slow_but([1], range(5)))
+def test_segments_of_a_window_follow_their_definition(world, excluded):
+    one = on_tables(method("sjd-sv", excluded=excluded), WORLDS[world], world)
+    assert one.defined
+    assert one.off < EXACT
+    assert one.tv > 1e-3
+
+
+def drawn_outside_the_support(excluded: str) -> float:
+    """Return the probability of an image with a token that the target excludes."""
+    one = on_tables(method("sjd-sv", excluded=excluded), WORLDS[1], 1)
+    drawn = one.enumerated.images.sum(0)
+    return float(drawn[one.joint == 0].sum())
+
+
+def test_tokens_that_the_target_excludes_are_drawn_only_by_the_literal_reading():
+    assert drawn_outside_the_support("tested") < EXACT
+    assert drawn_outside_the_support("accepted") > 0.05
+
+
+def inverted(accepted, chain):
+    """Accept what is rejected, and reject what is accepted."""
+    return chain.shape[1] - accepted
+
+
+def one_too_many(accepted, chain):
+    return (accepted + 1).clamp(max=chain.shape[1])
+
+
+def one_too_few(accepted, chain):
+    return (accepted - 1).clamp(min=0)
+
+
+@pytest.mark.parametrize("mutation", [inverted, one_too_many, one_too_few])
+def test_verify_notices_a_changed_acceptance_of_segments(mutation, monkeypatch):
+    original = chains.segments
+    monkeypatch.setattr(
+        chains,
+        "segments",
+        lambda q, *rest: mutation(original(q, *rest), q),
+    )
+    one = on_tables(method("sjd-sv"), WORLDS[0], 0)
+    assert one.off > 1e-3
 
 
 def test_segments_need_a_chain_and_its_residual():

@@ -4,7 +4,7 @@ Draft trees: chains and static shapes, EAGLE-2's dynamic tree, ADT-Tree's depth 
 Windows: SJD and its initialisations, SCD's coupled redraws, GSD, SJD-PAC's siblings.  A window
 holds drafts for the positions after the committed prefix, each with the law that it was drawn
 from: the target's after the tokens that stood there when it was (re)drawn; a fresh draft's is
-uniform or one-hot.  Windows end with the image.
+uniform or one-hot.  Windows end with the image, unless their drafts are judged as a whole.
 """
 
 import math
@@ -217,10 +217,17 @@ class MethodSpec(PlainMethod[TreeState]):
             ps.append(world.p(prefix + xs))
             xs = (*xs, draws.token(ps[-1]))
             qs.append(world.q(prefix + xs))
-        endings = rule.endings(qs, ps, xs)
-        ending = endings[draws.token([ending.probability for ending in endings])]
-        law = normalise(ending.weights, qs[ending.accepted])
-        return (*xs[: ending.accepted], draws.token(law))
+        return judged_chain(draws, rule, qs, ps, xs)
+
+
+def judged_chain(
+    draws: Draws, rule: ChainRule, qs: list[Probs], ps: list[Probs], xs: Prefix
+) -> Prefix:
+    """Return what a step commits of the chain x_1 … x_L: the accepted tokens and the next one."""
+    endings = rule.endings(qs, ps, xs)
+    ending = endings[draws.token([ending.probability for ending in endings])]
+    law = normalise(ending.weights, qs[ending.accepted])
+    return (*xs[: ending.accepted], draws.token(law))
 
 
 class Slot(NamedTuple):
@@ -242,6 +249,13 @@ class WindowMethod(PlainMethod[WindowState]):
 
     spec: WindowSpec
 
+    @property
+    def runs_past_end(self) -> bool:
+        """Return whether drafts past the end of the image count: a rule that judges a chain as a
+        whole judges them with the others.
+        """
+        return isinstance(self.rule, ChainRule)
+
     def start(self, world: World) -> dict[WindowState, float]:
         if not self.spec.prefill:
             return {((), ()): 1.0}
@@ -257,8 +271,21 @@ class WindowMethod(PlainMethod[WindowState]):
         """One forward pass over the window: what is committed, and the drafts that stay."""
         prefix, window = state
         window = self.filled(draws, world, prefix, window)
-        tokens = self.verified(draws, world, prefix, partial(self.family_at, window))
+        if isinstance(self.rule, ChainRule):
+            tokens = self.verified_chain(draws, world, prefix, window, self.rule)
+        else:
+            tokens = self.verified(draws, world, prefix, partial(self.family_at, window))
         return prefix + tokens, self.redrawn(draws, world, prefix, window, tokens[:-1])
+
+    def verified_chain(
+        self, draws: Draws, world: World, prefix: Prefix, window: Window, rule: ChainRule
+    ) -> Prefix:
+        """Verification as a whole of the drafts in the window."""
+        xs = tuple(slot.tokens[0] for slot in window)
+        ps = [list(slot.law) for slot in window]
+        qs = [world.q(prefix + xs[:count]) for count in range(len(xs) + 1)]
+        tokens = judged_chain(draws, rule, qs, ps, xs)
+        return tokens[: world.length - len(prefix)]
 
     def family_at(self, window: Window, path: Path, ranks: Path) -> Family:
         column = len(path) + 1
@@ -270,7 +297,9 @@ class WindowMethod(PlainMethod[WindowState]):
 
     def filled(self, draws: Draws, world: World, prefix: Prefix, window: Window) -> Window:
         """Fresh drafts for the positions that the window has none for."""
-        size = min(self.spec.window, world.length - len(prefix))
+        size = self.spec.window
+        if not self.runs_past_end:
+            size = min(size, world.length - len(prefix))
         window = window[:size]
         for column in range(len(window) + 1, size + 1):
             law = fresh_law(world, self.spec, prefix, len(prefix) + column - 1)
@@ -292,7 +321,9 @@ class WindowMethod(PlainMethod[WindowState]):
         """
         chain = tuple(slot.tokens[0] for slot in window)
         stop = len(accepted) + 1  # the column of the token that ends the step
-        last = min(len(window) + 1, world.length - len(prefix))
+        last = len(window) + 1
+        if not self.runs_past_end:
+            last = min(last, world.length - len(prefix))
         after: Window = ()
         for column in range(stop + 1, last + 1):
             seen = chain[: column - 1]

@@ -220,6 +220,7 @@ class SegmentRule(ChainRule):
     """Segments (SJD-SV): see ``methods.acceptance.chains``."""
 
     alpha: float
+    excluded: str = "tested"  # or accepted: drafts with q(x) = 0 at the head of a segment
 
     def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
         q_x = [q[x] for q, x in zip(qs, xs, strict=False)]
@@ -245,7 +246,7 @@ class SegmentRule(ChainRule):
     def tail(self, q_x: list[float], begin: int, end: int) -> int:
         """b_g: the last position from which on the segment holds the share α of its Σ q(x)."""
         total = math.fsum(q_x[begin:end])
-        if total == 0:
+        if total == 0 or (q_x[begin] == 0 and self.excluded == "tested"):
             return begin
         tail = end - 1
         while math.fsum(q_x[tail:end]) < self.alpha * total:

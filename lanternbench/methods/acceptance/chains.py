@@ -6,10 +6,15 @@ exact.
 nothing.  A segment [b, e] is a maximal run of drafts whose q(x) does not fall.  Its tail from b_g
 on holds the share α of Σ q(x): one uniform decides how much of the tail passes Π q(x)/p(x), and
 what comes before b_g is accepted untested.
+
+Read literally, that accepts drafts with q(x) = 0, which the target never draws.  Here a segment
+that begins with one is tested whole; ``excluded="accepted"`` is the literal reading.  The text
+also leaves open what becomes of a segment with Σ q(x) = 0 (here: it is tested whole) and whether a
+segment reaches past the end of the image (here: it does, as the window does).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -105,18 +110,22 @@ def any_left(weights: Tensor) -> Tensor:
     return weights.sum(-1, keepdim=True) > 0
 
 
-def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float) -> Tensor:
+def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float, test_excluded: bool = True) -> Tensor:
     """Return how many drafts are accepted, [B]: q(x), p(x) and uniforms [B, L], a segment's that
     of its first draft.
+
+    ``test_excluded``: a segment that begins with q(x) = 0 is tested whole.
     """
     falls = q[:, 1:] < q[:, :-1]
     first = F.pad(falls, (1, 0), value=True)
     number = first.cumsum(1)
     same = number[:, :, None] == number[:, None]  # [B, L, L]
     later = torch.ones_like(same[0]).triu(1)  # [L, L]: j is after i
-    tested = in_tail(q, same, later, alpha)
-    ratio = tail_ratio(q, p, tested, ~same | later)
     begins = (same & first[:, None]).int().argmax(-1)
+    tested = in_tail(q, same, later, alpha)
+    if test_excluded:
+        tested |= q.gather(1, begins) == 0
+    ratio = tail_ratio(q, p, tested, ~same | later)
     accept = ~tested | (u.gather(1, begins) < ratio)
     is_last = F.pad(first[:, 1:], (0, 1), value=True)
     breaks = is_last & ~accept  # at the end of a segment that is not accepted whole
@@ -159,8 +168,14 @@ class SegmentVerification(ChainRule):
         le=1,
     )
 
+    excluded: Literal["tested", "accepted"] = option(
+        "tested",
+        "drafts with q(x) = 0 before the tail of a segment; accepted is the literal reading",
+        in_label=True,
+    )
+
     def build(self, target: Target, depth: int) -> "SegmentTest":
-        return SegmentTest(self.alpha)
+        return SegmentTest(self.alpha, self.excluded == "tested")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,12 +183,15 @@ class SegmentTest(ExactTest):
     """Accept segments, see above; what follows comes from [q − p]₊."""
 
     alpha: float
+    test_excluded: bool
 
     def verify_sampled(
         self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
     ) -> VerifyResult:
         x = draft.tokens[:, 1:]
-        accepted = segments(at(q[:, :-1], x), at(draft.p, x), u[:, 1:], self.alpha)
+        q_x = at(q[:, :-1], x)
+        p_x = at(draft.p, x)
+        accepted = segments(q_x, p_x, u[:, 1:], self.alpha, self.test_excluded)
         q_stop = rows_at(q, accepted)
         p_stop = rows_at(draft.p, accepted.clamp(max=x.shape[1] - 1))
         weights = (q_stop - p_stop).clamp_(min=0)
