@@ -23,7 +23,7 @@ NAMES = (  # FILE.function
     "run.run study.tune run.sweep listing.runs results.compare results.report results.score"
     " listing.methods listing.metrics listing.targets listing.prompts setup.fetch doctor.doctor"
     " study.profile study.predict study.codebook study.verify run.import_ run.suite run.submit"
-    " run.leaderboard"
+    " run.leaderboard reproduce.reproduce"
 )
 
 

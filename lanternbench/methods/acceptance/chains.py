@@ -171,7 +171,6 @@ class SegmentVerification(ChainRule):
     excluded: Literal["tested", "accepted"] = option(
         "tested",
         "drafts with q(x) = 0 before the tail of a segment; accepted is the literal reading",
-        in_label=True,
     )
 
     def build(self, target: Target, depth: int) -> "SegmentTest":
