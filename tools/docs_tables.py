@@ -29,6 +29,7 @@ ORDER = (
         "score",
         "import_",
         "compare",
+        "reproduce",
         "suite",
         "submit",
         "leaderboard",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.errors import UserError, unknown
 from lanternbench.experiment.config import name_part, sweep
 from lanternbench.methods.method import method
-from lanternbench.models.entries import catalogue, lacking
+from lanternbench.models.entries import catalogue, check_target, lacking
 from lanternbench.models.footprint import ONE_IMAGE, of_target
 from lanternbench.registry import components
 from lanternbench.report.papers import DATASETS, NAMES, QUANTITIES, published_rows
@@ -226,13 +226,15 @@ def _target(
     if target in recipe.targets:
         target = recipe.targets[target].target
         sources["target"] = recipe.targets[group.target].reading
-    asked = str(given.get("target", target))
-    if asked.partition("=")[0] not in catalogue() and "target" not in given:
+    if "target" in given:
+        target = str(given["target"])
+        check_target(target)
+    elif target not in catalogue():
         raise UserError(
-            f"'{group.paper}' has a table of '{asked}', which is not implemented: give --target"
+            f"'{group.paper}' has a table of '{target}', which is not implemented: give --target"
             f" {REHEARSED} to rehearse it"
         )
-    return asked
+    return target
 
 
 def _metrics(group: Group) -> list[str]:

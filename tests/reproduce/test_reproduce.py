@@ -196,7 +196,7 @@ def test_a_table_is_rehearsed_to_its_verdicts(table, label, tmp_path, capsys):
     for one in results["runs"]:
         found = {v["figure"]: v for v in one["verdicts"] if v["label"] == label}
         judged = found.get("speedup") or found["latency_s"]
-        assert judged["measured"][0] is not None
+        assert judged["measured"]["value"] is not None
         assert judged["reason"] == "target (tiny)"
     pages = list(tmp_path.glob("*/reproduction.md"))
     assert len(pages) == len(results["runs"])
