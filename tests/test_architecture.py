@@ -37,7 +37,7 @@ LAYERS = {
     "costs": 4,
 }
 LAYERS |= {"lossless": 5, "training": 5, "profile": 5, "experiment": 6, "imported": 7, "report": 7}
-LAYERS |= {"suite": 8, "tune": 8, "predict": 8, "doctor": 8, "cli": 9}
+LAYERS |= {"reproduce": 8, "suite": 8, "tune": 8, "predict": 8, "doctor": 8, "cli": 9}
 LONG_FILES: set[str] = set()  # over 600 lines, with a reason beside each
 
 
