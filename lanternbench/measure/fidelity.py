@@ -227,12 +227,16 @@ def target_figures(trace: Trace, tokens: Tensor) -> dict[str, Tensor]:
     """The target's view of an image's tokens [B, L], after guidance and warping, mean over them:
     [B] each.
 
-    ``log_prob`` of the tokens in nats (at least log 1e-10), ``top1_prob`` of its likeliest token,
-    ``entropy`` in nats.
+    ``log_prob`` of the tokens in nats (at least log 1e-10), ``outside_support``: the share of
+    tokens with q(x) = 0, ``top1_prob`` of its likeliest token, ``entropy`` in nats.
     """
-    log_prob = at(trace.q, tokens).clamp(min=FLOOR).log().mean(1)
-    entropy = torch.special.entr(trace.q).sum(-1).mean(1)
-    return {"log_prob": log_prob, "top1_prob": trace.q.amax(-1).mean(1), "entropy": entropy}
+    q_x = at(trace.q, tokens)
+    return {
+        "log_prob": q_x.clamp(min=FLOOR).log().mean(1),
+        "outside_support": (q_x == 0).to(q_x.dtype).mean(1),
+        "top1_prob": trace.q.amax(-1).mean(1),
+        "entropy": torch.special.entr(trace.q).sum(-1).mean(1),
+    }
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:

@@ -27,7 +27,10 @@ _LARGEST = {  # entry of each list
     "column_loss": 1.0,
 }
 # of ``stats``, ``drafter``
-_STATS = ("log_prob", "top1_prob", "entropy", "drafter_top1", "drafter_top3", "drafter_tv")
+_STATS = (
+    *("log_prob", "outside_support", "top1_prob", "entropy"),
+    *("drafter_top1", "drafter_top3", "drafter_tv"),
+)
 MEASURED = (  # the figures of every row of a summary, in its order
     *("latency_s", "speedup", "robust_latency_s", "robust_speedup"),
     *("end_to_end_s", "end_to_end_speedup", "tokens_per_s", "images_per_s"),

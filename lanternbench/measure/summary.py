@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,9 +175,30 @@ def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Sum
             text = f"{label} promises to be lossless, but its samples show a loss."
             notes.append(Note("warning", "fidelity_loss", text))
         rows.append(row.model_copy(update={"lossless": lossless}))
+    notes += unbounded_notes(rows)
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows=rows, notes=notes, sets=whole, suite=run.config.suite)
+
+
+def unbounded_notes(rows: Sequence[Row]) -> list[Note]:
+    """Return what is known of each lossy method whose distance from the target nothing bounds."""
+    baseline = next((row.value("log_prob") for row in rows if row.label == BASELINE), None)
+    notes: list[Note] = []
+    for row in rows:
+        log_prob = row.value("log_prob")
+        outside = row.value("outside_support")
+        bounded = row.lossless is not False or row.value("fidelity_loss") is not None
+        if bounded or log_prob is None or outside is None:
+            continue
+        compared = "" if baseline is None else f", that of ar's tokens {baseline:.2f}"
+        text = (
+            f"Nothing bounds how far {row.label} is from the target's distribution:"
+            f" {outside:.1%} of its tokens are ones that the target excludes, and the mean"
+            f" log-probability of its tokens is {log_prob:.2f}{compared}."
+        )
+        notes.append(Note("warning", "fidelity_loss", text))
+    return notes
 
 
 def _baseline_first(label: str) -> bool:

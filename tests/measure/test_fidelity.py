@@ -16,6 +16,9 @@ from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, Residual, RuleTest
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.measure import fidelity
+from lanternbench.measure.fidelity import target_figures
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summary import Row, unbounded_notes
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.likely import TypicalTest
 from lanternbench.methods.method import method
@@ -265,3 +268,28 @@ def test_target_figures_by_hand():
     assert figures["entropy"].item() == pytest.approx(0.5 * 0.6931472)
     excluded = fidelity.target_figures(trace, torch.tensor([[0, 0]]))["log_prob"]
     assert excluded.isfinite().all()  # a token that the warped target excludes
+
+
+def row_of(label: str, lossless: bool, figures: dict[str, float]) -> Row:
+    estimates = {name: Estimate(value) for name, value in figures.items()}
+    return Row(label=label, method=label, n=4, figures=estimates, lossless=lossless)
+
+
+def test_a_lossy_method_without_a_bound_has_a_note_on_the_tokens_that_it_drew():
+    baseline = row_of("ar", True, {"log_prob": -1.15, "fidelity_loss": 0.0})
+    bounded = row_of("cool-sd", False, {"log_prob": -1.3, "fidelity_loss": 0.1})
+    unbounded = row_of("sjd-sv", False, {"log_prob": -5.8, "outside_support": 0.158})
+    (note,) = unbounded_notes([baseline, bounded, unbounded])
+    assert note.kind == "warning"
+    for part in ("sjd-sv", "15.8% of its tokens", "-5.80", "ar's tokens -1.15"):
+        assert part in str(note)
+    assert not unbounded_notes([baseline, bounded])
+
+
+def test_the_share_of_tokens_outside_the_support_counts_those_that_the_target_excludes():
+    q = torch.tensor([[[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]], dtype=torch.float64)
+    trace = SimpleNamespace(q=q)
+    inside = target_figures(trace, torch.tensor([[0, 2]]))
+    outside = target_figures(trace, torch.tensor([[2, 2]]))
+    assert inside["outside_support"].item() == 0
+    assert outside["outside_support"].item() == 0.5
