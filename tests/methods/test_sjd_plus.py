@@ -77,7 +77,7 @@ def test_verify_shows_the_total_variation_and_claims_no_bound(name, monkeypatch)
 @pytest.mark.parametrize("excluded", ["tested", "accepted"])
 @pytest.mark.parametrize("world", slow_but([1], range(5)))
 def test_segments_of_a_window_follow_their_definition(world, excluded):
-    one = on_tables(method("sjd-sv", excluded=excluded), WORLDS[world], world)
+    one = on_tables(method("sjd-sv", excluded=excluded), WORLDS[world](world))
     assert one.defined
     assert one.off < EXACT
     assert one.tv > 1e-3
@@ -85,7 +85,7 @@ def test_segments_of_a_window_follow_their_definition(world, excluded):
 
 def drawn_outside_the_support(excluded: str) -> float:
     """Return the probability of an image with a token that the target excludes."""
-    one = on_tables(method("sjd-sv", excluded=excluded), WORLDS[1], 1)
+    one = on_tables(method("sjd-sv", excluded=excluded), WORLDS[1](1))
     drawn = one.enumerated.images.sum(0)
     return float(drawn[one.joint == 0].sum())
 
@@ -116,7 +116,7 @@ def test_verify_notices_a_changed_acceptance_of_segments(mutation, monkeypatch):
         "segments",
         lambda q, *rest: mutation(original(q, *rest), q),
     )
-    one = on_tables(method("sjd-sv"), WORLDS[0], 0)
+    one = on_tables(method("sjd-sv"), WORLDS[0](0))
     assert one.off > 1e-3
 
 
