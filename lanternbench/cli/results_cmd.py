@@ -165,14 +165,13 @@ def compare(
 
     conditions = [condition(text) for text in fail_if or []]
     wanted = [one.figure for one in conditions]
-    runs = [read_compared(results, name) for name in (old, new)]
+    runs = [read_compared(results, old), read_compared(results, new)]
     notes = notes_on(runs)
     print_notes(notes)
     before, after = (run.figures for run in runs)
     names = compared_figures(runs)
     found, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
-    names += [change.figure for change in found]
-    names += [one.figure for one in unjudged]
+    names += [one.figure for one in (*found, *unjudged)]
     check_wanted(wanted, runs, names)
     verdict = judge(before, after, conditions) if conditions else None
     if verdict is None and not found:

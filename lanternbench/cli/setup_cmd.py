@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -108,35 +109,42 @@ def fetch_target(target: Entry, dry_run: bool, verify: bool) -> None:
     _CONSOLE.print(f"{folder}  ·  next: {command}")
 
 
+@dataclass(frozen=True)
+class Training:
+    """The recipe of a drafter's training, and its sizes."""
+
+    recipe: Annotated[
+        Literal[tuple(BY_RECIPE)],  # type: ignore[valid-type]
+        Option(help="The kind of drafter, and how it is trained."),
+    ] = "eagle-1"
+    steps: Annotated[int, Option(min=1, max=10**9, help="Optimiser steps.")] = 2000
+    batch: Annotated[int, Option(min=1, max=1024, help="Images per step.")] = 4
+    lr: Annotated[
+        float,
+        Option(min=1e-8, max=1.0, help="Learning rate of AdamW; Muon's is 6 times as large."),
+    ] = 3e-3
+    start: Annotated[
+        Path | None, Option(help="A drafter to continue from (default: a new one).")
+    ] = None
+    block: Annotated[
+        int, Option(min=2, max=65, help="dflash: tokens per block, including the anchor.")
+    ] = 6
+    layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1
+    causal: Annotated[
+        bool, Option("--causal", help="dflash: a slot sees only earlier slots (JetSpec).")
+    ] = False
+
+
 def drafter(
     target: Annotated[str, From(ModelSpec)],
     prompts: Annotated[str, From(PromptSpec)],
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
     machine: Annotated[options.Machine, Takes()],
-    recipe: Annotated[
-        Literal[tuple(BY_RECIPE)],  # type: ignore[valid-type]
-        Option(help="The kind of drafter, and how it is trained."),
-    ] = "eagle-1",
-    num_prompts: Annotated[int, Option("--num-prompts", "-n", help="How many; 0 for all.")] = 0,
-    steps: Annotated[int, Option(min=1, max=10**9, help="Optimiser steps.")] = 2000,
-    batch: Annotated[int, Option(min=1, max=1024, help="Images per step.")] = 4,
-    lr: Annotated[
-        float,
-        Option(
-            min=1e-8, max=1.0, help="Learning rate of AdamW; that of Muon is six times as large."
-        ),
-    ] = 3e-3,
-    start: Annotated[
-        Path | None, Option(help="A drafter to continue from (default: a new one).")
-    ] = None,
-    block: Annotated[
-        int, Option(min=2, max=65, help="dflash: tokens per block, including the anchor.")
-    ] = 6,
-    layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1,
-    causal: Annotated[
-        bool, Option("--causal", help="dflash: a slot sees only earlier slots (JetSpec).")
-    ] = False,
+    training: Annotated[Training, Takes()],
+    num_prompts: Annotated[
+        int, Option("--num-prompts", "-n", help="Number of prompts; 0 for all.")
+    ] = 0,
     out: Annotated[Path, Option(help="Folder for the drafter.")] = Path("drafter"),
     work: Annotated[
         Path, Option(help="Folder for samples and checkpoints, which resuming needs.")
@@ -164,20 +172,7 @@ def drafter(
     device = machine.choose()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(prompts, num_prompts or None, seed)
-    plan = Plan(
-        target=target,
-        prompts=selected,
-        steps=steps,
-        batch=batch,
-        lr=lr,
-        seed=seed,
-        start=start,
-        dtype=dtype,
-        recipe=recipe,
-        block=block,
-        layers=layers,
-        causal=causal,
-    )
+    plan = Plan(target=target, prompts=selected, seed=seed, dtype=dtype, **vars(training))
     try:
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, device, work, out, log=console.print, progress=bars.show)
@@ -189,7 +184,7 @@ def drafter(
         f"first draft tokens accepted in held-out images: {trained.before:.3f} before,"
         f" {trained.after:.3f} after training"
     )
-    arguments = ["--method", recipe, "--target", target, "--drafter", str(out)]
+    arguments = ["--method", training.recipe, "--target", target, "--drafter", str(out)]
     if prompts != "demo":
         arguments += ["--prompts", prompts]
     console.print(f"{out}  ·  next: {program()} run {shlex.join(arguments)}")
