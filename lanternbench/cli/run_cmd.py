@@ -77,7 +77,8 @@ class TimedExecution(Execution):
         if self.workers is not None and self.workers < 1:
             raise UserError(f"--workers {self.workers} is out of range: give 1 or more")
         if self.seconds < 0:
-            raise UserError(f"--time-budget {self.time_budget} is negative: give 0 or more")
+            minutes = f"{self.seconds / 60:g}"
+            raise UserError(f"--time-budget {minutes} is negative: give 0 or more minutes")
 
 
 def run(
