@@ -260,6 +260,7 @@ class Executor:
 
     def __init__(self) -> None:
         self.costs: Costs = {}  # of the scores
+        self.caption_notes: list[str] = []
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
@@ -275,6 +276,7 @@ class Executor:
         """
         labels, captions = self.named(units)
         self.worker.prepare(captions)
+        self.caption_notes = self.worker.target.caption_notes(captions)
         for label in labels:
             say(f"warming up {label}")
             self.worker.warm_up(label, caption, on_step)
@@ -307,7 +309,7 @@ class Executor:
         """Return notes for the reader of the results; on a CPU memory is the process's, whichever
         method runs.
         """
-        notes = []
+        notes = list(self.caption_notes)
         for label, limit in self.worker.batch_limits.items():
             if limit.items is not None:
                 notes.append(

@@ -66,6 +66,14 @@ class StoredFeatures(TextEncoder, Protocol):
         """Return the seconds that the encoder took for captions."""
 
 
+@runtime_checkable
+class CaptionReader(Protocol):
+    """A text encoder that knows which captions it cannot read, or not to their end."""
+
+    def notes(self, captions: list[str]) -> list[str]:
+        """Return notes on prepared captions."""
+
+
 def rounded(images: Tensor) -> Tensor:
     """Decoded images [B, 3, H, W] in −1…1 -> uint8 [B, H, W, 3]."""
     return ((images.clamp(-1, 1).permute(0, 2, 3, 1) + 1) * 127.5).round().byte()
@@ -176,6 +184,12 @@ class Target:
         """Encode captions ahead of time if the text encoder stores their features."""
         if isinstance(self.text, StoredFeatures):
             self.text.prepare(captions)
+
+    def caption_notes(self, captions: list[str]) -> list[str]:
+        """Return notes on prepared captions that the text encoder does not read, or cuts."""
+        if isinstance(self.text, CaptionReader):
+            return self.text.notes(captions)
+        return []
 
     def encode_seconds(self, captions: list[str]) -> float:
         """Return the seconds that the text encoder took for captions with stored features; 0 if it

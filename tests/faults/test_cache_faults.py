@@ -51,6 +51,25 @@ def test_damaged_features_of_a_caption_are_made_again(content, tmp_path, monkeyp
     assert (states.sum(), mask.sum()) == (16, 2)
 
 
+def test_captions_that_the_encoder_cannot_read_or_cuts_are_noted(tmp_path, monkeypatch):
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
+    text = T5Features(tmp_path / "text", 4, "cpu", torch.float32, 8)
+
+    def encode(self: T5Features, captions: dict[Path, str]) -> None:
+        for path, caption in captions.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = min(len(caption.split()) + 1, 4)
+            save_file({"features": torch.ones(rows, 8)}, path, {SECONDS: "0.1"})
+
+    monkeypatch.setattr(T5Features, "_encode", encode)
+    captions = ["a fox", "<a cat>", "一只猫", "a fox in a green field"]
+    text.prepare(captions)
+    empty, cut = text.notes(captions)
+    assert empty.startswith("2 captions have no text that the target reads")
+    assert cut.startswith("1 captions have 4 tokens or more: the target reads 4")
+    assert text.notes(["a fox"]) == []
+
+
 @pytest.mark.parametrize("content", [c for c in BAD.values() if c is not None])
 def test_a_damaged_cache_of_image_features_is_made_again(content, tmp_path, monkeypatch):
     monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path))

@@ -285,6 +285,29 @@ class T5Features:
         digest = hashlib.sha256(caption.encode()).hexdigest()[:32]
         return self.store / f"{digest}.safetensors"
 
+    def notes(self, captions: list[str]) -> list[str]:
+        """Return notes on prepared captions of which nothing is read, or all ``length`` tokens."""
+        empty = 0
+        full = 0
+        for text in map(clean, captions):
+            if not text:
+                empty += 1
+            with safe_open(self.path(text), "pt") as file:
+                rows, _ = file.get_slice("features").get_shape()
+            if rows == self.length:
+                full += 1
+        notes = []
+        if empty:
+            notes.append(
+                f"{empty:,} captions have no text that the target reads: their images show anything."
+            )
+        if full:
+            notes.append(
+                f"{full:,} captions have {self.length} tokens or more: the target reads "
+                f"{self.length}."
+            )
+        return notes
+
     def _seconds(self, path: Path) -> float | None:
         """Return the seconds that the encoder took for these features; None if they are missing or
         damaged.
@@ -462,7 +485,8 @@ def class_labels(captions: list[str], device: str) -> tuple[Tensor, Tensor]:
     for caption in captions:
         if not (caption.isascii() and caption.isdigit() and int(caption) < 1000):
             raise UserError(
-                f"'{caption[:60]}' is no ImageNet class: give numbers from 0 to 999, one per line"
+                f"'{caption[:60]}' is no ImageNet class: use --prompts imagenet, or give numbers "
+                "from 0 to 999, one per line"
             )
     labels = torch.tensor(list(map(int, captions)), device=device)[:, None]
     return labels, torch.ones_like(labels)
