@@ -128,7 +128,11 @@ def by_levels(
 
 
 def probe(
-    config: Sweep, cases: Cases, caption: str, threads: int | None, show: Progress
+    config: Sweep,
+    cases: Cases,
+    caption: str,
+    threads: int | None,
+    show: Progress,
 ) -> tuple[Roofline, Measured, list[str]]:
     """Return the host as a device model, its steps on the run's target, and notes on the
     measurement.
@@ -195,7 +199,11 @@ def fitted(seconds: list[float], factors: Sequence[tuple[int, ...]], weights: Va
 
 @torch.inference_mode()
 def host(
-    device: torch.device, target: Network, shortest_s: float, rows: int, dtype: str
+    device: torch.device,
+    target: Network,
+    shortest_s: float,
+    rows: int,
+    dtype: str,
 ) -> DeviceModel:
     """Return this machine as a device model, for other targets: its bandwidth, its FLOP/s and its
     overhead per kernel.

@@ -77,7 +77,10 @@ class Prediction(NamedTuple):
 
 
 def predict(
-    roof: Roofline, cases: Traces, sizes: Sequence[int], alone: Measured | None = None
+    roof: Roofline,
+    cases: Traces,
+    sizes: Sequence[int],
+    alone: Measured | None = None,
 ) -> list[Prediction]:
     """Return every method at every batch size, after autoregressive decoding on the same machine.
 
@@ -142,7 +145,10 @@ class MachineReplay(NamedTuple):
 
 
 def latency(
-    machine: Machine, case: Case, traces: Sequence[Trace], batch: int
+    machine: Machine,
+    case: Case,
+    traces: Sequence[Trace],
+    batch: int,
 ) -> tuple[float, dict[str, float]]:
     """Return the mean seconds of the decode of a batch, and what they are spent on."""
     spent: dict[str, float] = {}
@@ -299,7 +305,10 @@ def terminal_tables(
 
 
 def write(
-    out: Path, document: dict[str, Any], rows: Sequence[Prediction], curve: Sequence[Prediction]
+    out: Path,
+    document: dict[str, Any],
+    rows: Sequence[Prediction],
+    curve: Sequence[Prediction],
 ) -> None:
     """Write ``predictions.json`` and ``.md``, and a plot of ``curve``.  Raises UserError if they
     cannot be written.

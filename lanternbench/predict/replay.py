@@ -222,7 +222,7 @@ def _sketch(name: str) -> Target:
 
 
 class Cases(NamedTuple):
-    """What is replayed on which target, with notes for the reader."""
+    """The decodes that are replayed, with notes for the reader."""
 
     traces: dict[Case, list[Trace]]
     methods: dict[str, Method]  # by label
@@ -230,7 +230,11 @@ class Cases(NamedTuple):
 
 
 def cases(
-    samples: Iterable[Sample], source: Target, target: Target, guidance: float | None, run: str
+    samples: Iterable[Sample],
+    source: Target,
+    target: Target,
+    guidance: float | None,
+    run: str,
 ) -> Cases:
     """Return the methods of a run as they would decode on ``target``.
 

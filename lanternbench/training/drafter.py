@@ -180,7 +180,12 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
 
 
 def sample_images(
-    target: Target, net: Drafter, plan: Plan, ledger: Ledger, log: Log, progress: Progress
+    target: Target,
+    net: Drafter,
+    plan: Plan,
+    ledger: Ledger,
+    log: Log,
+    progress: Progress,
 ) -> Samples:
     """Return the target's own images of all prompts at its default settings, which are stored
     shard by shard.

@@ -1,8 +1,8 @@
-"""What drafters read of images in training, as in decoding, and their losses: they learn the
-target's q.
+"""Training of drafters: their inputs, which are those of decoding, and their losses, by which they
+learn the target's q.
 
-Sources: Li et al. 2024 (EAGLE) for what it reads; its levels are those of EAGLE-3 (Li et al.
-2025), trained together. DFlash (arXiv 2602.06036, section on training): blocks after random
+Sources: Li et al. 2024 (EAGLE) for the inputs; the levels are those of EAGLE-3 (Li et al. 2025),
+trained together. DFlash (arXiv 2602.06036, section on training): blocks after random
 anchors, packed behind the context of a whole image.
 """
 
@@ -28,7 +28,7 @@ FALL = 0.7  # weight of a level relative to the one before
 
 
 class Recipe(NamedTuple):
-    """How an EAGLE drafter is trained."""
+    """The training of an EAGLE drafter."""
 
     levels: int  # of drafting, each on what the one before drafted
     regression: float  # weight of the distance between what it drafts and the target's states
@@ -41,8 +41,8 @@ Logits = Callable[[Tensor], Tensor]  # features [R, …, dim] -> guided logits [
 
 
 class Feed(NamedTuple):
-    """What an EAGLE drafter reads of images: entry t is the token at position t + 1 and the state
-    of position t.
+    """The inputs of an EAGLE drafter: entry t is the token at position t + 1 and the state of
+    position t.
 
     Positions 0 … P − 1 are the prefix, then come the image's slots 0 … S − 1, of which nobody
     reads the last; so there are n = P + S − 2 entries, and the last S − 1 of them predict slots 1
@@ -86,7 +86,10 @@ def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None
 
 @torch.no_grad()
 def target_states(
-    target: Target, prefix: Prefix, tokens: Tensor, aux_layers: tuple[int, ...] = ()
+    target: Target,
+    prefix: Prefix,
+    tokens: Tensor,
+    aux_layers: tuple[int, ...] = (),
 ) -> Tensor:
     """Return the target's states over a prefix and tokens [B, L]: [R, P + S − 1, (1 + aux) · dim],
     conditional rows first.
@@ -187,7 +190,7 @@ def levels(net: Eagle, fed: Feed, at: Tensor, depths: int) -> list[Tensor]:
 class Drafts(NamedTuple):
     first: Tensor  # [R, L − 1, dim] what decoding drafts first for tokens 1 … L − 1
     level_1: Tensor  # [R, S − 1, dim] level 1 for slots 1 … S − 1
-    at: Tensor  # [m] where branches begin, behind row ends too
+    at: Tensor  # [m] positions at which branches begin, behind row ends too
     deeper: list[Tensor]  # [R, m, dim] levels 2 … in the branches
 
 
@@ -262,7 +265,7 @@ def losses(
 
 
 class BlockFeed(NamedTuple):
-    """What a DFlash drafter reads of images of L tokens: one entry per prefix position but the
+    """The inputs of a DFlash drafter for images of L tokens: one entry per prefix position but the
     last, then per token.
     """
 
@@ -274,7 +277,10 @@ class BlockFeed(NamedTuple):
 
 
 def block_read(
-    target: Target, net: DFlash, prefix: Prefix, tokens: Tensor
+    target: Target,
+    net: DFlash,
+    prefix: Prefix,
+    tokens: Tensor,
 ) -> tuple[BlockFeed, Tensor]:
     """Return what the drafter reads of images, and the target's last states that predict tokens 1
     … L − 1 [R, L − 1, dim].
@@ -340,7 +346,11 @@ def block_mask(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
 
 
 def block_losses(
-    net: DFlash, fed: BlockFeed, rng: np.random.Generator, logits: Logits, wanted: Tensor
+    net: DFlash,
+    fed: BlockFeed,
+    rng: np.random.Generator,
+    logits: Logits,
+    wanted: Tensor,
 ) -> Losses:
     """Return the cross entropy to ``wanted``, q of tokens 1 … L − 1 [B, L − 1, V], and the total
     variation, over all slots k.
@@ -367,7 +377,7 @@ Fed = Feed | BlockFeed
 
 
 class Training(NamedTuple):
-    """How drafters of a kind are trained."""
+    """The training of one kind of drafter."""
 
     read: Callable[..., tuple[Fed, Tensor]]  # what they read of images, the target's last states
     first: Callable[..., Tensor]  # features of what they draft first

@@ -63,12 +63,20 @@ class RecordingTree(FixedTree):
     distributions: list[Tensor] = field(default_factory=list)  # p [B, m, V] of each level's nodes
 
     def grow(
-        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
+        self,
+        state: DecodeState,
+        own: None,
+        logits: Tensor,
+        expand: Expand,
+        u: Tensor,
     ) -> Draft:
         self.distributions[:] = [state.warp(logits)[:, None]]
 
         def recording_expand(
-            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+            tokens: Tensor,
+            parent: Tensor | None,
+            visible: Tensor | None,
+            depth: int,
         ) -> Tensor:
             logits = expand(tokens, parent, visible, depth)
             self.distributions.append(state.warp(logits))
@@ -85,7 +93,12 @@ class ScoredTree(DynamicTree):
     scores: list[Tensor] = field(default_factory=list)
 
     def grow(
-        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
+        self,
+        state: DecodeState,
+        own: None,
+        logits: Tensor,
+        expand: Expand,
+        u: Tensor,
     ) -> Draft:
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
         pool = candidates(state, logits, expand, bounds)
@@ -107,7 +120,10 @@ def with_tree(decoder: SpeculativeDecoder, tree: AnyTreeGrower) -> SpeculativeDe
 
 @torch.inference_mode()
 def recorded_steps(
-    decoder: SpeculativeDecoder, caption: str, key: str, seed: int
+    decoder: SpeculativeDecoder,
+    caption: str,
+    key: str,
+    seed: int,
 ) -> Iterator[StepResult]:
     """Yield the steps of one decode, without those whose drafts extend beyond the image."""
     state, proposer_state = begin(decoder, [caption], [row_seed(seed, key, "recorded")])
@@ -256,7 +272,10 @@ def child_table(children: Floats, depth: int) -> Floats:
 
 
 def record_growth(
-    decoder: SpeculativeDecoder, tree: ScoredTree, steps: Iterable[StepResult], seed: int = 0
+    decoder: SpeculativeDecoder,
+    tree: ScoredTree,
+    steps: Iterable[StepResult],
+    seed: int = 0,
 ) -> Record:
     """Return the acceptance in dynamic trees, and so in those with fewer nodes or levels and as
     many children per node.

@@ -95,7 +95,7 @@ class Tuning:
             return None
         return (
             f"timing was noisy: a step took {drift:.2f} times as long when it was measured as when "
-            "costs were timed, so no tokens/s are expected here; τ and all measured values hold"
+            "costs were timed, so no tokens/s are predicted; τ and all measured values hold"
         )
 
     @property
@@ -104,11 +104,12 @@ class Tuning:
         prompts = self.config.num_prompts
         candidates = candidates_of(self.results)
         if self.best == DEFAULT:
-            best = ""
+            text = f"no other sizes are faster than {self.config.method}'s own"
             if candidates:
                 ratio = max(candidates, key=lambda result: result.speed).robust_ratio
-                best = f" (the best of {len(candidates)} candidates ran at {with_interval(ratio)} times their speed)"
-            return f"no other sizes are faster than {self.config.method}'s own{best}: the preset has those"
+                best = f"the best of {len(candidates)} candidates"
+                text += f" ({best} ran at {with_interval(ratio)} times their speed)"
+            return f"{text}: the preset has those"
         chosen = self.result(self.best)
         return (
             f"{chosen.label}: {with_interval(chosen.robust_ratio)} times the tokens per second of "
@@ -136,7 +137,8 @@ class Tuning:
         machine = f"{self.machine.get('cpu')}, {self.machine['device']}"
         head = (
             f"# {config.method} on {config.target}, tuned on {machine}.\n"
-            "# `lanternbench run --method THIS_FILE` runs it; in a sweep file: `methods: [ar, THIS_FILE]`.\n"
+            "# `lanternbench run --method THIS_FILE` runs it; in a sweep file: "
+            "`methods: [ar, THIS_FILE]`.\n"
         )
         return head + yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120)
 
@@ -208,7 +210,11 @@ def _plot_costs(axes: Axes, cost: StepCost) -> None:
 
 
 def _plot_result(
-    acceptance: Axes, speed: Axes, result: Result, colour: str, is_best: bool
+    acceptance: Axes,
+    speed: Axes,
+    result: Result,
+    colour: str,
+    is_best: bool,
 ) -> None:
     if result.expected is None:
         return

@@ -302,7 +302,10 @@ def measure(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -
 
 
 def result_of(
-    name: str, label: str, candidate: Candidate | None, lines: Mapping[str, list[Measured]]
+    name: str,
+    label: str,
+    candidate: Candidate | None,
+    lines: Mapping[str, list[Measured]],
 ) -> Result:
     """Return the result of a candidate, None for ``ar``, from the images of all, by name."""
     own = lines[name]
