@@ -304,7 +304,7 @@ def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     inside = (level >= 1) & (level <= depth)
     kept = inside & (inside.cumsum(1) <= nodes - 1)
     by_level = [np.where(kept & (level == i), accepted, 0.0).sum(1) for i in range(1, depth + 1)]
-    return np.stack(by_level, 1)
+    return np.reshape(by_level, (depth, len(level))).T
 
 
 def grown_lengths(records: Mapping[int, Record], top_k: int, nodes: int, depth: int) -> Floats:
@@ -323,7 +323,10 @@ def grown_lengths(records: Mapping[int, Record], top_k: int, nodes: int, depth: 
 
 def bounds(depth: int, top_k: int, nodes: int) -> Bounds:
     """Return a dynamic tree's bounds, with no more nodes than there are candidates."""
-    return Bounds(depth, top_k, min(nodes, 1 + top_k + top_k * top_k * (depth - 1)))
+    count = 0
+    if depth > 0:
+        count = top_k + top_k * top_k * (depth - 1)
+    return Bounds(depth, top_k, min(nodes, 1 + count))
 
 
 def expected_length(paths: Iterable[tuple[int, ...]], table: Floats) -> float:

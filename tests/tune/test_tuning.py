@@ -411,6 +411,16 @@ def test_candidates_that_are_measured_differ_in_kind_and_are_not_the_methods_own
     assert shapes == {"candidate-1": "a", "candidate-2": "c"}
 
 
+def test_a_dynamic_tree_without_levels_is_a_candidate_of_one_node(shallow):
+    config = Tune(method="eagle-2", options={"depth": 0}, simulate_acceptance=[0.5])
+    search = GrowthSearch(shallow, config)
+    cost = fit([Timed(Shape(n, n - 1), 9, 0.1, float(n), 0.0) for n in (1, 2, 9)])
+    default = search.candidates(cost, {})[0]
+    assert (default.shape, default.reach, default.tau) == (Shape(1, 0, (), False), [], 1.0)
+    recorded = np.ones((3, 4))
+    assert lengths(recorded, recorded, nodes=1, depth=0).shape == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
