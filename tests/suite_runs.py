@@ -69,7 +69,7 @@ def suite_run(
             for name in ("eagle-1", "ar"):
                 if (name, i) not in skip and sample_key(
                     prompt.id, method(name).key, 0
-                ) not in folder.done:
+                ) not in folder.samples.keys:
                     folder.append(measured(prompt, name, i, **changes))
         folder.finish(summarise(folder.figures, read_run(folder.path)))
         return folder.path
