@@ -546,8 +546,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/training/losses.py",
-                "(n - length) <= at[:, None]",
-                "(n - length) <= at[:, None] + 1",
+                "(entries <= at[:, None])",
+                "(entries <= at[:, None] + 1)",
             ),
         ),
         tests=("tests/models/test_dflash.py::test_training_reads_and_drafts_what_decoding_does",),
