@@ -254,7 +254,7 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     if dialect == "lumina":
         hidden = torch.randn(2, 1, IMAGES.dim)
         drafter, own = states[0]
-        read = drafter.row_end(own, hidden, hidden)
+        read = drafter.row_end(own.row_end, hidden, hidden)
         assert torch.equal(read, made.fuse(table[other.row_end].expand_as(hidden), hidden))
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain, fast, strict=True))
 
