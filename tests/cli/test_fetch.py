@@ -128,7 +128,7 @@ def test_a_changed_file_of_a_metric_is_found(tmp_path, monkeypatch):
     remote.path.write_bytes(CONTENT)
     for given in ([], ["--verify"]):
         assert (
-            "toy: here"
+            "toy: downloaded"
             in CliRunner().invoke(app, ["fetch", "toy", *given], catch_exceptions=False).stdout
         )
     remote.path.write_bytes(CONTENT + b"?")
