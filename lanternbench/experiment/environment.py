@@ -23,7 +23,7 @@ _NVIDIA_SMI = {  # our name -> nvidia-smi's
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.
+    """Return versions and hardware in a fixed order: GB, MHz, None for what a machine does not say.
     Never raises.
     """
     memory = total_memory()
@@ -63,7 +63,7 @@ def _installed(package: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a program prints, or None when it is missing, fails or hangs."""
+    """Return what a program prints, None if it is missing, fails or hangs."""
     with suppress(OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return subprocess.run(
             command, capture_output=True, text=True, timeout=10, check=True
@@ -72,7 +72,7 @@ def _output(*command: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Commit of this checkout, with "+changes" when files differ; None for an installed package."""
+    """Return the commit of this checkout, with "+changes" when files differ; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
     # else git would answer for a project that merely contains our environment
     if not (root / ".git").exists():
@@ -99,21 +99,17 @@ def _cpu() -> str | None:
 
 
 def _gpu(index: int) -> dict[str, Any]:
-    """Name, memory and capability from torch; driver, clocks and power limit from nvidia-smi where
-    it is present.
+    """Return name, memory and capability from torch; driver, clocks and power limit from
+    nvidia-smi if it is present.
     """
     facts = torch.cuda.get_device_properties(index)
-    about = {"name": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
+    about: dict[str, Any] = {"name": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
     uuid = str(getattr(facts, "uuid", index))  # torch's numbering may differ from the driver's
     name = uuid if uuid.isdigit() or uuid.startswith("GPU-") else f"GPU-{uuid}"
     query = f"--query-gpu={','.join(_NVIDIA_SMI.values())}"
     line = _output("nvidia-smi", f"--id={name}", query, "--format=csv,noheader,nounits")
+    about["capability"] = f"{facts.major}.{facts.minor}"
     values = [value.strip() for value in (line or "").split(",")]
-    known: list[str] | list[None] = (
-        values if len(values) == len(_NVIDIA_SMI) else [None] * len(_NVIDIA_SMI)
-    )
-    return (
-        about
-        | {"capability": f"{facts.major}.{facts.minor}"}
-        | dict(zip(_NVIDIA_SMI, known, strict=True))
-    )
+    if len(values) != len(_NVIDIA_SMI):
+        return about | dict.fromkeys(_NVIDIA_SMI)
+    return about | dict(zip(_NVIDIA_SMI, values, strict=True))

@@ -36,8 +36,8 @@ class File(NamedTuple):
 
 
 def plain_files(name: str) -> list[Remote] | None:
-    """The files of a metric, one of its weights or a prompt set: none for the package's, None for
-    any other name.
+    """Return the files of a metric, one of its weights or a prompt set: none for the package's,
+    None for any other name.
     """
     source, remotes = components("prompts").get(name), list[Remote]()
     if source and (p := source.official):
@@ -58,7 +58,7 @@ def plain_files(name: str) -> list[Remote] | None:
 
 
 def plan(entry: Entry) -> list[File]:
-    """The files of a target, as the hub lists them.  Raises UserError without a network or for a
+    """Return the files of a target, as the hub lists them.  Raises UserError without a network or for a
     lost repository.
     """
     files = []
@@ -84,7 +84,7 @@ def _is_named(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _listed(role: str, repo: str) -> list[File]:
-    """All files of a repository.  Raises UserError, also for an answer that lists no files."""
+    """Return all files of a repository.  Raises UserError, also for an answer that lists no files."""
     from huggingface_hub import HfApi
 
     with hub_errors(repo), suppress(ValueError, TypeError, LookupError, AttributeError):
@@ -163,7 +163,7 @@ def _fetch_one(folder: Path, file: File) -> None:
 
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
-    """What can go wrong with the hub and the disk, as one sentence each."""
+    """Turn errors of the hub and the disk into one sentence each."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

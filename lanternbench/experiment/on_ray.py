@@ -108,7 +108,7 @@ class Connection:
 
 
 def is_listening(address: str) -> bool:
-    """Does anyone at HOST:PORT?"""
+    """Return whether a process listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     with suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
@@ -117,7 +117,7 @@ def is_listening(address: str) -> bool:
 
 
 def ray() -> Any:
-    """Ray's module.  Raises UserError where it is not installed."""
+    """Return Ray's module.  Raises UserError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: a busy machine starves it
     # its reports of lost nodes would go to stdout
@@ -130,27 +130,26 @@ def ray() -> Any:
 
 
 def connect(address: str | None, cpus: int) -> bool:
-    """Join the cluster at ``address``, or start one that has at least ``cpus``; is the connection
-    ours to close?
+    """Join the cluster at ``address``, or start one that has at least ``cpus``; return whether
+    the connection is ours to close.
 
-    Raises UserError when no cluster answers.  Where the caller is connected already, nothing
+    Raises UserError when no cluster answers.  If the caller is connected already, nothing
     changes.
     """
     if ray().is_initialized():
         return False
     where: dict[str, Any] = {"address": address}
     if not address or address == "local":
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
+        cores = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
         where = {
             "address": "local",
             "num_cpus": max(cpus, cores),
             "num_gpus": torch.cuda.device_count(),
+            "include_dashboard": False,
+            "object_store_memory": STORE,
         }
-        where |= {"include_dashboard": False, "object_store_memory": STORE}
     elif not address.startswith("ray://"):
         check_reachable(address)
     try:
@@ -161,7 +160,7 @@ def connect(address: str | None, cpus: int) -> bool:
 
 
 def check_reachable(address: str) -> None:
-    """Raises UserError where no cluster answers: asked itself, Ray retries for minutes and prints
+    """Raise UserError if no cluster answers: asked itself, Ray retries for minutes and prints
     each failure.
     """
     ask = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
@@ -178,14 +177,14 @@ def check_reachable(address: str) -> None:
 
 
 def no_cluster(address: str | None, reason: str) -> UserError:
-    """What to say when Ray does not start, or cannot be reached."""
+    """Return the error for a Ray that does not start, or cannot be reached."""
     what = f"no Ray cluster answers at {address}" if address else "Ray does not start here"
     first = reason.strip().partition("\n")[0]
     return UserError(f"{what} ({first}): give HOST:PORT of a running one, or --executor local")
 
 
 def divide(device: str, workers: int | None, threads: int | None) -> tuple[str, int, int]:
-    """(device, workers, threads of each): one per GPU or ``threads`` CPUs, or so many.  Raises
+    """Return (device, workers, threads of each): one per GPU or ``threads`` CPUs, or so many.  Raises
     UserError if too few.
     """
     if device not in ("auto", "cpu", "cuda"):
@@ -332,8 +331,8 @@ class RayExecutor(Executor):
                 idle.append(worker)
 
     def _finished(self, calls: Calls) -> Iterator[Finished]:
-        """What was finished while something else failed; nothing where the node's object store is
-        gone.
+        """Yield what was finished while something else failed; nothing if the node's object store
+        is gone.
         """
         if calls and (self.connection.raylet is None or is_listening(self.connection.raylet)):
             for call in self._ray.wait(list(calls), num_returns=len(calls), timeout=0)[0]:
@@ -341,14 +340,14 @@ class RayExecutor(Executor):
                     yield from self._counted(self._ray.get(call))
 
     def _counted(self, answer: Answer) -> list[Finished]:
-        """The samples of an answer, its costs and memory counted."""
+        """Return the samples of an answer, and count its costs and memory."""
         samples, costs, peak = answer
         add_costs(self.costs, costs)
         self._peak = max(self._peak, peak or 0)
         return samples
 
     def _first(self, calls: list[Any]) -> Any:
-        """The first of them that ends.  Raises UserError when the cluster is out of reach or has
+        """Return the first of them that ends.  Raises UserError when the cluster is out of reach or has
         no fitting node.
         """
         self.connection.check()
@@ -359,7 +358,7 @@ class RayExecutor(Executor):
         return ended[0]
 
     def _get(self, call: Any) -> Any:
-        """A worker's result.  Raises its errors, WorkerLost without one, UserError without a
+        """Return a worker's result.  Raises its errors, WorkerLost without one, UserError without a
         cluster.
         """
         self.connection.check()
@@ -373,7 +372,7 @@ class RayExecutor(Executor):
             raise WorkerLost from error
 
     def _replace(self, worker: Any, what: str) -> Any:
-        """Another worker for one that was lost over ``what``.  Raises UserError if others were
+        """Start another worker for one that was lost over ``what``.  Raises UserError if others were
         before it.
 
         Ray's ``max_task_retries`` repeats a call before a lost node is known to be lost, and
@@ -391,12 +390,9 @@ class RayExecutor(Executor):
         return started
 
     def notes(self) -> list[str]:
-        measured = self.device == "cpu" and self._peak
-        return (
-            [f"The largest of the workers held {self._peak / 1e6:,.0f} MB at its peak."]
-            if measured
-            else []
-        )
+        if self.device != "cpu" or not self._peak:
+            return []
+        return [f"The largest of the workers held {self._peak / 1e6:,.0f} MB at its peak."]
 
     def _dismiss(self) -> None:
         while self.pool:

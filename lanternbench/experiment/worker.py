@@ -1,5 +1,5 @@
-"""What makes the samples of a sweep: a worker in any process, and executors, with one here or with
-others elsewhere.
+"""Makers of a sweep's samples: a worker in any process, and executors, with one worker in this
+process or with others elsewhere.
 
 A worker is a target, its decoders and the scorers of single images, loaded once.  A sample:
 decode, render, and the figures that need no clock; it is the same whichever executor makes it.
@@ -72,7 +72,7 @@ class Finished(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a run folder records about its workers."""
+    """Facts that a run folder records about its workers."""
 
     device: str
     sampling: Sampling

@@ -104,7 +104,7 @@ class _Columns(_Part):
 
 
 class _Statistics(_Part):
-    """What LANTERN writes of one image."""
+    """LANTERN's statistics of one image."""
 
     prompt: str
     step_compression: float = Field(gt=0, le=2**24)

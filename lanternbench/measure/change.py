@@ -162,12 +162,12 @@ class Verdict(NamedTuple):
 
     @property
     def lost(self) -> list[Unjudged]:
-        """What the old run has and the new one does not."""
+        """The figures that the old run has and the new one does not."""
         return [one for one in self.unjudged if one.lost]
 
     @property
     def passed(self) -> bool:
-        """Whether something was judged, and nothing failed or got lost."""
+        """True if something was judged, and nothing failed or got lost."""
         return bool(self.judged) and not self.failed and not self.lost
 
     def sentence(self) -> str:

@@ -1,4 +1,4 @@
-"""How interchangeable neighbouring codes are: LANTERN's premise (arXiv 2410.03355, section 3), on
+"""A test of whether neighbouring codes are interchangeable, LANTERN's premise (arXiv 2410.03355, section 3), on
 images of one target.
 
 LANTERN accepts a drafted token for the probability of its k nearest codes.  That is harmless as

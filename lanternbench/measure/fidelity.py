@@ -37,31 +37,37 @@ FLOOR = 1e-10  # log-probability of a token that the warped target excludes
 def fidelity_loss(
     trace: Trace, rule: RatioTest, residual: Residual, total: bool = False
 ) -> Tensor:
-    """Mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a
+    """Return the mean over the image's tokens of the local TV, 0 … 1: [B].  0 up to float error for a
     lossless method.
 
     ``trace.sampled``: where children were drawn from p; elsewhere they were chosen (Medusa,
     dynamic, adaptive trees). ``total``: the sum, Theorem 2's bound on the TV of whole images,
     which says nothing above 1.
     """
-    b, length, vocab = trace.q.shape
-    loss = torch.zeros(b * length, device=trace.q.device, dtype=trace.q.dtype)
+    batch, length, vocab = trace.q.shape
+    losses = torch.zeros(batch * length, device=trace.q.device, dtype=trace.q.dtype)
+    q = trace.q.flatten(0, 1)
+    p = trace.p.flatten(0, 1)
+    children = trace.children.flatten(0, 1)
+    tried = trace.tried.flatten()
+    depth = trace.depth.flatten()
     for sampled in (True, False):
         nodes = ((trace.tried > 0) & (trace.sampled == sampled)).flatten().nonzero()[:, 0]
-        for part in nodes.split(max(1, CHUNK // (vocab * (rule.group_size if sampled else 1)))):
-            q, p = trace.q.flatten(0, 1)[part], trace.p.flatten(0, 1)[part] if sampled else None
-            children, tried, depth = (
-                t.flatten(0, 1)[part] for t in (trace.children, trace.tried, trace.depth)
+        width = rule.group_size if sampled else 1
+        for part in nodes.split(max(1, CHUNK // (vocab * width))):
+            drawn_from = p[part] if sampled else None
+            stages = node_losses(
+                q[part], drawn_from, children[part], tried[part], depth[part], rule, residual
             )
-            loss[part] = node_losses(q, p, children, tried, depth, rule, residual).sum(-1)
-    loss = loss.view(b, length).sum(1)
-    return loss if total else loss / length
+            losses[part] = stages.sum(-1)
+    sums = losses.view(batch, length).sum(1)
+    return sums if total else sums / length
 
 
 def decode_loss(
     decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False
 ) -> Tensor:
-    """The fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests
+    """Return the fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests
     bound nothing.
     """
     # q and K are one-hot: the share of tokens that are not the target's argmax
@@ -76,7 +82,7 @@ def decode_loss(
 
 
 def row_losses(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
-    """TV(r_i, q_i) of every token of a decode in the order ``rows``: [B, L].
+    """Return TV(r_i, q_i) of every token of a decode in the order ``rows``: [B, L].
 
     Their sum bounds the TV of whole images: a draw depends on raster-earlier tokens alone, so the
     images' law is Π r_i(x_i | seen_i), that of an autoregressive model with context left out
@@ -86,7 +92,7 @@ def row_losses(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
 
 
 def row_laws(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
-    """r_i [B, L, V], the distribution that each token was drawn from, given what its row saw and
+    """Return r_i [B, L, V], the distribution that each token was drawn from, given what its row saw and
     the step.
 
     Without a draft it is the target's.  A draft x ~ ℓ (p, unless the draft outlived a test) is
@@ -111,8 +117,8 @@ def row_laws(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
 def accepted_mass(
     q: Tensor, p: Tensor, depth: Tensor, rule: RatioTest, law: Tensor | None
 ) -> Tensor:
-    """ℓ·f: the probability of drafting each token and accepting it, where drafts come from ``law``
-    (None: p).
+    """Return ℓ·f, the probability of drafting each token and accepting it; drafts come from
+    ``law`` (None: p).
     """
     accepted = rule.accepted_prob(q, p, depth)
     return accepted if law is None or law is p else law * torch.where(p > 0, accepted / p, q)
@@ -127,7 +133,7 @@ def node_losses(
     rule: RatioTest,
     residual: Residual,
 ) -> Tensor:
-    """TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W],
+    """Return TV(q_j, K_j) of stages reached, else 0, [n, W]: q, p [n, V] (None: chosen), children [n, W],
     tried, depth [n].
     """
     losses = q.new_zeros(children.shape)
@@ -150,7 +156,7 @@ def kernel(
     q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: RatioTest, residual: Residual,
     law: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen
+    """Return K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen
     children x [n] -> [n, V].
     """
     if p is None:
@@ -168,7 +174,7 @@ def kernel(
 
 
 def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, rule: NearbyTest) -> Tensor:
-    """Σ_x rejected(x)·G_x in O(V·k): where x can be rejected q̃(x) < p(x), so G_x ∝ [q − p]₊ with
+    """Return Σ_x rejected(x)·G_x in O(V·k): if x can be rejected, q̃(x) < p(x), so G_x ∝ [q − p]₊ with
     A_x struck out.
     """
     tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
@@ -190,7 +196,7 @@ def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, rule: NearbyTest) -> T
 def _any_rest(
     q: Tensor, p: Tensor, rejected: Tensor, depth: Tensor, rule: RatioTest, residual: Residual
 ) -> Tensor:
-    """Σ_x rejected(x)·G_x for any residual, one G_x per token that can be rejected."""
+    """Return Σ_x rejected(x)·G_x for any residual, one G_x per token that can be rejected."""
     out = torch.zeros_like(q)
     for pairs in (rejected > 0).nonzero().split(max(1, CHUNK // q.shape[-1])):
         row, x = pairs.unbind(1)
@@ -200,8 +206,8 @@ def _any_rest(
 
 
 def drafter_figures(trace: Trace) -> dict[str, Tensor]:
-    """How well the drafter knew the target, mean over tokens with drafted children: [B] each, NaN
-    without any.
+    """Return how well the drafter knew the target, a mean over tokens with drafted children: [B]
+    each, NaN without any.
 
     ``top1``: the drafter's likeliest token is the target's; ``top3``: that is among its three
     likeliest; ``tv``: TV(p, q).  Where children were chosen, and p not kept, the first ones stand
@@ -224,7 +230,7 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
 
 
 def target_figures(trace: Trace, tokens: Tensor) -> dict[str, Tensor]:
-    """The target's view of an image's tokens [B, L], after guidance and warping, mean over them:
+    """Return the target's view of an image's tokens [B, L], after guidance and warping, mean over them:
     [B] each.
 
     ``log_prob`` of the tokens in nats (at least log 1e-10), ``outside_support``: the share of
@@ -240,5 +246,5 @@ def target_figures(trace: Trace, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """Mean of values [B, L] ``where`` it holds, NaN if nowhere."""
+    """Return the mean of values [B, L] ``where`` it holds, NaN if nowhere."""
     return torch.where(where, values, 0.0).sum(1) / where.sum(1)

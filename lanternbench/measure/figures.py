@@ -36,7 +36,7 @@ Flags = NDArray[np.bool_]
 
 
 def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps'
+    """Return (tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps'
     accepted lengths.
     """
     ends = lengths.cumsum()
@@ -47,8 +47,8 @@ def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
 def robust(
     step_s: Sequence[float], cpu_s: float | None = None, threads: int | None = None
 ) -> tuple[float, int]:
-    """Seconds of a decode that other programs disturb least, and how many steps took more than
-    ``SLOW`` medians.
+    """Return the seconds of a decode that other programs disturb least, and how many steps took
+    more than ``SLOW`` medians.
 
     With one CPU thread its CPU seconds ``cpu_s``, which do not count while another program has the
     core; else the median step (which busy programs make longer, too) times the number of steps.
@@ -59,7 +59,7 @@ def robust(
 
 
 def joint_rates(histogram: Sequence[int]) -> list[float]:
-    """vLLM's rate by position, P(at least i drafts accepted): histogram of steps that committed 0,
+    """Return vLLM's rate by position, P(at least i drafts accepted): histogram of steps that committed 0,
     1, 2, … tokens.
     """
     # steps that committed so many tokens or more
@@ -68,7 +68,7 @@ def joint_rates(histogram: Sequence[int]) -> list[float]:
 
 
 def conditional_rates(histogram: Sequence[int]) -> list[float]:
-    """P(drafted token i accepted | all before it were), i = 1, 2, …: NVIDIA's conditional
+    """Return P(drafted token i accepted | all before it were), i = 1, 2, …: NVIDIA's conditional
     acceptance rate.
     """
     joint = joint_rates(histogram)
@@ -76,16 +76,18 @@ def conditional_rates(histogram: Sequence[int]) -> list[float]:
 
 
 def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
-    """Acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the
+    """Return acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the
     bonus token.
     """
     joint = joint_rates(histogram)
-    return {} if not joint else {
+    if not joint:
+        return {}
+    return {
         "mean_acceptance_length": 1.0 + sum(joint),
         "per_position": joint,
         "conditional_per_position": conditional_rates(histogram),
         "acceptance_histogram": list(histogram[1:]),
-    }  # fmt: skip
+    }
 
 
 @dataclass
@@ -111,7 +113,7 @@ class Steps:
             self.seconds.extend(sample.step_s or [])
 
     def percentiles(self) -> dict[str, float]:
-        """p50, p95, p99 of step times and p50, p95 of latencies per image, in seconds, where
+        """Return p50, p95, p99 of step times and p50, p95 of latencies per image, in seconds, if
         known.
         """
         values: dict[str, float] = {}
@@ -126,63 +128,82 @@ class Steps:
         return values
 
     def histogram(self) -> list[int]:
-        """How many steps committed 0, 1, 2, … tokens."""
+        """Return the number of steps that committed 0, 1, 2, … tokens."""
         return [self.lengths[n] for n in range(max(self.lengths, default=-1) + 1)]
 
     def accept_len_by_position(self) -> list[float | None]:
-        """τ of the steps that begin in each sixteenth of the image, in raster order; None where
-        none begins.
+        """Return τ of the steps that begin in each sixteenth of the image, in raster order; None
+        if none begins there.
         """
         return [tokens / steps if steps else None for tokens, steps in zip(*self._places.tolist())]
 
     def phase_shares(self) -> dict[str, float]:
-        """The share of the decode in each phase."""
-        whole = sum(self.phases.values())
-        return {name: seconds / whole for name, seconds in self.phases.items()} if whole else {}
+        """Return the share of the decode in each phase."""
+        whole = self.phases.total()
+        if not whole:
+            return {}
+        return {name: seconds / whole for name, seconds in self.phases.items()}
 
 
-def of_sample(sample: Sample) -> Iterator[tuple[str, float, float]]:
-    """(name, top, bottom) of every figure of one sample; the prefill, its first step, is in
-    step_compression alone.
-    """
+Fraction = tuple[str, float, float]  # name, top, bottom
+
+
+def of_sample(sample: Sample) -> Iterator[Fraction]:
+    """Yield (name, top, bottom) of every figure of one sample."""
     if sample.timed:
-        yield "latency_s", sample.decode_s, 1
-        yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
-        yield "tokens_per_s", sample.tokens, sample.decode_s
-        if sample.step_s:
-            seconds, slow = robust(sample.step_s, sample.cpu_s, sample.threads)
-            yield "robust_latency_s", seconds, 1
-            yield "slow_steps", slow, len(sample.step_s)
-        if sample.cpu_s is not None:
-            yield "cpu_share", sample.cpu_s, sample.decode_s
+        yield from _times(sample)
+    yield from _lengths(sample)
+    if sample.phases:
+        whole = sum(sample.phases.values())
+        draft = sample.phases.get("draft_s", 0.0)
+        forward = sample.phases.get("verify_s", 0.0)
+        yield "draft_fraction", draft, whole
+        yield "overhead_fraction", whole - (draft + forward), whole
+    for name, value in _means(sample).items():
+        if value is not None:
+            yield name, value, 1
+
+
+def _times(sample: Sample) -> Iterator[Fraction]:
+    yield "latency_s", sample.decode_s, 1
+    yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
+    yield "tokens_per_s", sample.tokens, sample.decode_s
+    if sample.step_s:
+        seconds, slow = robust(sample.step_s, sample.cpu_s, sample.threads)
+        yield "robust_latency_s", seconds, 1
+        yield "slow_steps", slow, len(sample.step_s)
+    if sample.cpu_s is not None:
+        yield "cpu_share", sample.cpu_s, sample.decode_s
+
+
+def _lengths(sample: Sample) -> Iterator[Fraction]:
+    """Yield figures of steps; the prefill, its first step, is in step_compression alone."""
     if sample.steps:
         yield "step_compression", sample.tokens, sample.steps
     drafted = sample.steps - 1
     if sample.accept_lengths:
-        lengths, depths = sample.accept_lengths[1:], sample.tree_depths[1:]
+        lengths = sample.accept_lengths[1:]
+        depths = sample.tree_depths[1:]
         yield "images_per_s", 1, sample.decode_s
         yield "accept_len", sum(lengths), drafted
         yield "tree_depth", sum(depths), len(depths)
         yield "acceptance_rate", sum(lengths) - drafted, sum(depths)
     if sample.first_token_acceptance is not None:
         yield "first_token_acceptance", sample.first_token_acceptance * drafted, drafted
-    if sample.phases:
-        whole, draft = sum(sample.phases.values()), sample.phases.get("draft_s", 0.0)
-        yield "draft_fraction", draft, whole
-        yield "overhead_fraction", whole - (draft + sample.phases.get("verify_s", 0.0)), whole
+
+
+def _means(sample: Sample) -> dict[str, float | None]:
+    """Return the figures whose mean over images counts."""
     means: dict[str, float | None] = {
-        name: getattr(sample, name) for name in ("stated_s", "fidelity_loss")
-    }
-    means |= {
+        "stated_s": sample.stated_s,
+        "fidelity_loss": sample.fidelity_loss,
         "peak_memory_mb": sample.peak_memory_mb,
         "load": sample.load if sample.timed else None,
     }
-    means |= (sample.stats or {}) | {
-        f"drafter_{name}": value for name, value in (sample.drafter or {}).items()
-    }
-    yield from (
-        (name, value, 1) for name, value in (means | sample.metrics).items() if value is not None
-    )
+    means |= sample.stats or {}
+    for name, value in (sample.drafter or {}).items():
+        means[f"drafter_{name}"] = value
+    return means | sample.metrics
 
 
 class Figures:
@@ -229,17 +250,17 @@ class Figures:
         return len(self._codes["label"])
 
     def codes(self, name: str) -> NDArray[np.int64]:
-        """Of every sample the number of its label, prompt, category or setting, or its seed:
+        """Return the number of each sample's label, prompt, category or setting, or its seed:
         [samples].
         """
         return np.frombuffer(self._codes[name], np.int64)
 
     def of(self, label: str) -> Flags:
-        """Which samples are of this label: [samples]."""
+        """Return a mask of the samples of this label: [samples]."""
         return self.codes("label") == self.labels.get(label, -1)
 
     def column(self, name: str) -> tuple[Floats, Floats]:
-        """(top, bottom) of a figure [samples]; both are 0 where a sample has none."""
+        """Return (top, bottom) of a figure [samples]; both are 0 if a sample has none."""
         if name in AGAINST_BASELINE:
             top, bottom = self.column(AGAINST_BASELINE[name])
             both = self.comparable & (bottom > 0) & (bottom[self.paired] > 0)
@@ -247,7 +268,8 @@ class Figures:
         top, bottom = np.zeros((2, len(self)))
         if name in self._columns:
             index, top_values, bottom_values = map(np.asarray, self._columns[name])
-            top[index], bottom[index] = top_values, bottom_values
+            top[index] = top_values
+            bottom[index] = bottom_values
         if name in self.metrics and metrics.column(name).over_categories:
             # weights of 1 / (samples of its label and category) make a mean one over categories
             groups = self.codes("label") * len(self.categories) + self.codes("category")
@@ -257,8 +279,8 @@ class Figures:
 
     @cached_property
     def paired(self) -> NDArray[np.int64]:
-        """Of every sample the index of the baseline's with the same prompt and seed, -1 where
-        there is none.
+        """For every sample the index of the baseline's with the same prompt and seed, -1 if there
+        is none.
         """
         keys = list(zip(self._codes["id"], self._codes["seed"]))
         base = {keys[i]: i for i in np.flatnonzero(self.of(BASELINE))}
@@ -266,28 +288,36 @@ class Figures:
 
     @cached_property
     def comparable(self) -> Flags:
-        """Which samples have a baseline's of one setting and about one load, where both are
-        recorded: [samples].
+        """A mask of the samples with a baseline's of one setting and about one load, as far as
+        both are recorded: [samples].
         """
         load, recorded = self.column("load")
-        load, settings = np.where(recorded > 0, load, np.nan), self.codes("setting")
-        other, alike = load[self.paired], settings == settings[self.paired]
-        apart, low, high = np.abs(load - other), np.minimum(load, other), np.maximum(load, other)
-        return (self.paired >= 0) & alike & ~((apart > MORE_LOAD) & (high > MORE_LOAD * low))
+        load = np.where(recorded > 0, load, np.nan)
+        other = load[self.paired]
+        settings = self.codes("setting")
+        same_setting = settings == settings[self.paired]
+        low = np.minimum(load, other)
+        high = np.maximum(load, other)
+        other_load = (high - low > MORE_LOAD) & (high > MORE_LOAD * low)
+        return (self.paired >= 0) & same_setting & ~other_load
 
     def of_prompts(self, name: str, where: Flags) -> tuple[Floats, Floats]:
-        """(top, bottom) of a figure, summed over the samples of each prompt in ``where``: [all
-        prompts] each.
+        """Return (top, bottom) of a figure, summed over the samples of each prompt in ``where``:
+        [all prompts] each.
         """
-        index, count = self.codes("prompt")[where], len(self.prompts)
-        top, bottom = (
-            np.bincount(index, part[where], count).astype(float) for part in self.column(name)
-        )
-        return top, bottom
+        prompt = self.codes("prompt")[where]
+        top, bottom = self.column(name)
+        count = len(self.prompts)
+        top_sums = np.bincount(prompt, top[where], count)
+        bottom_sums = np.bincount(prompt, bottom[where], count)
+        return top_sums.astype(float), bottom_sums.astype(float)
 
     def values(self, name: str, label: str) -> Floats:
-        """A figure of one label by prompt, over its seeds: [all prompts], NaN where it has none."""
-        samples, timed = self.of(label), name == "latency_s"
+        """Return a figure of one label by prompt, over its seeds: [all prompts], NaN if a prompt
+        has none.
+        """
+        samples = self.of(label)
+        timed = name == "latency_s"
         if timed:  # as in ``speedup``: what was timed otherwise than its baseline's is left out
             samples &= self.comparable | (self.paired < 0)
         top, bottom = self.of_prompts(name, samples)
@@ -296,20 +326,19 @@ class Figures:
         return np.where(values > 0, values, np.nan) if timed else values
 
     def difference(self, name: str, where: Flags) -> Floats:
-        """Mean difference to the baseline, prompt by prompt, over samples that both have:
-        [prompts].
+        """Return the mean difference to the baseline, prompt by prompt, over samples that both
+        have: [prompts].
         """
         top, bottom = self.column(name)
-        chosen = np.flatnonzero(
-            where & (bottom > 0) & (self.paired >= 0) & (bottom[self.paired] > 0)
-        )
-        apart = (
-            top[chosen] / bottom[chosen] - top[self.paired[chosen]] / bottom[self.paired[chosen]]
-        )
-        _, index = np.unique(self.codes("prompt")[chosen], return_inverse=True)
-        return np.bincount(index, apart) / np.maximum(np.bincount(index), 1)
+        both = (bottom > 0) & (self.paired >= 0) & (bottom[self.paired] > 0)
+        chosen = np.flatnonzero(where & both)
+        base = self.paired[chosen]
+        differences = top[chosen] / bottom[chosen] - top[base] / bottom[base]
+        _, prompt = np.unique(self.codes("prompt")[chosen], return_inverse=True)
+        return np.bincount(prompt, differences) / np.maximum(np.bincount(prompt), 1)
 
     def ratio(self, name: str, where: Flags) -> float | None:
-        """Σ top / Σ bottom over the samples in ``where``; None without any."""
-        top, bottom = (part[where].sum() for part in self.column(name))
-        return float(top / bottom) if bottom else None
+        """Return Σ top / Σ bottom over the samples in ``where``; None without any."""
+        top, bottom = self.column(name)
+        below = bottom[where].sum()
+        return float(top[where].sum() / below) if below else None

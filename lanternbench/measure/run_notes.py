@@ -1,4 +1,4 @@
-"""What a reader of a run's figures must know: what is missing, few or disturbed, and how the run
+"""Notes for the reader of a run's figures: what is missing, few or disturbed, and how the run
 was made.
 """
 
@@ -150,7 +150,7 @@ def _target_notes(run: RunRecord) -> Iterator[Note]:
         text = "The target has no image tokeniser: its speed, τ and fidelity are measured, no images and no quality."
         yield Note("missing", None, text)
     if run.target.evaluators == "tiny":
-        text = "Metrics named -tiny come from the embedded evaluators and compare only with each other."
+        text = "Metrics named -tiny come from the bundled evaluators and compare only with each other."
         yield Note("info", None, text)
     dataset = run.prompts.dataset or "demo"
     is_foreign = dataset not in ("demo", IMPORTED) and "." not in dataset

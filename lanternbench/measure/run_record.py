@@ -113,7 +113,7 @@ class RunConfig(Sweep):
 
 
 class PromptsRecord(Record):
-    """Which prompts were drawn; ``hash`` identifies the selection."""
+    """The prompts that were drawn; ``hash`` identifies the selection."""
 
     source: str | None = None
     dataset: str | None = None
@@ -204,7 +204,7 @@ class RunRecord(Record):
 
     @property
     def samples_per_method(self) -> int:
-        """How many samples of each method the run was to make."""
+        """The number of samples of each method the run was to make."""
         return (self.told_apart_after or self.prompts.count) * self.config.repeats
 
     def sampling(self) -> dict[str, str]:

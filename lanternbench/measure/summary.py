@@ -28,7 +28,7 @@ NOTHING = Estimate()
 
 
 class Cost(NamedTuple):
-    """What the scores of a metric took, without loading."""
+    """Images and seconds of the scores of a metric, without loading."""
 
     images: int = 0
     seconds: float = 0.0
@@ -45,7 +45,7 @@ class Part(BaseModel):
 
 
 class Row(Part):
-    """What was measured of one method: ``n`` images, and figures by name."""
+    """The measurements of one method: ``n`` images, and figures by name."""
 
     label: str
     method: str
@@ -103,7 +103,7 @@ class Reference(Part):
 
 
 class Summary(Part):
-    """What was measured of the methods of one run, or of a folder of images."""
+    """The measurements of the methods of one run, or of a folder of images."""
 
     schema_version: int = SCHEMA_VERSION
     rows: list[Row] = []
@@ -156,16 +156,11 @@ def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Sum
     ``sets``: figures of a whole label, such as {"ar": {"fid-tiny": Estimate(31.2, n=64)}}.
     """
     sets = sets or {}
-    whole = sorted(
-        {name for columns in sets.values() for name in columns} - figures.metrics.keys()
-    )
+    whole = sorted(set().union(*sets.values()) - figures.metrics.keys())
     claims = {method.label: method.lossless for method in run.methods}
     rows: list[Row] = []
     notes = list(run_notes(figures, run))
-    labels = [
-        label for label in dict.fromkeys([*claims, *figures.labels]) if label in figures.labels
-    ]
-    for label in sorted(labels, key=_baseline_first):
+    for label in sorted(figures.labels, key=[BASELINE, *claims, *figures.labels].index):
         of_sets = {name: sets.get(label, {}).get(name, NOTHING) for name in whole}
         row = _row(figures, label, run, of_sets)
         loss = row.value("fidelity_loss")
@@ -199,10 +194,6 @@ def unbounded_notes(rows: Sequence[Row]) -> list[Note]:
         )
         notes.append(Note("warning", "fidelity_loss", text))
     return notes
-
-
-def _baseline_first(label: str) -> bool:
-    return label != BASELINE
 
 
 def kept_sets(figures: Figures, summary: Summary) -> Sets:
@@ -263,8 +254,7 @@ def _estimates(figures: Figures, label: str, of_label: Flags, seed: int) -> dict
     for name, ratio in zip(names, ratios, strict=True):
         images = int((figures.column(name)[1][of_label] != 0).sum())
         estimates[name] = ratio._replace(n=images)
-    if label != BASELINE:
-        for name in figures.metrics:
+        if name in figures.metrics and label != BASELINE:
             p = _difference_from_baseline(figures, name, of_label, seed)
             estimates[name] = estimates[name]._replace(p=p)
     if estimates["log_prob"].value is not None:
@@ -272,10 +262,17 @@ def _estimates(figures: Figures, label: str, of_label: Flags, seed: int) -> dict
     steps = figures.steps[label]
     for name, value in steps.percentiles().items():
         estimates[name] = Estimate(value, n=len(steps.latencies))
-    memory, recorded = (column[of_label] for column in figures.column("peak_memory_mb"))
-    if recorded.any():
-        estimates["peak_memory_mb"] = Estimate(float(memory.max()), n=int(recorded.sum()))
+    memory = _peak_memory(figures, of_label)
+    if memory is not None:
+        estimates["peak_memory_mb"] = memory
     return estimates
+
+
+def _peak_memory(figures: Figures, of_label: Flags) -> Estimate | None:
+    """Return the highest peak of memory in MB, if it was recorded."""
+    peaks, recorded = figures.column("peak_memory_mb")
+    count = int(recorded[of_label].sum())
+    return Estimate(float(peaks[of_label].max()), n=count) if count else None
 
 
 def _difference_from_baseline(

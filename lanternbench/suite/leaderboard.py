@@ -1,5 +1,6 @@
 """The leaderboard: submissions of a folder by target and device, as Markdown and as a page."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class Entry(NamedTuple):
 
     @property
     def about(self) -> list[str]:
-        """What a reader must know to compare it with another."""
+        """Facts that a reader needs to compare it with another."""
         environment, weights = self.run.record.environment, self.run.weights
         load = self.submission.clock.get("load")
         facts = {
@@ -65,27 +66,28 @@ class Board(NamedTuple):
 
     @property
     def recipe(self) -> str:
-        """What the suite froze."""
+        """The settings that the suite froze."""
         protocol = of_stamp(self.suite)
         return protocol.recipe if protocol else MISSING
 
     @property
     def lines(self) -> list[tuple[int, Row]]:
         """(number of its entry, row) of every method but the baseline, the fastest first."""
-        runs = [(i, e.run.rows, ms_per_token(e.run.rows)) for i, e in enumerate(self.entries, 1)]
-        rows = [(i, row, ar) for i, rows, ar in runs for row in rows if row.label != BASELINE]
-        lines = [
-            (i, row.model_copy(update={"figures": row.figures | {AR.key: ar}}))
-            for i, row, ar in rows
-        ]
-        return sorted(
-            lines, key=lambda line: (-(line[1].value("speedup") or 0.0), line[1].label, line[0])
-        )
+        lines = []
+        for number, entry in enumerate(self.entries, 1):
+            ar = ms_per_token(entry.run.rows)
+            for row in entry.run.rows:
+                if row.label != BASELINE:
+                    figures = row.figures | {AR.key: ar}
+                    lines.append((number, row.model_copy(update={"figures": figures})))
+        lines.sort(key=lambda line: (line[1].label, line[0]))
+        return sorted(lines, key=lambda line: line[1].value("speedup") or 0.0, reverse=True)
 
 
 def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
-    """The submissions that fit, and by file the reasons why the others do not."""
-    entries, refused = [], {}
+    """Return the submissions that fit, and by file the reasons why the others do not."""
+    entries = []
+    refused = {}
     for path in sorted(folder.glob("*.json")):
         try:
             submission = read(path)
@@ -95,14 +97,13 @@ def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
-            entries.append(
-                Entry(submission, Run(Path(path.name), submission.run, summary.rows, []))
-            )
+            run = Run(Path(path.name), submission.run, summary.rows, [])
+            entries.append(Entry(submission, run))
     return entries, refused
 
 
 def boards(entries: Sequence[Entry]) -> list[Board]:
-    """By suite, then by device."""
+    """Return the boards by suite, then by device."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry.submission.suite, entry.run.hardware), []).append(entry)
@@ -111,20 +112,17 @@ def boards(entries: Sequence[Entry]) -> list[Board]:
 
 def markdown_page(boards: Sequence[Board]) -> str:
     """LEADERBOARD.md: no line of text over 80 columns, no table wider."""
-    titles, right = ["method", "speedup ↑", "AR ms", "τ ↑", "loss ↓", "file"], [False] + [True] * 5
+    titles = ["method", "speedup ↑", "AR ms", "τ ↑", "loss ↓", "file"]
+    is_right = [title != "method" for title in titles]
     tables = []
     for board in boards:
-        cells = [
-            [
-                one_line(row.label, LABEL),
-                _ONE["speedup"].cell(row),
-                *(c.value(row) for c in BRIEF),
-                str(i),
-            ]
-            for i, row in board.lines
-        ]
-        tables.append(markdown(titles, cells, right))
-    return _rendered("leaderboard.md", list(zip(boards, tables)))
+        lines = []
+        for number, row in board.lines:
+            brief = [column.value(row) for column in BRIEF]
+            label = one_line(row.label, LABEL)
+            lines.append([label, _ONE["speedup"].cell(row), *brief, str(number)])
+        tables.append((board, markdown(titles, lines, is_right)))
+    return _rendered("leaderboard.md", tables)
 
 
 def html_page(boards: Sequence[Board]) -> str:
@@ -134,10 +132,15 @@ def html_page(boards: Sequence[Board]) -> str:
 
 def _table(board: Board) -> Table:
     """Every column of a report; those that were not chosen for Markdown are folded."""
-    first, *others = columns([row for entry in board.entries for row in entry.run.rows])
-    chosen = [first, _ONE["speedup"], AR, *(c for c in others if c.key != "speedup")]
-    folded = frozenset(i for i, c in enumerate(chosen) if i > 1 and c not in BRIEF)
-    lines = [[figure_cell(c, row) for c in chosen] + [Cell(str(i), i)] for i, row in board.lines]
+    rows = itertools.chain.from_iterable(entry.run.rows for entry in board.entries)
+    first, *others = columns(list(rows))
+    speedup = _ONE["speedup"]
+    chosen = [first, speedup, AR, *(column for column in others if column.key != speedup.key)]
+    folded = frozenset(i for i, column in enumerate(chosen) if i > 1 and column not in BRIEF)
+    lines = []
+    for number, row in board.lines:
+        cells = [figure_cell(column, row) for column in chosen]
+        lines.append([*cells, Cell(str(number), number)])
     heads = [*map(column_head, chosen), Head("file", "number of the submission below")]
     return Table(heads, lines, folded)
 

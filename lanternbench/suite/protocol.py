@@ -55,7 +55,7 @@ Measured = dict[str, list[dict[str, Any]]]  # what was measured of the samples o
 
 
 class Protocol(NamedTuple):
-    """What is frozen for a target; ``methods`` are measured by default."""
+    """The frozen settings of a target; ``methods`` are measured by default."""
 
     name: str  # v1/tiny
     settings: dict[str, Any]

@@ -102,7 +102,7 @@ def test_a_finished_sample_is_on_disk_at_once_and_never_stored_twice(tmp_path):
         with pytest.raises(ValueError, match="stored already"):
             run.append(sample())
     with RunFolder.open(tmp_path, run_record("r", CONFIG)) as run:
-        assert run.done == {"1|ar|0"}
+        assert run.samples.keys == {"1|ar|0"}
         assert list(run.samples) == [sample()]
 
 
@@ -183,7 +183,7 @@ def test_a_torn_last_line_is_dropped_and_the_run_goes_on(tmp_path, torn):
         file.write(torn)
     assert results.read_samples(run.path) == [sample()]
     with RunFolder.open(tmp_path, run_record("r", CONFIG)) as run:
-        assert run.done == {"1|ar|0"}
+        assert run.samples.keys == {"1|ar|0"}
         run.append(sample("2"))
     assert results.read_samples(run.path) == [sample(), sample("2")]
 
@@ -200,7 +200,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     # the fix in the message works, the lock is free
     (run.path / "samples.jsonl").write_bytes(lines[0] + lines[2])
     with RunFolder.open(tmp_path, run_record("r", CONFIG)) as run:
-        assert len(run.done) == 2
+        assert len(run.samples.keys) == 2
 
 
 def test_a_killed_process_loses_no_finished_sample_and_leaves_no_lock(tmp_path):
@@ -269,7 +269,7 @@ def test_fresh_starts_beside_and_never_deletes(tmp_path):
     for _ in range(2):
         with RunFolder.open(tmp_path, run_record("r", {"seed": 9}), fresh=True) as again:
             names.append(again.path.name)
-            assert again.done == set()
+            assert again.samples.keys == set()
             assert again.run.run_id == again.path.name
     assert names == ["r-2", "r-3"]
     assert results.read_samples(tmp_path / "r") == [sample()]
