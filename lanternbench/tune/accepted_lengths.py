@@ -304,7 +304,7 @@ def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     inside = (level >= 1) & (level <= depth)
     kept = inside & (inside.cumsum(1) <= nodes - 1)
     by_level = [np.where(kept & (level == i), accepted, 0.0).sum(1) for i in range(1, depth + 1)]
-    return np.reshape(by_level, (depth, len(level))).T
+    return np.reshape(by_level, (depth, len(level))).T.copy()
 
 
 def grown_lengths(records: Mapping[int, Record], top_k: int, nodes: int, depth: int) -> Floats:
