@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from lanternbench.errors import UserError
 
@@ -140,7 +141,7 @@ def _separator(text: str, usual: str) -> tuple[str, str]:
     return fitting[0], text
 
 
-def table(text: str, path: Path, usual: str, quoting: int) -> Rows:
+def table(text: str, path: Path, usual: str, quoting: Literal[0, 3]) -> Rows:
     """Read the rows of a table with a header line.
 
     A quoted cell may hold line breaks if none of its lines is a valid row.  Raises UserError for
