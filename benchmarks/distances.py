@@ -62,13 +62,13 @@ def distance(one: OnTables) -> Distance:
 @torch.inference_mode()
 def of_world(name: str, options: dict[str, Any], number: int) -> Distance:
     """In the world ``number`` of ``verify``, with the seed that it has there."""
-    return distance(on_tables(method(name, **options), WORLDS[number], number))
+    return distance(on_tables(method(name, **options), WORLDS[number](number)))
 
 
-def title(world: tuple[Any, ...]) -> str:
-    vocab, length, kind, *sampling = world
-    said = ", guided" if sampling and sampling[0].guidance != 1 else ""
-    return f"{vocab}^{length} {kind}{said}"
+def title(number: int) -> str:
+    tables = WORLDS[number](number)
+    guided = ", guided" if tables.sampling.guidance != 1 else ""
+    return f"{tables.vocab}^{tables.length} {tables.kind}{guided}"
 
 
 def cell(found: Distance) -> str:
@@ -81,7 +81,9 @@ def table() -> str:
         cells = [cell(of_world(name, options, number)) for number in range(len(WORLDS))]
         rows.append([method(name, **options).label, *cells])
         print(*rows[-1], sep="  ", flush=True)
-    return markdown(["method", *map(title, WORLDS)], rows, [False] + [True] * len(WORLDS))
+    return markdown(
+        ["method", *map(title, range(len(WORLDS)))], rows, [False] + [True] * len(WORLDS)
+    )
 
 
 def main() -> None:

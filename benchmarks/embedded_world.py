@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import cast
 
 import matplotlib
 
@@ -26,6 +27,7 @@ from lanternbench.engine import opening
 from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.methods.proposals.drafting import DraftedTrees
 from lanternbench.metrics.clip import tiny_encoder
 from lanternbench.models.catalogue import load_target
 from tools.train_tiny import data, scenes
@@ -107,7 +109,9 @@ def costs(target) -> dict[str, float]:
     caption = "a small red circle in the center on a plain blue background"
     with torch.inference_mode():
         state = opening.start(decoder, [caption], [1], trace=False)
-        proposer_state, drafter = decoder.proposer.begin(state), decoder.proposer.drafter
+        proposer = cast(DraftedTrees, decoder.proposer)
+        proposer_state = proposer.begin(state)
+        drafter = proposer.drafter
         u = state.uniforms[:, 0, state.max_nodes :]
         for _ in range(40):
             drafted, alone = (

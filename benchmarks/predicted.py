@@ -127,7 +127,7 @@ def lines() -> list[Line]:
             continue
         options = dict(part.split("=", 1) for part in paper["params"].split())
         case, nodes, depth = case_of(known(target), paper["method"], options)
-        if case.measured is not None and case.measured.adapts:
+        if case.measured is not None and case.measured.size.adapts:
             depth = round(float(paper["tree_depth"] or depth))
         trace = steady(float(text), nodes, depth, case.shape.length)
         model = device_model(GPUS[paper["hardware"]])
@@ -226,7 +226,7 @@ def expected() -> str:
         rows.append([target, BASE, "1.00", *(f"{1e3 * s / shape.length:.2f} ms" for s in plain)])
         for name, line in seen.items():
             case, nodes, depth = case_of(known(target), name, {})
-            if case.measured is not None and case.measured.adapts:
+            if case.measured is not None and case.measured.size.adapts:
                 depth = round(float(line.paper["tree_depth"]))
             trace = steady(line.tau, nodes, depth, shape.length)
             times = [latency(m, case, [trace], 1)[0] for m in machines]

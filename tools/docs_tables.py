@@ -133,7 +133,7 @@ def defaults() -> Rows:
 
 def fields() -> Rows:
     """From the classes' source: names, and the comments beside them."""
-    from lanternbench.engine import state, tree, verify
+    from lanternbench.engine import state, tree
 
     yield "read", "what it is"
     known = comments(state.DecodeState)
@@ -144,7 +144,7 @@ def fields() -> Rows:
         ("state.now.last", state.LastCommit),
         ("draft", tree.Draft),
         ("result", state.StepResult),
-        ("result.verified", verify.VerifyResult),
+        ("result.verified", tree.VerifyResult),
     ):
         for name, said in comments(kind).items():
             yield f"`{prefix}.{name}`", SAID.get(f"{prefix}.{name}", said)

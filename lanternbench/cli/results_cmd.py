@@ -171,7 +171,8 @@ def compare(
     before, after = (run.figures for run in runs)
     names = compared_figures(runs)
     found, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
-    names += [one.figure for one in (*found, *unjudged)]
+    names += [one.figure for one in found]
+    names += [one.figure for one in unjudged]
     check_wanted(wanted, runs, names)
     verdict = judge(before, after, conditions) if conditions else None
     if verdict is None and not found:

@@ -283,7 +283,7 @@ def _stored(
     folder: RunFolder, units: list[Unit], finished: Iterable[Finished], say: Say
 ) -> Iterator[bool]:
     """Store samples; yield for each whether it is the last of its unit."""
-    unit_of = {}
+    unit_of: dict[tuple[str, int], int] = {}
     missing = Counter[int]()
     for number, unit in enumerate(units):
         for job in unit:

@@ -152,7 +152,7 @@ def _prompts_of(items: Sequence[Matched], prompts: PromptSet | None, seed: int) 
     """Return the prompts that have images, each once."""
     chosen = {item.prompt.id: item.prompt for item in items}
     source = IMPORTED
-    dataset: str | None = IMPORTED
+    dataset = IMPORTED
     if prompts is not None:
         source = prompts.source
         dataset = prompts.dataset

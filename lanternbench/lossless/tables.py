@@ -73,6 +73,7 @@ class Tables:
         generator = torch.Generator().manual_seed(seed)
         self.vocab = vocab
         self.length = length
+        self.kind = kind
         self.sampling = sampling
         self.deep = deep
         self.grid = (-(-length // 2), 2)  # two tokens a row

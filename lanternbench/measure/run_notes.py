@@ -9,7 +9,7 @@ import numpy as np
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_record import IMPORTED, Environment, RunRecord, setting_changes
 from lanternbench.measure.statistics import LOOKS
-from lanternbench.notes import Note
+from lanternbench.notes import Kind, Note
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
 SLOW_SHARE = 0.02  # of steps that took twice their median or more
@@ -100,9 +100,11 @@ def _speedup_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
         total = int((of_label & timed).sum())
         apart = int((of_label & timed & has_pair & ~figures.comparable).sum())
         if apart:
-            kind, rest = "missing", "there is no speedup"
+            kind: Kind = "missing"
+            rest = "there is no speedup"
             if total > apart:
-                kind, rest = "warning", f"speedup rests on the other {total - apart}"
+                kind = "warning"
+                rest = f"speedup rests on the other {total - apart}"
             text = f"{label}: {apart} of {total} samples and their `ar` pairs were timed under {why}: {rest}"
             yield Note(kind, "speedup", f"{text}; run again with --fresh.")
 

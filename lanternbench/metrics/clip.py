@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from PIL import Image
 
@@ -180,7 +180,7 @@ class OpenClip(Clip):
     title = ""
     extra = True
     stand_in = ""
-    weights = ()
+    weights: ClassVar[tuple[files.Weights, ...]] = ()
 
     def __init__(self, name: str, setup: Setup):
         from open_clip.pretrained import get_pretrained_cfg

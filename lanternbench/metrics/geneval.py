@@ -110,6 +110,8 @@ class GenEval(ImageMetric):
 
         from lanternbench.metrics.detector import class_names, detect, detector
 
+        if self.metadata is None:
+            raise UserError(str(files.missing(METADATA)))
         lines = {line.prompt: line for line in geneval_metadata(self.metadata)}
         names = class_names()
         model = detector(self.setup.find(DETECTOR), DETECTOR.title, self.setup.device)

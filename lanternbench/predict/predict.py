@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -269,7 +270,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
         box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=0, pad_edge=False
     )
     for name in columns:
-        justify = "left" if name in LEFT else "right"
+        justify: JustifyMethod = "left" if name in LEFT else "right"
         table.add_column(name, justify=justify, no_wrap=name != "method")
     return table
 

@@ -134,12 +134,15 @@ def is_known(row: Mapping[str, str]) -> bool:
 
 def groups(paper: str) -> list[Group]:
     """Return the runs that the tables of a paper need, in the order of papers.csv."""
-    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    found: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for row in published_rows():
         if row["source"] == recipes()[paper].source:
             key = (row["table"], row["target"], row["dataset"], row["temperature"])
             found.setdefault(key, []).append(row)
-    return [Group(paper, *key, tuple(rows)) for key, rows in found.items()]
+    return [
+        Group(paper, table, target, dataset, temperature, tuple(rows))
+        for (table, target, dataset, temperature), rows in found.items()
+    ]
 
 
 def table_words(table: str) -> list[str]:

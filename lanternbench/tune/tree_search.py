@@ -112,7 +112,7 @@ class TreeSearch:
         if self.rates is not None:
             return {}
         recorded = captions[: max(1, len(captions) // self.one_in)]
-        recordings = {}
+        recordings: dict[str, Callable[[], Record]] = {}
         for name, record in self.recorders(cost).items():
             for number, caption in enumerate(recorded):
                 recordings[f"{name}-{number}"] = partial(record, number, caption)
