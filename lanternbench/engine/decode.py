@@ -186,7 +186,7 @@ def launch(
 
 
 class Strategy(ABC, Generic[C, D, R, U]):
-    """How tokens are drafted and committed: by draft trees, or several rows at once.
+    """The way in which tokens are drafted and committed: by draft trees, or several rows at once.
 
     ``carried`` is its state, of what ``engine.carry`` describes.  ``propose``, ``feed``,
     ``decide`` and ``update`` are recorded as CUDA graphs: they may read tensors alone.
@@ -468,7 +468,7 @@ class SpeculativeDecoder:
 
     @property
     def lossless(self) -> bool | None:
-        """Whether the method claims to keep the target's distribution; None if acceptance is
+        """Return whether the method claims to keep the target's distribution; None if acceptance is
         simulated.
         """
         return self.method.lossless if self.rates is None else None

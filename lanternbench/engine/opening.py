@@ -199,7 +199,7 @@ def pieces(
     guidance: float,
     warp: Warp | Callable[[Tensor], Tensor],
 ) -> Iterator[Tensor]:
-    """What ``warp`` makes of the logits of image ``i``, [1, n, V] after [1, n, V], in bounded
+    """Apply ``warp`` to the logits of image ``i``, [1, n, V] after [1, n, V], in bounded
     memory.
     """
     rows = slice(i, None, len(tokens))  # conditional and unconditional

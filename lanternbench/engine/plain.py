@@ -1,4 +1,4 @@
-"""What a component's plain definition is made of, no tensor: ``lossless.plain`` computes from it
+"""The parts of a component's plain definition, no tensor: ``lossless.plain`` computes from it
 what it should do.
 """
 

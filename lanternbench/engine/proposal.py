@@ -67,7 +67,7 @@ class Drafter(ABC, Generic[S]):
 
 
 class Growing(ABC, Generic[S]):
-    """What proposers and tree growers have in common: the size of drafts, and a state."""
+    """The common part of proposers and tree growers: the size of drafts, and a state."""
 
     size: DraftSize
 
@@ -85,12 +85,12 @@ class Growing(ABC, Generic[S]):
 
     @property
     def updates(self) -> bool:
-        """Whether ``update`` does anything."""
+        """Return whether ``update`` does anything."""
         return type(self).update is not Growing.update
 
     @property
     def plans(self) -> bool:
-        """Whether ``plan`` does anything."""
+        """Return whether ``plan`` does anything."""
         return type(self).plan is not Growing.plan
 
     def plan(self, state: DecodeState, own: S) -> S:
@@ -197,7 +197,7 @@ class Proposal(Component):
 
     @property
     def lasting_noise(self) -> bool:
-        """Whether several steps read the same noise, so that one step's outcomes are not
+        """Return whether several steps read the same noise, so that one step's outcomes are not
         independent of another's.
         """
         return False

@@ -1,4 +1,4 @@
-"""What a relaxed target says of a drafted token: its probability, and the group that lends it."""
+"""A drafted token under a relaxed target: its probability, and the group that lends it."""
 
 from typing import NamedTuple, Protocol
 
@@ -34,7 +34,7 @@ class RelaxedProb(NamedTuple):
 
 
 class TokenTest(Protocol):
-    """How verification judges one drafted token; ``engine.verify.RatioTest`` says what each is."""
+    """The test of one drafted token; ``engine.verify.RatioTest`` says what each is."""
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb: ...
 
@@ -48,7 +48,7 @@ class TokenTest(Protocol):
 
 
 class ResidualWeights(Protocol):
-    """What is sampled after x was rejected, unnormalised [..., V]; p is None for a chosen child."""
+    """Return the law of the token after x was rejected, unnormalised [..., V]; p is None for a chosen child."""
 
     def __call__(
         self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest, /

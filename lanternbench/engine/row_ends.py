@@ -148,7 +148,7 @@ def spread(visible: Tensor | None, groups: Groups) -> Tensor | None:
 
 
 class RowEnds(NamedTuple):
-    """What a drafter's forward passes over row ends need in one step."""
+    """The inputs of a drafter's forward passes over row ends in one step."""
 
     cache: DecoderCache
     row_end: RowEnd

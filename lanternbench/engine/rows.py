@@ -52,7 +52,7 @@ class Work(NamedTuple):
 
 
 class RowState(NamedTuple):
-    """What is committed, and the drafts of the rows that are worked on."""
+    """The committed tokens, and the drafts of the rows that are worked on."""
 
     filled: Tensor  # [B, H] committed tokens of each row
     closed: Tensor  # [B] rows whose last token has its keys and values in the cache
@@ -102,7 +102,7 @@ class Active(NamedTuple):
 
 
 class RowDraft(NamedTuple):
-    """What a step feeds: the rows that it works on, with their drafts."""
+    """The rows that a step works on, with the drafts that it feeds."""
 
     active: Active
     rows: RowState
@@ -110,7 +110,7 @@ class RowDraft(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a step commits of each row, and the facts that the fidelity loss needs."""
+    """The tokens that a step commits of each row, and the facts that the fidelity loss needs."""
 
     tokens: Tensor  # [B, A, K] of which the first ``advance`` [B, A] count
     advance: Tensor
@@ -361,7 +361,7 @@ class RowGeometry:
 
 
 class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
-    """Which rows a step works on, and what it feeds; ``judge`` says what is committed."""
+    """Chooses the rows that a step works on, and feeds them; ``judge`` says what is committed."""
 
     in_raster_order = False
     plans = True

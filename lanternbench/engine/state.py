@@ -33,7 +33,7 @@ class Feed(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the target's forward pass returns."""
+    """The results of the target's forward pass."""
 
     logits: Tensor  # [B, N, V] guided, of the token after each node
     # [R, N, dim] the states that they come from; (1 + aux) · dim wide with ``aux_layers``
@@ -42,7 +42,7 @@ class Outputs(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What a step decides, computed on the device."""
+    """The decision of a step, computed on the device."""
 
     tokens: Tensor  # [B, A] new tokens
     # image positions of the new tokens, [B, A] or a slice; those past the image are void
@@ -58,7 +58,7 @@ class Commit(NamedTuple):
 
 
 class LastCommit(NamedTuple):
-    """What the last step committed, for drafters that read the target's states."""
+    """The last step's commit, for drafters that read the target's states."""
 
     # [R, A, dim] the states that predicted each new token; (1 + aux) · dim wide with
     # ``aux_layers``
@@ -132,7 +132,7 @@ class DecodeState:
 
     @property
     def recorded(self) -> bool:
-        """Whether the phases of a step are replayed as CUDA graphs."""
+        """Return whether the phases of a step are replayed as CUDA graphs."""
         return self.target.graphs is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Where the time of a decode goes: each tick books the time since the last one."""
+"""The time of a decode, by phase: each tick books the time since the last one."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

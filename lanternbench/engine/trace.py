@@ -1,4 +1,4 @@
-"""What a decode leaves: the tokens of every image and what they took, and the distributions they
+"""The results of a decode: the tokens of every image and what they took, and the distributions they
 were drawn from.
 """
 

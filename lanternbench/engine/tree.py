@@ -111,7 +111,7 @@ class StaticTree:
 
 
 class Draft(NamedTuple):
-    """What a proposal gives to verification: ``static`` if all prompts share one fixed shape, else
+    """The draft that a proposal gives to verification: ``static`` if all prompts share one fixed shape, else
     ``grown``.
     """
 
@@ -132,12 +132,12 @@ class Draft(NamedTuple):
 
     @property
     def is_chain(self) -> bool:
-        """Whether it is one chain for every prompt."""
+        """Return whether it is one chain for every prompt."""
         return self.static is not None and self.static.is_chain
 
 
 class VerifyResult(NamedTuple):
-    """What a verification decides."""
+    """The outcome of a verification."""
 
     # [B, D + 1] node ids from the root; entries past ``accepted`` repeat the last one
     path: Tensor

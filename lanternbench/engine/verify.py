@@ -119,7 +119,7 @@ class RatioTest:
 
     @property
     def group_size(self) -> int:
-        """How many values of q are read for one token."""
+        """Return the number of values of q that are read for one token."""
         return 1
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
@@ -245,7 +245,7 @@ standard = Residual(_standard, standard_residual, lossless=True, of_token=False)
 
 
 class LeftOver(NamedTuple):
-    """What may be sampled after a token was rejected."""
+    """The distributions that a token may be sampled from after a rejection."""
 
     weights: Tensor  # [..., V] the residual, unnormalised
     total: Tensor  # [..., 1] their sum
@@ -320,7 +320,7 @@ def stages(
 
 
 class Stop(NamedTuple):
-    """Where each prompt's path through a tree ends."""
+    """The end of each prompt's path through a tree."""
 
     node: Tensor  # [B]
     tried: Tensor  # [B, N] children of each node that were examined if it was reached

@@ -188,7 +188,7 @@ class RunRecord(Record):
 
     @property
     def last_start(self) -> str:
-        """When the run was started or resumed last, as ISO 8601."""
+        """Return the time when the run was last started or resumed, as ISO 8601."""
         return max([self.created, *(entry.at for entry in self.resumed)])
 
     @property

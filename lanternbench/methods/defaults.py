@@ -42,7 +42,7 @@ class Default(NamedTuple):
         return self.of.partition(" --acceptance ")[2]
 
     def equals(self, value: object) -> bool:
-        """Is it this value, as a number or as text?"""
+        """Return whether it is this value, as a number or as text."""
         text = self.default.strip("`")
         try:
             return float(str(value)) == float(text)

@@ -49,7 +49,7 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """Does it claim to keep the target's distribution?  ``verify`` judges the claim."""
+        """Return whether it claims to keep the target's distribution; ``verify`` judges the claim."""
         exact = all(
             part.lossless and (part.reference_lossless or part.variant == "paper")
             for part in self.parts
@@ -58,7 +58,7 @@ class Method:
 
     @property
     def bounded(self) -> bool:
-        """Does the fidelity loss bound the total variation of its images from the target's?"""
+        """Return whether the fidelity loss bounds how far its images are from the target's."""
         return all(part.bounded for part in self.parts)
 
     @property
@@ -194,7 +194,7 @@ def all_options() -> dict[str, list[Any]]:
 
 
 def takes_lists(name: str) -> bool:
-    """May the value of an option be a list itself?"""
+    """Return whether the value of an option may be a list itself."""
     fields = all_options().get(canonical(name), [])
     return any(word in str(field.annotation) for field in fields for word in ("list[", "tuple["))
 

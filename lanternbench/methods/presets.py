@@ -249,7 +249,7 @@ preset(
 
 
 def is_file(name: str) -> bool:
-    """Is a method named by the path of a file?"""
+    """Return whether a method is named by the path of a file."""
     return name.endswith((".yaml", ".yml"))
 
 

@@ -76,7 +76,7 @@ def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTe
 def lantern_reference(
     q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest
 ) -> Tensor:
-    """What LANTERN's public code samples after a rejection.
+    """Return the law that LANTERN's public code samples from after a rejection.
 
     If A holds any neighbour, all ``barred`` tokens, whatever the bound, are 0 after a chosen
     child, and keep all of q after a sampled one; else it is the standard residual.  One that is 0

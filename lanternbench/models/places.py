@@ -1,4 +1,4 @@
-"""Where the published files of a target lie, role by role, after ``fetch``, the hub's own tools,
+"""The places of a target's published files, role by role, after ``fetch``, the hub's own tools,
 clones of repositories and people.  Imports no torch.
 """
 

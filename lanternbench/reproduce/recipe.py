@@ -54,7 +54,7 @@ class TargetReading(_Part):
 
 
 class Recipe(_Part):
-    """What is known of a paper's runs beyond its rows in papers.csv."""
+    """The facts of a paper's runs beyond its rows in papers.csv."""
 
     source: str  # as papers.csv has it
     settings: dict[str, Setting] = {}

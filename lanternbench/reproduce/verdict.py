@@ -1,4 +1,4 @@
-"""What a run says of a paper's figures: inside its interval, outside, or not comparable, and why."""
+"""Verdicts of a run on a paper's figures: inside its interval, outside, or not comparable, and why."""
 
 from __future__ import annotations
 

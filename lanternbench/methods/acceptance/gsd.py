@@ -25,7 +25,7 @@ BLOCK = 1024  # rows of a table of V × V that are computed at once
 
 
 class Bounds(NamedTuple):
-    """Which tokens y that are ``alike`` belong to C(x): r(y) − r(x) in −``below`` … ``above``, r
+    """The tokens y that are ``alike`` and belong to C(x): r(y) − r(x) in −``below`` … ``above``, r
     the rank in ascending order of q, with |q(y) − q(x)| < ``margin``.  Below rank ``alone`` C(x)
     is x."""
 

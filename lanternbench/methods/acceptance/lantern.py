@@ -215,7 +215,7 @@ class NearbyTest(RatioTest):
 
 
 class Remaining(NamedTuple):
-    """What rejected groups have left of q, unnormalised: changed in place."""
+    """The part of q that rejected groups have left, unnormalised: changed in place."""
 
     q: Tensor  # [B, N, V]
     mass: Tensor  # [B, N] Σ q

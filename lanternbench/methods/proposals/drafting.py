@@ -80,7 +80,7 @@ class DrafterProposal(Proposal):
 
 
 class DraftedState(NamedTuple):
-    """What a drafter and a tree carry from step to step."""
+    """The states of a drafter and a tree, from step to step."""
 
     drafter: Any
     tree: Any

@@ -103,7 +103,7 @@ class Fresh(NamedTuple):
 
 
 class Filling(ABC):
-    """What enters a window."""
+    """The drafts that enter a window."""
 
     samples: ClassVar[bool] = False  # whether it draws from q of committed positions
 

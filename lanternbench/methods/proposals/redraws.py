@@ -29,7 +29,7 @@ PUBLIC_EPSILON = 1e-9  # inside the logarithms of the public Gumbel draw
 
 
 class Redraw(ABC):
-    """What becomes of the drafts that were not committed."""
+    """New laws for the drafts that were not committed."""
 
     @abstractmethod
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:

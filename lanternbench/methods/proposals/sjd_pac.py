@@ -260,7 +260,7 @@ class SiblingWindow(Proposer[Window]):
 
 
 class Stages(NamedTuple):
-    """What each sibling is tested with, after those before it were rejected: [..., K + 1, V] each,
+    """The laws that each sibling is tested with, after those before it were rejected: [..., K + 1, V] each,
     the last for a token after all are.
     """
 
@@ -300,7 +300,7 @@ def sibling_tests(stages: Stages, siblings: Tensor, u: Tensor) -> Tensor:
 
 
 class Redrawn(NamedTuple):
-    """What becomes of the columns 1 … W after the accepted path."""
+    """The columns 1 … W after the accepted path."""
 
     stays: Tensor  # [B, W] bool: the draft there
     weights: Tensor  # [B, W, V] unnormalised: what it is redrawn from

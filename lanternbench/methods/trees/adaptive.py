@@ -125,7 +125,7 @@ def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> Mean:
 
 
 class Plan(NamedTuple):
-    """What the next step drafts: a tree size per prompt, on the host and on the device."""
+    """The size of the next draft tree of each prompt, on the host and on the device."""
 
     history: PerPrompt  # of History
     tree_sizes: PerPrompt  # of TreeSize
