@@ -25,6 +25,8 @@ from lanternbench.utils.device import choose
 if TYPE_CHECKING:
     from lanternbench.utils.download import Remote
 
+MAX_STEPS = 10**9
+MAX_BATCH = 1024  # images per step
 _CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
@@ -117,8 +119,8 @@ class Training:
         Literal[tuple(BY_RECIPE)],  # type: ignore[valid-type]
         Option(help="The kind of drafter, and how it is trained."),
     ] = "eagle-1"
-    steps: Annotated[int, Option(min=1, max=10**9, help="Optimiser steps.")] = 2000
-    batch: Annotated[int, Option(min=1, max=1024, help="Images per step.")] = 4
+    steps: Annotated[int, Option(min=1, help="Optimiser steps.")] = 2000
+    batch: Annotated[int, Option(min=1, help="Images per step.")] = 4
     lr: Annotated[
         float,
         Option(min=1e-8, max=1.0, help="Learning rate of AdamW; Muon's is 6 times as large."),
@@ -133,6 +135,15 @@ class Training:
     causal: Annotated[
         bool, Option("--causal", help="dflash: a slot sees only earlier slots (JetSpec).")
     ] = False
+
+    def check(self) -> None:
+        """Raise UserError for numbers that are too large."""
+        for name, value, most in (
+            ("steps", self.steps, MAX_STEPS),
+            ("batch", self.batch, MAX_BATCH),
+        ):
+            if value > most:
+                raise UserError(f"--{name} is larger than {most}: lower it")
 
 
 def drafter(
@@ -169,6 +180,7 @@ def drafter(
     from lanternbench import prompts as sets
     from lanternbench.training.drafter import Plan, train
 
+    training.check()
     device = machine.choose()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(prompts, num_prompts or None, seed)

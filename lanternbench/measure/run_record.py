@@ -102,7 +102,7 @@ def setting_changes(environments: Iterable[Environment]) -> list[str]:
 class RunConfig(Sweep):
     """The settings of a run, flat as in a sweep file; ``model_fields_set`` are those it has."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     device: str | None = None
     methods: list[MethodSpec] = Field(default_factory=list)
