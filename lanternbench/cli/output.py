@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -68,7 +68,7 @@ def print_json(value: object) -> None:
     print(re.sub("[\x7f-\x9f]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
 
 
-def record(path: Path, summary: "Summary") -> dict[str, Any]:
+def record(path: Path, summary: "Summary") -> dict[str, object]:
     """Return a run as JSON: rows have figures with intervals, and their values by name."""
     rows = []
     for row in summary.rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -47,14 +47,14 @@ def reproduce(
     if dry_run:
         print_plans(plans, as_json)
         return
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, object]] = []
     for plan in plans:
         results.append(measured(plan, execution, as_json))
     if as_json:
         print_json({"runs": results})
 
 
-def measured(plan: Plan, execution: TimedExecution, as_json: bool) -> dict[str, Any]:
+def measured(plan: Plan, execution: TimedExecution, as_json: bool) -> dict[str, object]:
     """Run one plan, write its verdicts, and print them unless JSON is asked for."""
     from lanternbench.report.load import joined_rows, load_run
     from lanternbench.reproduce import verdict

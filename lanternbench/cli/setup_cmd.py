@@ -168,9 +168,8 @@ def drafter(
     only the distributions, five levels deep.  dflash reads hidden states at six depths and learns
     the distributions of a whole block at once.
 
-    An interrupted training continues where it stopped.  Some prompts are kept out of training; the
-    share of first draft tokens accepted in their images is printed, before and after.  Use the
-    drafter with `--drafter OUT`.
+    An interrupted training continues.  Some prompts are held out; the share of first draft tokens
+    accepted in their images is printed, before and after.  Use it with `--drafter OUT`.
 
     Example: lanternbench train drafter --target anole-7b --prompts parti:PartiPrompts.tsv --out
     anole-eagle
@@ -189,9 +188,8 @@ def drafter(
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, device, work, out, log=console.print, progress=bars.show)
     except torch.OutOfMemoryError:
-        raise UserError(
-            f"{device} has too little memory: lower --batch, or give --dtype bfloat16"
-        ) from None
+        fix = "lower --batch, or give --dtype bfloat16"
+        raise UserError(f"{device} has too little memory: {fix}") from None
     print(
         f"first draft tokens accepted in held-out images: {trained.before:.3f} before,"
         f" {trained.after:.3f} after training"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -309,7 +309,7 @@ def predict(
         replay.add(name, threads)
     rows = replay.predictions(sizes)
     records = [{"predicted": True, **row._asdict()} for row in rows]
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "predicted": True,
         "rows": records,
         "validation": replay.validation,

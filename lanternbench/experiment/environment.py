@@ -98,12 +98,15 @@ def _cpu() -> str | None:
     return platform.processor() or platform.machine() or None
 
 
-def _gpu(index: int) -> dict[str, Any]:
+def _gpu(index: int) -> dict[str, object]:
     """Return name, memory and capability from torch; driver, clocks and power limit from
     nvidia-smi if it is present.
     """
     facts = torch.cuda.get_device_properties(index)
-    about: dict[str, Any] = {"name": facts.name, "memory_gb": round(facts.total_memory / 1e9, 1)}
+    about: dict[str, object] = {
+        "name": facts.name,
+        "memory_gb": round(facts.total_memory / 1e9, 1),
+    }
     uuid = str(getattr(facts, "uuid", index))  # torch's numbering may differ from the driver's
     name = uuid if uuid.isdigit() or uuid.startswith("GPU-") else f"GPU-{uuid}"
     query = f"--query-gpu={','.join(_NVIDIA_SMI.values())}"

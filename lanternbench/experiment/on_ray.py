@@ -138,7 +138,7 @@ def connect(address: str | None, cpus: int) -> bool:
     """
     if ray().is_initialized():
         return False
-    where: dict[str, Any] = {"address": address}
+    where: dict[str, object] = {"address": address}
     if not address or address == "local":
         cores = os.cpu_count() or 1
         if hasattr(os, "sched_getaffinity"):

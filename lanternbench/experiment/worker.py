@@ -384,9 +384,7 @@ def make_samples(
     on_step: OnStep | None = None,
     memory: PeakMemory | None = None,
 ) -> Iterator[tuple[Sample, Image.Image]]:
-    """Yield an image per prompt, drawn together.  ``on_step``: called after each step, in one
-    process alone.  ``memory``: measures it on a GPU.
-    """
+    """Yield an image per prompt; ``on_step``: called after each step, in one process alone."""
     target = decoder.target
     count = process_count(target.model, len(prompts))
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
@@ -468,7 +466,7 @@ def _of_image(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | No
     return {name: value for name, value in values.items() if not math.isnan(value)} or None
 
 
-def prompt_fields(method: Method, prompt: Prompt, seed: int) -> dict[str, Any]:
+def prompt_fields(method: Method, prompt: Prompt, seed: int) -> dict[str, object]:
     """Return the fields of a sample that its prompt and method give."""
     return {
         "key": sample_key(prompt.id, method.key, seed),
@@ -482,7 +480,7 @@ def prompt_fields(method: Method, prompt: Prompt, seed: int) -> dict[str, Any]:
     }
 
 
-def decode_fields(decoder: SpeculativeDecoder, image: Generation, batch: int) -> dict[str, Any]:
+def decode_fields(decoder: SpeculativeDecoder, image: Generation, batch: int) -> dict[str, object]:
     """Return the fields of a sample that its decode gives; ``batch``: images that shared its
     seconds.
     """

@@ -75,7 +75,7 @@ def conditional_rates(histogram: Sequence[int]) -> list[float]:
     return [rate / before for before, rate in zip([1.0, *joint], joint)]
 
 
-def acceptance(histogram: Sequence[int]) -> dict[str, Any]:
+def acceptance(histogram: Sequence[int]) -> dict[str, object]:
     """Return acceptance by position as vLLM and AIPerf name it, empty without any; the mean counts the
     bonus token.
     """

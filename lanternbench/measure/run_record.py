@@ -69,7 +69,7 @@ class Environment(Record):
         """The name of the GPU that was used, or of the CPU if none was."""
         return self.gpus[0].name if self.gpus and not self.on_cpu else self.cpu
 
-    def lasting(self) -> dict[str, Any]:
+    def lasting(self) -> dict[str, object]:
         """Return the facts that do not change from moment to moment."""
         facts = self.written()
         for gpu in facts.get("gpus", []):
@@ -77,7 +77,7 @@ class Environment(Record):
                 gpu.pop(name, None)
         return facts
 
-    def timing_facts(self) -> dict[str, Any]:
+    def timing_facts(self) -> dict[str, object]:
         """Return the facts that may change times."""
         return {name: fact for name, fact in self.lasting().items() if name in TIMING_FACTS}
 
@@ -107,7 +107,7 @@ class RunConfig(Sweep):
     device: str | None = None
     methods: list[MethodSpec] = Field(default_factory=list)
 
-    def written(self) -> dict[str, Any]:
+    def written(self) -> dict[str, object]:
         """Return what the file has: the settings that are set."""
         return self.model_dump(mode="json", exclude_unset=True)
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -134,11 +134,8 @@ def report(
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
     texts = report_texts(content)
-    files = [
-        write_text(out / name, text)
-        for name, text in texts.items()
-        if name.endswith(tuple(wanted))
-    ]
+    names = [name for name in texts if name.endswith(tuple(wanted))]
+    files = [write_text(out / name, texts[name]) for name in names]
     if grid:
         files += write_grids(content, out, grid)
     if "html" not in wanted:
@@ -474,7 +471,7 @@ def environment_lists(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     return [("environment", environment), ("config", flat(run.record.config.written()))]
 
 
-def flat(content: dict[str, Any]) -> list[tuple[str, str]]:
+def flat(content: dict[str, object]) -> list[tuple[str, str]]:
     """Return nested dicts as ("outer.inner", text) pairs."""
     pairs = []
     for record in pd.json_normalize(content, max_level=8).to_dict("records"):

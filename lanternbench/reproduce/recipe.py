@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import as_file, files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import yaml
@@ -61,7 +61,7 @@ class Recipe(_Part):
     set_images: int | None = None  # of which FID and the like were computed, if known
     targets: dict[str, TargetReading] = {}
     # by "option=value" of a row: our options, and "reading", which says why these
-    options: dict[str, dict[str, Any]] = {}
+    options: dict[str, dict[str, object]] = {}
 
 
 class Group(NamedTuple):
@@ -180,12 +180,12 @@ def _only(group: Group, methods: Sequence[str]) -> Group:
     return group._replace(rows=rows)
 
 
-def plan(group: Group, given: Mapping[str, Any]) -> Plan:
+def plan(group: Group, given: Mapping[str, object]) -> Plan:
     """Return the run of a group; ``given`` settings replace the recipe's.  Raises UserError."""
     recipe = recipes()[group.paper]
     sources: dict[str, str] = {}
     target = _target(group, recipe, given, sources)
-    values: dict[str, Any] = {"name": _name(group, target), "target": target}
+    values: dict[str, object] = {"name": _name(group, target), "target": target}
     rehearsal = target == REHEARSED
     if group.temperature:
         values["temperature"] = float(group.temperature)
@@ -221,7 +221,7 @@ def plan(group: Group, given: Mapping[str, Any]) -> Plan:
 
 
 def _target(
-    group: Group, recipe: Recipe, given: Mapping[str, Any], sources: dict[str, str]
+    group: Group, recipe: Recipe, given: Mapping[str, object], sources: dict[str, str]
 ) -> str:
     """Return the target of a run.  Raises UserError if the table's one is not implemented."""
     sources["target"] = f"table {group.table}"

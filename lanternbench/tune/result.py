@@ -66,7 +66,7 @@ class Tuning:
     def result(self, name: str) -> Result:
         return next(result for result in self.results if result.name == name)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """Return the results as plain values; expected times are None if timing was noisy."""
         rows = []
         for result in self.results:

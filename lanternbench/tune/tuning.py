@@ -98,7 +98,7 @@ class Pieces(Ledger):
             self.close()
             raise
 
-    def _claim(self, new: dict[str, Any]) -> None:
+    def _claim(self, new: dict[str, object]) -> None:
         """Check that the folder is of these settings, and store them."""
         old = self.read_json(SETTINGS)
         if old:
@@ -166,7 +166,7 @@ def tune(
         return path, tuning
 
 
-def hardware_of(machine: Mapping[str, Any]) -> dict[str, Any]:
+def hardware_of(machine: Mapping[str, Any]) -> dict[str, object]:
     """Return what times depend on."""
     hardware = {key: machine[key] for key in ("cpu", "threads", "device", "dtype", "compile")}
     return hardware | {"gpus": [gpu["name"] for gpu in machine["gpus"]]}

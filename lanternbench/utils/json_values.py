@@ -63,12 +63,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
+def config_hash(config: Mapping[str, object]) -> str:
     """Return the SHA-256 (hex) of settings as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(plain(config), sort_keys=True).encode()).hexdigest()
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+def differences(old: object, new: object, prefix: str = "") -> list[str]:
     """Return the differences between two JSON values as lines of "dotted.key: old -> new"."""
     lines: list[str] = []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
