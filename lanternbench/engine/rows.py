@@ -257,7 +257,8 @@ class RowGeometry:
         lead = min(lead, width)
         n_rows = -(-width // lead)  # a lower one would begin after the top one is complete
         need = torch.full((height,), lead, device=target.device)
-        need[1:2] = second or lead
+        if second is not None:
+            need[1:2].fill_(second)
         return cls(
             height=height,
             width=width,

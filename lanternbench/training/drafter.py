@@ -206,11 +206,13 @@ def sample_images(
         def make(start: int = start, shard: Sequence[Prompt] = shard) -> bytes:
             file = io.BytesIO()
             torch.save(images(decoder, shard, plan.seed, on_step), file)
-            log(f"samples {start + len(shard)}/{len(prompts)}")
             return file.getvalue()
 
         name = f"samples-{start:06d}.pt"
+        is_stored = (ledger.folder / name).exists()
         ledger.piece(name, make, adopts=True)
+        if not is_stored:
+            log(f"samples {start + len(shard)}/{len(prompts)}")
         shape = (len(shard), target.length)
         parts.append(read_tokens(ledger.folder / name, shape, target.vocab))
     return Samples(target, net, captions, torch.cat(parts))

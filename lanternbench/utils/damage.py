@@ -54,7 +54,7 @@ def _short_safetensors(path: Path, size: int) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return "is truncated or damaged: download it again"
     if size < whole:
-        found = f"{_gigabytes(size)} of {_gigabytes(whole)}"
+        found = f"{_gigabytes(size)} of {_gigabytes(whole)} are there"
         return f"is truncated ({found}): download it again"
     return None
 

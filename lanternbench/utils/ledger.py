@@ -7,7 +7,6 @@ append-only file (``Lines``), or as whole files, the *pieces*, whose digests are
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from lanternbench.errors import UserError, first_mistake
-from lanternbench.utils.files import APPEND, FRESH, OUT, acquire, open_file, replacing, writing
+from lanternbench.utils.files import (
+    APPEND,
+    FRESH,
+    OUT,
+    acquire,
+    lock,
+    open_file,
+    replacing,
+    writing,
+)
 from lanternbench.utils.json_values import plain
 
 DIGESTS = "digests.json"
@@ -122,7 +130,7 @@ class Lines(Generic[Entry]):
         with writing(self.path, OUT):
             fd = os.open(self.path, os.O_CREAT | APPEND, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(fd)
         except BlockingIOError:
             os.close(fd)
             text = f"{self.path} is in use by another process"

@@ -124,7 +124,7 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     assert len({d["process"] for d in devices(shared)}) in (2, 3)
     assert results.read_run(path).resumed[0].environment.workers == 2
     assert any(
-        "2 workers measured latencies beside each other" in note.text for note in summary.notes
+        "2 workers measured latencies at the same time" in note.text for note in summary.notes
     )
     assert summary.costs["clip-tiny"]["images"] == 5
 

@@ -216,8 +216,8 @@ def test_an_absent_child_that_restores_a_rejected_one_is_found(monkeypatch):
         monkeypatch,
         verify,
         "closed_form",
-        "struck = rows_at(torch.where(exists, tokens, vocab), stop)",
-        "struck = rows_at(tokens, stop)",
+        "struck = rows_at(torch.where(exists, children.tokens, vocab), stop)",
+        "struck = rows_at(children.tokens, stop)",
     )
     assert deviation("medusa") > 1e-3
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,9 +111,13 @@ def test_loading_for_a_second_gpu_leaves_torch_s_current_device_alone(monkeypatc
     loaded = []
     monkeypatch.setattr(torch.cuda, "set_device", raises(AssertionError("it was changed")))
     monkeypatch.setattr(catalogue, "prepare_gpu", lambda _: None)
-    monkeypatch.setattr(
-        catalogue, "_from_files", lambda row, folder, device, dtype: loaded.append(device)
+    loader = SimpleNamespace(
+        load=lambda row, folder, device, dtype: loaded.append(device),
+        fingerprints=lambda row, folder: {},
     )
+    monkeypatch.setattr(catalogue, "family", lambda _: loader)
+    monkeypatch.setattr(catalogue, "located", lambda *_: (catalogue.entry("tiny"), Path("tiny")))
+    monkeypatch.setattr(catalogue, "replace", lambda target, **_: target)
     for name in ("cuda:0", "cuda:1", "cuda"):
         catalogue.load_unpacked("tiny", name)
     assert loaded == ["cuda:0", "cuda:1", "cuda"]
