@@ -126,7 +126,7 @@ def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray,
     assert any(
         "2 workers measured latencies at the same time" in note.text for note in summary.notes
     )
-    assert summary.costs["clip-tiny"]["images"] == 5
+    assert summary.costs["clip-tiny"].images == 5
 
 
 @pytest.mark.slow
