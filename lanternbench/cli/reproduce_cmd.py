@@ -121,4 +121,4 @@ def print_recipes(as_json: bool) -> None:
                     "rows": f"{known} of {len(group.rows)}",
                 }
             )
-    print_rows(lines, as_json, "table paper measures rows")
+    print_rows(lines, as_json, "table measures rows")
