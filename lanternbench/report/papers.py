@@ -37,6 +37,12 @@ def published_rows() -> tuple[dict[str, str], ...]:
     return tuple(csv.DictReader(text.splitlines()))
 
 
+def published_figures(paper: Mapping[str, str]) -> dict[str, str]:
+    """Return the figures that a published row has, as the paper writes them."""
+    columns = {key: paper[key.replace("-", "_")] for key in QUANTITIES}
+    return {key: text for key, text in columns.items() if text}
+
+
 def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
     """Return measured rows with the papers' rows of the same method, closest setup first.
 
@@ -150,10 +156,10 @@ def comparison(
     line: dict[str, str | float | None] = {"run": row.run} if row.run else {}
     line |= {"label": row.label, "source": paper["source"], "table": paper["table"]}
     line["paper setup"] = ", ".join(filter(None, setup))
+    published = published_figures(paper)
     for key in QUANTITIES:
-        figure = paper[key.replace("-", "_")]
         line[f"{key} measured"] = row.value(key)
-        line[f"{key} paper"] = float(figure) if figure else None
+        line[f"{key} paper"] = float(published[key]) if key in published else None
     line["differs in"] = "; ".join(differs.values()) or "nothing"
     return line
 

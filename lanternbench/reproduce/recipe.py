@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import as_file, files
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict
 from lanternbench.errors import UserError, unknown
 from lanternbench.experiment.config import name_part, sweep
 from lanternbench.methods.method import method
-from lanternbench.models.entries import catalogue, check_target, lacking
+from lanternbench.models.entries import catalogue, catalogue_name, check_target, lacking
 from lanternbench.models.footprint import ONE_IMAGE, of_target
 from lanternbench.registry import components
-from lanternbench.report.papers import DATASETS, NAMES, QUANTITIES, published_rows
+from lanternbench.report.papers import DATASETS, NAMES, published_figures, published_rows
 from lanternbench.settings import MethodSpec, Sweep
 from lanternbench.utils.files import read_yaml
 
@@ -107,8 +107,11 @@ class Plan(NamedTuple):
     @property
     def needs(self) -> str:
         """Return what a run needs: memory, and files that are to be fetched."""
-        name, _, folder = self.config.target.partition("=")
-        row = catalogue()[name]
+        name = catalogue_name(self.config.target)
+        folder = self.config.target.partition("=")[2]
+        row = catalogue().get(name)
+        if row is None:
+            return f"the files of {self.config.target}"
         if not row.files:
             return "no files"
         dtype = getattr(torch, self.config.dtype or "bfloat16")
@@ -242,12 +245,10 @@ def _target(
 
 def _metrics(group: Group) -> list[str]:
     """Return the metrics that the table has figures of."""
-    columns = [key.replace("-", "_") for key in METRICS]
-    return [
-        name
-        for name, column in zip(METRICS, columns, strict=True)
-        if any(row[column] for row in group.rows)
-    ]
+    figures: set[str] = set()
+    for row in group.rows:
+        figures |= published_figures(row).keys()
+    return [name for name in METRICS if name in figures]
 
 
 def _spec(
@@ -282,11 +283,3 @@ def _name(group: Group, target: str) -> str:
         parts.append(group.target)
     parts += [group.dataset, f"T{group.temperature}"]
     return name_part("-".join(part for part in parts if part))
-
-
-def quantities(row: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the figures of a published row: name and text."""
-    for key in QUANTITIES:
-        text = row[key.replace("-", "_")]
-        if text:
-            yield key, text

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 from lanternbench.measure.statistics import Estimate
 from lanternbench.report.load import ReportRow
-from lanternbench.report.papers import differences
+from lanternbench.report.papers import differences, published_figures
 from lanternbench.report.tables import markdown
-from lanternbench.reproduce.recipe import Plan, quantities, recipes
+from lanternbench.reproduce.recipe import Plan, recipes
 from lanternbench.utils.files import replacing
 
 Outcome = Literal["inside", "outside", "not comparable"]
@@ -41,15 +41,16 @@ class Verdict(NamedTuple):
 def verdicts(plan: Plan, rows: Sequence[ReportRow]) -> list[Verdict]:
     """Return a verdict on every published figure of the rows that were measured."""
     measured = {row.label: row for row in rows}
+    set_images = recipes()[plan.group.paper].set_images
     found: list[Verdict] = []
     for label, published in plan.published.items():
         if label not in measured:
             continue
         row = measured[label]
         differs = differences(row, published)
-        for key, text in quantities(published):
+        for key, text in published_figures(published).items():
             figure = row.figure(key)
-            reason = incomparable(key, row, differs, recipes()[plan.group.paper].set_images)
+            reason = incomparable(key, row, differs, set_images)
             outcome: Outcome = "not comparable"
             if not reason:
                 outcome = "inside" if is_inside(figure, text) else "outside"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SHARED
+from prompt_files import texts, write
 from typer.testing import CliRunner
 
 from lanternbench import prompts
@@ -14,16 +15,6 @@ from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 
 GENEVAL = SHARED / "prompts" / "geneval_metadata.jsonl"
-
-
-def write(folder: Path, name: str, content: str | bytes) -> str:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
-
-
-def texts(spec: str, **options) -> list[str]:
-    return [prompt.text for prompt in prompts.load(spec, **options)]
 
 
 # --- tables ---

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SHARED
+from prompt_files import texts, write
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
@@ -23,16 +24,6 @@ def official(path: Path) -> Path:
     if not path.is_file():
         pytest.skip(f"NOT CHECKED: the official file {path.name} is not in {SHARED}")
     return path
-
-
-def write(folder: Path, name: str, content: str | bytes) -> str:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return str(path)
-
-
-def texts(spec: str, **options) -> list[str]:
-    return [prompt.text for prompt in prompts.load(spec, **options)]
 
 
 def coco_file(folder: Path, **changes) -> str:

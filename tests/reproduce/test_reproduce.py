@@ -171,6 +171,11 @@ def test_the_plan_of_a_paper_says_what_it_needs(capsys):
     assert "the paper does not name the stage" in text
 
 
+def test_the_plan_for_a_folder_of_another_model_says_whose_files_it_needs(tmp_path, capsys):
+    out = run(["reproduce", "cool-sd:2", "--target", f"hf:{tmp_path}", "--dry-run"], capsys)
+    assert f"the files of hf:{tmp_path}".replace(" ", "") in "".join(out.split())
+
+
 def test_the_list_has_a_line_for_each_run(capsys):
     rows = json.loads(run(["reproduce", "--json"], capsys))
     assert len(rows) == len(GROUPS)
