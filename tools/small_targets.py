@@ -16,13 +16,14 @@ from unittest import mock
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import Emu3VQVAEConfig
 
 from lanternbench.models.chameleon import checkpoint as chameleon
 from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig
 from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.emu3 import checkpoint as emu3
 from lanternbench.models.emu3 import tiktoken
-from lanternbench.models.emu3.checkpoint import Emu3, Emu3Config, Emu3VQ
+from lanternbench.models.emu3.checkpoint import Emu3, Emu3Config
 from lanternbench.models.entries import Entry, catalogue
 from lanternbench.models.glm_image import checkpoint as glm
 from lanternbench.models.glm_image.checkpoint import GlmImage, GlmImageConfig
@@ -30,6 +31,7 @@ from lanternbench.models.janus import checkpoint as janus
 from lanternbench.models.janus.checkpoint import Janus, JanusConfig
 from lanternbench.models.key_names import to_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, to_official
+from lanternbench.models.movq import VideoMoVQ
 from lanternbench.models.places import Source
 from lanternbench.models.vq import VQConfig, VQModel
 
@@ -291,7 +293,7 @@ def emu3_conversion(hub: Path, row: Entry) -> Emu3:
     vocabulary = len(write_words(model / "tokenizer.json", [*emu3.PUBLISHED, *images]))
     net = Emu3(Emu3Config(**DECODER, n_kv_head=2, vocab_size=vocabulary))
     state = hugging_face(net.state_dict(), "model.text_model.")
-    vq = Emu3VQ(emu3.Emu3VQVAEConfig(**EMU3_VQ)).state_dict()
+    vq = VideoMoVQ(Emu3VQVAEConfig(**EMU3_VQ)).state_dict()
     state |= {f"model.vqmodel.{name}": value for name, value in vq.items()}
     write_shards(model, state)
     text = LLAMA | {"vocab_size": vocabulary}

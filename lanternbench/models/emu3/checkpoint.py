@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import Emu3VQVAE, Emu3VQVAEConfig
+from torch import Tensor
+from transformers import Emu3VQVAEConfig
 
 from lanternbench.errors import UserError
 from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, read_tokeniser
 from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import Json, State, read_state
+from lanternbench.models.movq import VideoMoVQ, from_movq
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     IdTokeniser,
@@ -32,7 +32,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoderConfig,
     check_type,
 )
-from lanternbench.models.vq import Codebook, ImageTokeniser
+from lanternbench.models.vq import ImageTokeniser
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
@@ -62,14 +62,6 @@ SYSTEM = "You are a helpful assistant"
 END = " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d+)\|>")
 TABLE = "emu3.tiktoken"  # the releases' tokeniser, in place of a tokenizer.json
-_VQ_RENAMED = (  # the original release's names -> transformers'
-    (r"^decoder\.mid\.attn_1\.norm\.", "decoder.middle_block.attn_norm."),
-    (r"^decoder\.mid\.", "decoder.middle_block."),
-    (r"^decoder\.up\.(\d+)\.attn\.(\d+)\.norm\.", r"decoder.up_block.up.\1.attn_norms.\2."),
-    (r"^decoder\.up\.", "decoder.up_block.up."),
-    (r"(attn(?:_1|\.\d+))\.([qkv])\.", r"\1.\2_proj."),
-    (r"(attn(?:_1|\.\d+))\.proj_out\.", r"\1.out_proj."),
-)
 
 
 class Dialect(NamedTuple):
@@ -110,34 +102,6 @@ class Emu3Config(TokenDecoderConfig):
 
 class Emu3(TokenDecoder):
     """A Llama of one vocabulary for text and images."""
-
-
-class Emu3VQ(nn.Module):
-    """Token grids [B, h, w] -> images: the decoder of transformers' video VQGAN (2409.18869,
-    section 2.2) for one frame.
-    """
-
-    def __init__(self, config: Emu3VQVAEConfig):
-        super().__init__()
-        whole = Emu3VQVAE(config)  # its encoder is dropped
-        self.quantize = Codebook(config.codebook_size, config.embed_dim, spherical=False)
-        self.post_quant_conv = whole.post_quant_conv
-        self.decoder = whole.decoder
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> [B, 3, H, W], not clamped: the first of the four frames of one latent
-        frame.
-        """
-        code = self.quantize.codes()[tokens].permute(0, 3, 1, 2)[:, :, None]  # [B, 4, 1, h, w]
-        net = self.decoder
-        both = torch.cat([self.post_quant_conv(code), code])
-        for block in net.time_res_stack:
-            both = block(both)
-        for block in net.time_conv:
-            both = F.silu(block(both))
-        x, code = both[:, :, 0].chunk(2)
-        x = net.up_block(net.middle_block(net.conv_in(x), code), code)
-        return net.conv_out(F.silu(net.norm_out(x, code)))
 
 
 class Emu3Text(IdTokeniser):
@@ -183,24 +147,11 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
             return torch.arange(FIRST_IMAGE_ID, self.described_config.prompt_ids)
         return self.named_image_ids()
 
-    def new_vq(self) -> Emu3VQ:
-        return Emu3VQ(Emu3VQVAEConfig(**self.row.shape.get("vq", {})))
+    def new_vq(self) -> VideoMoVQ:
+        return VideoMoVQ(Emu3VQVAEConfig(**self.row.shape.get("vq", {})))
 
     def vq_state(self, where: Path) -> State:
-        """Either release's key names; the encoder is left out, and attention by 1 × 1 convolutions
-        becomes linear.
-        """
-        result = {}
-        for key, value in read_state(where).items():
-            key = key.removeprefix("model.").removeprefix("vqmodel.")
-            if not key.startswith(("decoder.", "quantize.", "post_quant_conv.")):
-                continue
-            for old, new in _VQ_RENAMED:
-                key = re.sub(old, new, key)
-            if key.endswith("_proj.weight") and value.ndim == 4:
-                value = value[..., 0, 0]
-            result[key] = value
-        return result
+        return from_movq(read_state(where))
 
     def vq(self) -> ImageTokeniser | None:
         return super().vq() if self.dialect.images else None
