@@ -136,7 +136,7 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
         "guided = partial(Tables, 3, 3, kind='dense', sampling=lossless.GUIDED)\n"
         "lossless.WORLDS, lossless.DECODES = (guided,), 200\n"
         "lossless.statistical.LENGTH = 4\n"
-        "lossless.TREES = lossless.WINDOWS = partial(Tables, 2, 3, kind='dense')\n"
+        "lossless.TREES = lossless.WINDOWS = (partial(Tables, 2, 3, kind='dense'),)\n"
         "rows = lossless.verify_all(['lookup', 'eagle-fan', 'eagle-peak'])\n"
         "print(json.dumps([row._asdict() for row in rows]))\n"
     )

@@ -67,13 +67,19 @@ WORLDS: Sequence[MakeTables] = (
     partial(Tables, 2, 6, kind="dense", sampling=MILD, deep=True),
     partial(Tables, 3, 5, kind="dense", sampling=TWO_TOKENS, deep=True),
 )
+# two rows: each with a window of two drafts; three: the third begins while the second is drawn
 ROWS: Sequence[MakeTables] = (
-    partial(RowTables, 2, (2, 3), sampling=MILD),
-    partial(RowTables, 2, (3, 3)),
+    partial(RowTables, 2, (2, 3)),
+    partial(RowTables, 2, (3, 3), sampling=MILD),
 )
 # of other forms; a window's drafts outlive a step
-TREES: MakeTables = partial(Tables, 4, 3, kind="dense")
-WINDOWS: MakeTables = partial(Tables, 3, 4, kind="dense")
+TREES: Sequence[MakeTables] = (partial(Tables, 4, 3, kind="dense"),)
+WINDOWS: Sequence[MakeTables] = (partial(Tables, 3, 4, kind="dense"),)
+# long enough for neighbours of later steps to enter windows that are wider or narrower than a row
+NEIGHBOURS: Sequence[MakeTables] = (
+    partial(Tables, 2, 6, kind="dense", width=1),
+    partial(Tables, 2, 6, kind="dense", width=3),
+)
 FEW = 6  # tokens of an image; with more of them a row has one draft
 
 
@@ -328,7 +334,7 @@ def _details(worlds: list[OnTables]) -> dict[str, str]:
 
 def _other_forms(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
     """The largest deviation of forms from the target's joint, if lossless, and from their
-    definitions, one small world each.
+    definitions, on small worlds.
     """
     worst = 0.0
     worst_label = ""
@@ -347,18 +353,30 @@ def _other_forms(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
 
 
 def _deviation(method: Method, seed: int) -> float | None:
-    """The deviation of a form on one small world; None without anything to hold it against.
+    """The deviation of a form on small worlds; None without anything to hold it against.
 
     What shares noise between steps is decoded and tested instead.
     """
     if method.proposal.lasting_noise:
         row = _decoded(method, seed)
         return 0.0 if row.passed else row.value
-    tables = WINDOWS if method.proposal.tree_is_own else TREES
+    deviations = []
+    for tables in small_worlds(method):
+        one = on_tables(method, tables(seed))
+        if one.defined is None and not method.lossless:
+            return None
+        deviations.append(one.wrong)
+    return _worst(deviations)
+
+
+def small_worlds(method: Method) -> Sequence[MakeTables]:
+    """The worlds in which a form of a method differs from its other forms."""
+    slides = "window" in type(method.proposal).model_fields
     if method.choices.order != "raster":
-        tables = ROWS[-1]
-    one = on_tables(method, tables(seed))
-    return one.wrong if method.lossless or one.defined is not None else None
+        return ROWS[:1] if slides else ROWS[1:]
+    if not slides:
+        return TREES
+    return NEIGHBOURS if "init" in method.options else WINDOWS
 
 
 def variations(method: Method) -> list[Method]:

@@ -58,7 +58,7 @@ class Tables:
     the prompt.
 
     ``q``, ``p`` [prefixes, V]: their conditional distributions before ``sampling``.  ``deep``:
-    trees of three levels.
+    trees of three levels.  ``width``: tokens of a row.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Tables:
         kind: str = "mixed",
         sampling: Sampling = TARGETS_OWN,
         deep: bool = False,
+        width: int = 2,
     ):
         generator = torch.Generator().manual_seed(seed)
         self.vocab = vocab
@@ -76,7 +77,7 @@ class Tables:
         self.kind = kind
         self.sampling = sampling
         self.deep = deep
-        self.grid = (-(-length // 2), 2)  # two tokens a row
+        self.grid = (-(-length // width), width)
         self.halves = 1 if sampling.guidance == 1.0 else 2
         count = sum(vocab**n for n in range(length))
         self.q = random_rows(count, vocab, kind, generator)

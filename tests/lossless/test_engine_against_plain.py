@@ -146,7 +146,7 @@ def test_guided_and_warped_the_engine_samples_what_the_papers_define(name):
 
 def test_every_form_of_a_rule_is_held_against_its_definition(monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", (partial(Tables, 3, 3, kind="dense"),))
-    monkeypatch.setattr(lossless, "TREES", partial(Tables, 3, 3, kind="dense"))
+    monkeypatch.setattr(lossless, "TREES", (partial(Tables, 3, 3, kind="dense"),))
     labels = {m.label for m in lossless.variations(method("cool-sd"))}
     assert {
         "cool-sd λ=1",

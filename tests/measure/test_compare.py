@@ -50,6 +50,21 @@ def test_the_interval_of_a_change_covers_it_as_often_as_it_says():
     assert 88 <= covered <= 100  # of 95 expected, ± 2.2
 
 
+def test_prompts_that_differ_do_not_widen_the_interval_of_a_change():
+    """Prompts take one to ten seconds, each 20 % longer in the new run."""
+
+    def figures(factor: float) -> Figures:
+        rows = samples(1.0, 0)
+        for i, sample in enumerate(rows):
+            sample.decode_s = factor * (1 + 9 * (i // 2 % 3))
+        return Figures(rows)
+
+    (change, *_), _ = changes(figures(1.0), figures(1.2), ["latency_s"])
+    assert change.relative == pytest.approx((0.2, 0.2, 0.2))
+    assert change.difference[0] > 0
+    assert change.difference[2] - change.difference[1] < change.difference[0]
+
+
 @pytest.mark.parametrize("alpha", [0.2, 0.05, 0.05 / 300])
 def test_students_t_is_that_of_scipy(alpha):
     for df in (*range(1, 40), 299, 4999):

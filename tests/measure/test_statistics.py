@@ -135,6 +135,11 @@ def test_the_sampled_paired_test_agrees_with_the_exact_one():
     assert paired_test(difference, np.zeros(14)) == pytest.approx(exact.pvalue, abs=0.01)
 
 
+def test_a_sampled_p_value_counts_the_observed_pattern():
+    """No random pattern of 60 signs is as extreme: one of 1,001 is, the observed one."""
+    assert paired_test(np.arange(1, 61), np.zeros(60), n=1000) == pytest.approx(1 / 1001)
+
+
 @pytest.mark.parametrize("pairs", [8, 30])
 def test_the_paired_test_rejects_5_percent_of_true_nulls_and_finds_a_true_difference(pairs):
     rng = np.random.default_rng(4)

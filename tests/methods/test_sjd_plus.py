@@ -54,6 +54,19 @@ def test_segments_are_accepted_as_often_as_their_definition_says(alpha):
         assert all(abs(found[n] / 200_000 - expected[n]) < 0.0056 for n in range(6))
 
 
+def test_drafts_of_equal_probability_share_a_segment():
+    """One segment, whose tail is the last draft: the two before it are accepted untested."""
+    q = torch.tensor([[0.25, 0.25, 0.25]])
+    p = torch.tensor([[1.0, 1.0, 0.5]])
+    u = torch.tensor([[0.49, 0.99, 0.99]])  # the first draft's is the segment's
+    assert segments(q, p, u, 0.3).tolist() == [3]
+    assert segments(q, p, u + 0.02, 0.3).tolist() == [2]
+    laws = [[0.25, 0.75]] * 4
+    drafts = [[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]
+    endings = SegmentRule(0.3).endings(laws, drafts, (0, 0, 0))
+    assert {length: chance for chance, length, _ in endings if chance} == {2: 0.5, 3: 0.5}
+
+
 def test_segments_of_a_drafted_chain_follow_their_definition():
     one = on_tables(method("eagle-1", tree="chain", acceptance="sjd-sv"), WORLDS[0](0))
     assert one.off < EXACT
@@ -63,8 +76,8 @@ def test_segments_of_a_drafted_chain_follow_their_definition():
 @pytest.mark.parametrize("name", slow_but(["sjd++"], ["sjd++", "sjd-sv"]))
 def test_verify_shows_the_total_variation_and_claims_no_bound(name, monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", WORLDS[1:2])
-    monkeypatch.setattr(lossless, "TREES", partial(Tables, 2, 3, kind="dense"))
-    monkeypatch.setattr(lossless, "WINDOWS", partial(Tables, 2, 3, kind="dense"))
+    monkeypatch.setattr(lossless, "TREES", (partial(Tables, 2, 3, kind="dense"),))
+    monkeypatch.setattr(lossless, "WINDOWS", (partial(Tables, 2, 3, kind="dense"),))
     rows = {row.check: row for row in verify_all([name])}
     distance = rows["tables: total variation"]
     assert distance.passed is None

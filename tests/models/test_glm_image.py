@@ -510,3 +510,11 @@ def test_recorded_steps_over_rows_of_the_fine_grid_draw_the_same(target, name, o
     for caption in CAPTIONS:
         want, made = (decode(t, name, [caption], 1.0, **options)[0] for t in (target, recorded))
         assert torch.equal(made, want)
+
+
+def test_the_grid_after_a_wide_one_begins_after_its_columns():
+    """A grid of 1 × 3 behind two prompt positions; the next begins at 2 + 3."""
+    found = positions(2, [(1, 3), (2, 1)]).tolist()
+    assert found[:2] == [[0, 0, 0], [1, 1, 1]]
+    assert found[2:5] == [[2, 2, 2], [2, 2, 3], [2, 2, 4]]
+    assert found[5:] == [[5, 5, 5], [5, 6, 5]]

@@ -597,4 +597,154 @@ MUTANTS = (
             "tests/methods/test_sjd_plus.py::test_segments_are_accepted_as_often_as_their_definition_says",
         ),
     ),
+    Mutant(
+        "top-p-reached-is-not-enough",
+        "top-p keeps one token more if the kept mass is p exactly",
+        (
+            (
+                "lanternbench/engine/sampling.py",
+                "mass.cumsum(-1) - mass >= sampling.top_p",
+                "mass.cumsum(-1) - mass > sampling.top_p",
+            ),
+        ),
+        tests=("tests/engine/test_sampling.py::test_top_p_ends_at_the_token_that_reaches_p",),
+    ),
+    Mutant(
+        "plain-top-p-reached-is-not-enough",
+        "the plain top-p keeps one token more if the kept mass is p exactly",
+        (
+            (
+                "lanternbench/lossless/plain/__init__.py",
+                "if mass >= sampling.top_p:",
+                "if mass > sampling.top_p:",
+            ),
+        ),
+        tests=("tests/engine/test_sampling.py::test_top_p_ends_at_the_token_that_reaches_p",),
+    ),
+    Mutant(
+        "known-shifted",
+        "what enters SJD's window is drawn from the distribution of the token after its neighbour",
+        (
+            (
+                f"{PROPOSALS}/jacobi.py",
+                "position = (result.start[:, None] + self.columns).clamp(",
+                "position = (result.start[:, None] + self.columns - 1).clamp(",
+            ),
+        ),
+        tests=(
+            "tests/lossless/test_worlds.py::test_what_enters_a_window_comes_from_its_neighbour",
+        ),
+    ),
+    Mutant(
+        "neighbour-not-committed",
+        "the neighbour above may be a token that is not committed",
+        (
+            (
+                f"{PROPOSALS}/jacobi.py",
+                "exists = (source >= 0) & (source < end)",
+                "exists = source >= 0",
+            ),
+        ),
+        "sjd",
+        ("tests/lossless/test_worlds.py::test_what_enters_a_window_comes_from_its_neighbour",),
+    ),
+    Mutant(
+        "segments-end-at-ties",
+        "a segment ends at a token as likely as the one before",
+        (
+            (
+                f"{RULES}/chains.py",
+                "falls = q[:, 1:] < q[:, :-1]",
+                "falls = q[:, 1:] <= q[:, :-1]",
+            ),
+        ),
+        tests=(
+            "tests/methods/test_sjd_plus.py::test_drafts_of_equal_probability_share_a_segment",
+        ),
+    ),
+    Mutant(
+        "kept-law-unrestricted",
+        "PJD: a draft that stays keeps the law of all tokens, not of those that would stay",
+        (
+            (
+                f"{METHODS}/orders.py",
+                "law = normalised(law * passes, law)",
+                "law = normalised(law, law)",
+            ),
+        ),
+        "pjd",
+        ("tests/lossless/test_worlds.py::test_a_draft_that_stays_has_its_plain_law",),
+    ),
+    Mutant(
+        "changes-not-paired",
+        "the interval of a change between runs adds their deviations instead of pairing them",
+        (
+            (
+                "lanternbench/measure/change.py",
+                "_half_width(moved_new - moved_old, tests)",
+                "_half_width(moved_new + moved_old, tests)",
+            ),
+            (
+                "lanternbench/measure/change.py",
+                "_half_width(moved_new / new - moved_old / old, tests)",
+                "_half_width(moved_new / new + moved_old / old, tests)",
+            ),
+        ),
+        tests=(
+            "tests/measure/test_compare.py::test_prompts_that_differ_do_not_widen_the_interval_of_a_change",
+        ),
+    ),
+    Mutant(
+        "grids-start-by-rows",
+        "GLM-Image: the grid after one wider than high begins too early",
+        (
+            (
+                "lanternbench/models/glm_image/checkpoint.py",
+                "start += max(rows, columns)",
+                "start += rows",
+            ),
+        ),
+        tests=(
+            "tests/models/test_glm_image.py::test_the_grid_after_a_wide_one_begins_after_its_columns",
+        ),
+    ),
+    Mutant(
+        "nothing-compared",
+        "verify compares nothing on tables",
+        (
+            (
+                "lanternbench/lossless/__init__.py",
+                '            deviations["within the bound"] = self.tv - loss\n'
+                "        return deviations\n",
+                '            deviations["within the bound"] = self.tv - loss\n        return {}\n',
+            ),
+        ),
+        tests=("tests/lossless/test_worlds.py::test_a_method_is_held_against_all_that_it_claims",),
+    ),
+    Mutant(
+        "row-loss-from-the-third-token",
+        "the loss of several rows leaves out the second token of an image",
+        (
+            (
+                "lanternbench/lossless/exact.py",
+                "for i in range(1, self.tables.length):",
+                "for i in range(2, self.tables.length):",
+            ),
+        ),
+        tests=("tests/lossless/test_worlds.py::test_every_drawn_token_of_rows_has_its_loss",),
+    ),
+    Mutant(
+        "p-value-of-zero",
+        "the sampled permutation test leaves out the observed pattern",
+        (
+            (
+                "lanternbench/measure/statistics.py",
+                "return (1 + hits) / (1 + n)",
+                "return hits / n",
+            ),
+        ),
+        tests=(
+            "tests/measure/test_statistics.py::test_a_sampled_p_value_counts_the_observed_pattern",
+        ),
+    ),
 )
