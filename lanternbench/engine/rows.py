@@ -1,5 +1,6 @@
-"""The contract of orders, and several rows at once: one forward pass feeds several rows, each
-ahead of the next.
+"""The contract of orders, and the order that draws several rows at once.
+
+One forward pass feeds several rows, each ahead of the next.
 
 A row begins when the row above has ``lead`` tokens.  Its first token is predicted from the end of
 the row above: from the row end if the model writes one, else from the last column, where an
@@ -30,6 +31,7 @@ from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.proposal import DraftSize, Size
 from lanternbench.engine.state import Commit, DecodeState, Feed, Outputs
 from lanternbench.engine.trace import Trace
+from lanternbench.engine.tree import numbers
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import additive
@@ -74,18 +76,14 @@ class RowState(NamedTuple):
         return rows._replace(law=change(self.law))
 
     def canonical(self) -> RowState:
-        """Return the state with unused entries set to zero, so that equivalent states compare
-        equal.
-        """
-        numbers = torch.arange(self.drafts.shape[2], device=self.p.device)
-        unused = numbers >= self.draft_count[..., None]
-        rows = self._replace(
-            drafts=self.drafts.masked_fill(unused, 0),
-            p=self.p.masked_fill(unused[..., None], 0.0),
+        """Return the state with unused entries set to zero; equivalent states compare equal."""
+        free = numbers(self.drafts.shape[2], self.p.device) >= self.draft_count[..., None]
+        free_law = free[..., None]
+        return self._replace(
+            drafts=self.drafts.masked_fill(free, 0),
+            p=self.p.masked_fill(free_law, 0.0),
+            law=None if self.law is None else self.law.masked_fill(free_law, 0.0),
         )
-        if self.law is None:
-            return rows
-        return rows._replace(law=self.law.masked_fill(unused[..., None], 0.0))
 
 
 class Active(NamedTuple):
@@ -98,7 +96,7 @@ class Active(NamedTuple):
     empty: Tensor  # bool: it has no token yet
     begun: Tensor  # bool: the row exists, and has begun or may begin
     in_step: Tensor  # bool: and it takes part in this step
-    top: Tensor  # [B] complete rows, so the first unfinished one
+    top: Tensor  # [B] number of complete rows, which is the first unfinished one
 
 
 class RowDraft(NamedTuple):
@@ -115,7 +113,7 @@ class Decision(NamedTuple):
     tokens: Tensor  # [B, A, K] of which the first ``advance`` [B, A] count
     advance: Tensor
     tested: Tensor  # [B, A, K] bool: a draft was tested here
-    final: Tensor  # [B, A] bool: a rejected draft's place gets a token all the same
+    final: Tensor  # [B, A] bool: the place of a rejected draft gets a token nevertheless
     rows: RowState  # after the step, still of the rows that were worked on
 
 
@@ -130,8 +128,10 @@ class RowResult(NamedTuple):
 
 
 class RowTrace(Trace):
-    """``seen`` [B, L, V]: each token's distribution in its row's context; p and ``law``: of the
-    draft tested.
+    """The distributions of a decode over several rows.
+
+    ``seen`` [B, L, V]: each token's distribution in its row's context; p and ``law``: those of the
+    draft that was tested there.
     """
 
     seen: Tensor
@@ -146,11 +146,9 @@ class RowTrace(Trace):
         self.seen[:, 0] = state.first
 
     def cut(self, length: int) -> None:
-        """Drop entries past the image; q is what the target gives each token after all that
-        precede it.
-        """
+        """Drop entries past the image, and compute q of each token after all that precede it."""
         state = self.state
-        del self.state  # caches and all
+        del self.state  # with its caches
         super().cut(length)
         tokens = state.finish()
         self.q = teacher_forced(state.target, state.prefix, tokens, state.guidance, state.warp)
@@ -201,8 +199,7 @@ class RowGrid(NamedTuple):
     seen_from: int | None
 
     def address(self, inputs: RowInputs, count: Tensor, span: int) -> Address:
-        """Each input attends to the prompt, to the committed tokens of the rows above and to its
-        own row.
+        """Let each input attend to the prompt, to committed tokens of rows above, to its own row.
 
         count [B, H]: committed tokens of each row, this forward pass's inputs included.
         """
@@ -220,18 +217,25 @@ class RowGrid(NamedTuple):
         return Address(slots, slots, mask, span)
 
     def _seen(
-        self, inputs: RowInputs, count: Tensor, offsets: Tensor, offset: Tensor, stride: int
+        self,
+        inputs: RowInputs,
+        count: Tensor,
+        offsets: Tensor,
+        offset: Tensor,
+        stride: int,
     ) -> Tensor:
-        """Return which offsets [span] from the image's first slot each input sees: bool [B, n,
-        span].
+        """Return the offsets [span] from the image's first slot that each input sees.
+
+        offset [B, n] of the inputs themselves -> bool [B, n, span]
         """
         row = offsets // stride
         column = offsets % stride
+        own_row = inputs.row[..., None]
         committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
         always = self.width if self.seen_from is None else self.seen_from
         written = committed | (column >= always)
-        rows_above = (row >= 0) & (row < inputs.row[..., None]) & written[:, None]
-        same_row = (row == inputs.row[..., None]) & (column < inputs.upto[..., None])
+        rows_above = (row >= 0) & (row < own_row) & written[:, None]
+        same_row = (row == own_row) & (column < inputs.upto[..., None])
         return rows_above | same_row | (offsets == offset[..., None])
 
 
@@ -251,14 +255,11 @@ class RowGeometry:
     steps: Tensor  # [K] 0 … D
 
     @classmethod
-    def of(cls, target: Target, lead: int, drafts: int, second: int | None = None) -> RowGeometry:
-        """``second``: tokens of the first row when the second begins; None: ``lead``."""
+    def of(cls, target: Target, lead: int, drafts: int) -> RowGeometry:
         height, width = target.grid
         lead = min(lead, width)
         n_rows = -(-width // lead)  # a lower one would begin after the top one is complete
-        need = torch.full((height,), lead, device=target.device)
-        if second is not None:
-            need[1:2].fill_(second)
+        device = target.device
         return cls(
             height=height,
             width=width,
@@ -267,15 +268,13 @@ class RowGeometry:
             n_rows=n_rows,
             drafts=drafts,
             inputs=1 + drafts,
-            need=need,
-            numbers=torch.arange(n_rows, device=target.device),
-            steps=torch.arange(1 + drafts, device=target.device),
+            need=torch.full((height,), lead, device=device),
+            numbers=numbers(n_rows, device),
+            steps=numbers(1 + drafts, device),
         )
 
     def active_rows(self, count: Tensor, n_rows: int) -> Active:
-        """Return the first ``n_rows`` rows from the top unfinished one on; count [B, H] tokens of
-        each.
-        """
+        """Return ``n_rows`` rows from the top unfinished one on; count [B, H] tokens of each."""
         below = self.numbers[:n_rows]
         top = self.complete_rows(count)
         row = top[:, None] + below
@@ -293,28 +292,32 @@ class RowGeometry:
         return Active(index, filled, filled_above, max_drafts, empty, begun, in_step, top)
 
     def complete_rows(self, count: Tensor) -> Tensor:
-        """[B] complete rows from the top on."""
+        """Return how many rows from the top on are complete: [B]."""
         return (count == self.width).long().cumprod(1).sum(1)
 
     def next_work(self, rows: RowState) -> Tensor:
-        """[B, 3] the ``Work`` of the next step."""
+        """Return the ``Work`` of the next step: [B, 3]."""
         active = self.active_rows(rows.filled, self.n_rows)
         n_rows = (active.begun * (self.numbers + 1)).amax(1)
         before = active.row * (self.width + self.row_ends) + active.filled
         end = (before + active.max_drafts) * active.in_step
-        return torch.stack([n_rows, self.to_close(rows, active).long(), end.amax(1)], 1)
+        closing = self.to_close(rows, active).long()
+        return torch.stack([n_rows, closing, end.amax(1)], 1)
 
     def to_close(self, rows: RowState, active: Active) -> Tensor:
-        """Return, per prompt, whether the last complete row still has to be written to the cache:
-        bool [B].
+        """Return the prompts whose last complete row is not yet in the cache as a whole: bool [B].
+
+        Without row ends, a row that has begun shows that the one above it was read to its end.
         """
         pending = (active.top > rows.closed) & (active.top < self.height)
-        # else the next row's first token reads it
-        return pending if self.row_ends else pending & (active.filled[:, 0] > 0)
+        if self.row_ends:
+            return pending
+        return pending & (active.filled[:, 0] > 0)  # else the next row's first token reads it
 
     def all_inputs(self, image: Tensor, draft: RowDraft) -> RowInputs:
-        """image [B, ≥ L] -> K inputs of each row, and after them the last token of a complete one
-        if a prompt needs it.
+        """image [B, ≥ L] -> K inputs of each row.
+
+        The last token of a complete row follows them if a prompt needs it.
         """
         inputs = self.inputs_of_rows(image, draft)
         if not draft.work.closing:
@@ -337,25 +340,32 @@ class RowGeometry:
         source = torch.where(empty, from_above, active.row)
         filled = draft.rows.filled.gather(1, source)
         last = image.gather(1, self.first + source * width + filled - 1)
-        column = torch.where(empty, width - (not self.row_ends), active.filled - 1)
-        ahead = (active.filled - 1)[..., None] + self.steps[1:]
-        upto = torch.where(empty, active.filled_above, active.filled - 1)
-        drafted_row = active.row[..., None].expand_as(ahead)
+        row = active.row - empty.long()
+        last_column = active.filled - 1
+        column = torch.where(empty, width - (not self.row_ends), last_column)
+        upto = torch.where(empty, active.filled_above, last_column)
+        drafts = draft.rows.drafts[..., : self.drafts]
+        drafted_column = last_column[..., None] + self.steps[1:]
+        drafted_row = active.row[..., None].expand_as(drafts)
         return RowInputs(
-            tokens=torch.cat([last[..., None], draft.rows.drafts[..., : self.drafts]], -1),
-            row=torch.cat([(active.row - empty.long())[..., None], drafted_row], -1),
-            column=torch.cat([column[..., None], ahead], -1),
-            upto=torch.cat([upto[..., None], ahead], -1),
+            tokens=torch.cat([last[..., None], drafts], -1),
+            row=torch.cat([row[..., None], drafted_row], -1),
+            column=torch.cat([column[..., None], drafted_column], -1),
+            upto=torch.cat([upto[..., None], drafted_column], -1),
             used=active.in_step[..., None] & (self.steps <= active.max_drafts[..., None]),
         )
 
+    def positions(self, active: Active, advance: Tensor, void: int) -> Tensor:
+        """Return the image positions of ``advance`` [B, A] new tokens: [B, A · K], else ``void``."""
+        first = self.first + active.row * self.width + active.filled
+        counts = self.steps < advance[..., None]
+        return torch.where(counts, first[..., None] + self.steps, void).flatten(1)
+
     def shifted(self, rows: RowState, top: Tensor) -> RowState:
-        """Drafts of the rows from ``top`` [B] on -> of A rows from the next top unfinished one
-        on.
-        """
+        """Turn the drafts of rows from ``top`` [B] on into those of the next step's A rows."""
         b, n_rows = rows.draft_count.shape
         source = self.numbers + (self.complete_rows(rows.filled) - top)[:, None]
-        batch = torch.arange(b, device=top.device)[:, None]
+        batch = numbers(b, top.device)[:, None]
         at = source.clamp(max=n_rows - 1)
         rows = rows.map_rows(lambda x: x[batch, at])
         return rows._replace(draft_count=torch.where(source < n_rows, rows.draft_count, 0))
@@ -384,8 +394,9 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
 
     @abstractmethod
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
-        """Return what becomes of the drafts, given q [B, A, K, V] after each input; u [B, A,
-        per_row].
+        """Return what becomes of the drafts, given q [B, A, K, V] after each input.
+
+        u [B, A, per_row]
         """
 
     def fill(self, rows: RowState, u: Tensor) -> RowState:
@@ -422,23 +433,28 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         rows = carried._replace(work=PerPrompt())
         if work.rows < self.rows.n_rows:
             rows = rows.map_rows(lambda x: x[:, : work.rows])
-        draft = RowDraft(active, self.fill(rows, self.by_row(u, work.rows)), work)
+        rows = self.fill(rows, self.by_row(u, work.rows))
         state.clock.tick("draft")
-        return draft
+        return RowDraft(active, rows, work)
 
     def by_row(self, u: Tensor, rows: int) -> Tensor:
         """The step's uniforms [B, U] -> [B, rows, per_row]."""
         return u.view(len(u), self.rows.n_rows, -1)[:, :rows]
 
     def feed(self, state: DecodeState, draft: RowDraft) -> Feed:
-        inputs = self.rows.all_inputs(state.now.tokens, draft)
+        geometry = self.rows
         layout = state.cache.layout
-        first = self.rows.first
-        span = state.span() if state.span else layout.slots[1 + first] + draft.work.slots
-        grid = RowGrid(layout, first, self.rows.width, self.seen_from)
+        if state.span is not None:
+            span = state.span()
+        else:
+            span = layout.slots[1 + geometry.first] + draft.work.slots
+        inputs = geometry.all_inputs(state.now.tokens, draft)
+        grid = RowGrid(layout, geometry.first, geometry.width, self.seen_from)
         address = grid.address(inputs, draft.rows.filled, span)
-        row_ends = inputs.column == self.rows.width if self.rows.row_ends else None
-        reads = slice(0, draft.work.rows * self.rows.inputs)
+        row_ends = None
+        if geometry.row_ends:
+            row_ends = inputs.column == geometry.width
+        reads = slice(0, draft.work.rows * geometry.inputs)
         return Feed(inputs.tokens, address, reads, row_ends)
 
     def decide(
@@ -452,10 +468,7 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         filled = draft.rows.filled.scatter_add(1, active.row, decision.advance)
         rows = decision.rows._replace(filled=filled, closed=active.top)
         rows = geometry.shifted(rows, active.top)
-        firsts = geometry.first + active.row * geometry.width + active.filled
-        positions = firsts[..., None] + geometry.steps
-        counts = geometry.steps < decision.advance[..., None]
-        positions = torch.where(counts, positions, state.limit).flatten(1)
+        positions = geometry.positions(active, decision.advance, state.limit)
         length = geometry.first + filled.sum(1, keepdim=True)
         commit = Commit(
             tokens=decision.tokens.flatten(1),

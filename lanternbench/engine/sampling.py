@@ -1,5 +1,6 @@
-"""From logits to distributions to tokens: warping, and draws that are functions of explicit
-uniforms.
+"""From logits to distributions to tokens.
+
+A warp makes distributions of logits; a draw is a function of explicit uniforms.
 """
 
 import math
@@ -21,14 +22,16 @@ class Warp(NamedTuple):
         return self.sampling.temperature == 0.0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] -> probabilities [..., V]; greedy leaves temperature 1, the rules take
-        the argmax.
+        """Logits [..., V] -> probabilities [..., V].
 
-        Top-k keeps ties of the k-th logit; top-p keeps the fewest tokens whose mass reaches p, at
-        least one; min-p keeps tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
+        A greedy warp leaves temperature 1: verification takes the argmax.  Top-k keeps ties of the
+        k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one; min-p keeps
+        tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
         """
         sampling = self.sampling
-        x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        x = logits
+        if x.dtype != torch.float64:
+            x = x.float()
         if sampling.temperature == 0.0:
             return x.softmax(-1)
         if sampling.temperature != 1.0:
@@ -36,15 +39,19 @@ class Warp(NamedTuple):
         if 0 < sampling.top_k < x.shape[-1]:
             x = x.masked_fill(x < kth_largest(x, sampling.top_k), -torch.inf)
         if sampling.top_p < 1.0:
-            ordered, index = x.sort(-1, descending=True)
-            mass = ordered.softmax(-1)
-            # the mass before a token already suffices
-            outside = mass.cumsum(-1) - mass >= sampling.top_p
-            x = x.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+            x = x.masked_fill(outside_nucleus(x, sampling.top_p), -torch.inf)
         if sampling.min_p > 0.0:
             least = x.amax(-1, keepdim=True) + math.log(sampling.min_p)
             x = x.masked_fill(x < least, -torch.inf)
         return x.softmax(-1)
+
+
+def outside_nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Return the tokens that top-p drops, because the mass before them suffices: bool [..., V]."""
+    ordered, index = logits.sort(-1, descending=True)
+    mass = ordered.softmax(-1)
+    outside = mass.cumsum(-1) - mass >= top_p
+    return torch.zeros_like(outside).scatter(-1, index, outside)
 
 
 def on_host(x: Tensor) -> bool:
@@ -53,7 +60,7 @@ def on_host(x: Tensor) -> bool:
 
 
 def kth_largest(x: Tensor, k: int) -> Tensor:
-    """[..., V] -> [..., 1].  On a CPU numpy's selection is the faster one for many rows."""
+    """[..., V] -> [..., 1].  On a CPU, numpy's selection is faster for many rows."""
     if not on_host(x):
         return x.topk(k).values[..., -1:]
     place = x.shape[-1] - k
@@ -68,22 +75,27 @@ def at(q: Tensor, x: Tensor) -> Tensor:
 
 
 def normalised(weights: Tensor, fallback: Tensor) -> Tensor:
-    """Return a residual as a distribution; one that is 0 everywhere becomes ``fallback`` [..., V],
-    the distribution it came from.
+    """Return a residual as a distribution.
+
+    One that is 0 everywhere becomes ``fallback`` [..., V], the distribution it came from.
     """
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / total, fallback)
 
 
 def rows_at(x: Tensor, index: Tensor) -> Tensor:
-    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V]: whole rows, which a gather would
-    copy item by item.
+    """x [B, M, V], index [B] or [B, n] -> [B, V] or [B, n, V].
+
+    It copies whole rows, which a gather would copy item by item.
     """
     b, m, v = x.shape
-    if b == 1:
-        return x.index_select(1, index.flatten()).view(*index.shape, v)
-    index = index + torch.arange(0, b * m, m, device=x.device).view(-1, *[1] * (index.ndim - 1))
-    return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, v)
+    if b > 1:
+        first_row = torch.arange(0, b * m, m, device=x.device)
+        if index.ndim == 2:
+            first_row = first_row[:, None]
+        index = index + first_row
+        x = x.reshape(1, b * m, v)
+    return x.index_select(1, index.flatten()).view(*index.shape, v)
 
 
 # the largest uniform in use: its product with a total must not round up to the total
@@ -91,28 +103,25 @@ BELOW_ONE = 1 - 1e-6
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
-    """Inverse CDF: weights [..., V] ≥ 0 of any scale, uniforms u [...] in 0 … BELOW_ONE -> tokens
-    [...].
+    """Invert the CDF: weights [..., V] ≥ 0 of any scale, u [...] in 0 … BELOW_ONE -> tokens [...].
 
-    Never draws a token of weight 0 unless all are 0 (then the last).
+    A token of weight 0 is never drawn, unless all weights are 0 (then the last token is).
     """
     return draw_each(weights, u.unsqueeze(-1)).squeeze(-1)
 
 
 def draw_each(weights: Tensor, u: Tensor) -> Tensor:
-    """Independent draws from the same weights: [..., V], u [..., m] -> tokens [..., m]."""
-    # in float32 a GPU's is not monotone
+    """Draw independently from the same weights: [..., V], u [..., m] -> tokens [..., m]."""
+    # in float32, a GPU's is not monotone
     cdf = weights.cumsum(-1, dtype=torch.float64)
     last = weights.shape[-1] - 1
-    # the smallest index whose cumulative weight exceeds u·total is drawn
-    level = u * cdf.narrow(-1, last, 1)
-    return torch.searchsorted(cdf, level, right=True).clamp_(max=last)
+    total = cdf.narrow(-1, last, 1)
+    # the smallest index whose cumulative weight exceeds u·total
+    return torch.searchsorted(cdf, u * total, right=True).clamp_(max=last)
 
 
 def draw_distinct(weights: Tensor, u: Tensor) -> Tensor:
-    """Successive draws without replacement: weights [..., V], u [..., m] -> tokens [..., m] in
-    draft order.
-    """
+    """Draw without replacement: weights [..., V], u [..., m] -> tokens [..., m] in draft order."""
     if u.shape[-1] == 1:
         return draw_each(weights, u)
     tokens: list[Tensor] = []

@@ -25,6 +25,12 @@ Paths = tuple[Path, ...]
 MAX_DEPTH = 64
 
 
+@cache
+def numbers(n: int, device: torch.device) -> Tensor:
+    """Return 0 … n − 1 [n], the same tensor for all who ask."""
+    return torch.arange(n, device=device)
+
+
 class Tree(NamedTuple):
     """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of
     children.

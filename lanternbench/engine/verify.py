@@ -24,7 +24,7 @@ from lanternbench.engine.chosen import closed_form, lone_root, rank_by_rank, ver
 from lanternbench.engine.plain import PlainResidual, standard_residual
 from lanternbench.engine.relaxed import RelaxedProb, ResidualWeights, TokenTest
 from lanternbench.engine.sampling import at, draw_each, rows_at
-from lanternbench.engine.tree import Draft, SiblingOrder, StaticTree, VerifyResult
+from lanternbench.engine.tree import Draft, SiblingOrder, StaticTree, VerifyResult, numbers
 from lanternbench.models.target import Target
 
 PIECE = 1 << 24  # probabilities that ``everywhere`` reads at once
@@ -41,7 +41,7 @@ class Uniforms(NamedTuple):
 
     @property
     def of_positions(self) -> Tensor:
-        """``position``, for rules that ask for it.  Raises TypeError for others."""
+        """Return ``position``.  Raises TypeError for a rule that is not ``by_position``."""
         if self.position is None:
             raise TypeError("only a rule that is ``by_position`` has uniforms of image positions")
         return self.position
@@ -56,7 +56,7 @@ class SampledDraft(NamedTuple):
 
     @classmethod
     def of(cls, draft: Draft) -> SampledDraft:
-        """Raises TypeError for a draft without p, or in a tree that grew."""
+        """Raise TypeError for a draft without p, or in a tree that grew."""
         if draft.p is None or draft.static is None:
             raise TypeError("a sampled draft has p, and a static tree")
         return cls(draft.tokens, draft.p, draft.static)
@@ -69,11 +69,16 @@ class Residual:
     weights: ResidualWeights
     plain: PlainResidual | None = None  # the same in scalar Python
     lossless: bool = False  # under a rule with q̃ = q
-    of_token: bool = True  # does it depend on which sampled token was rejected?
+    of_token: bool = True  # whether it depends on which sampled token was rejected
     public: str | None = None  # name of the row that the public code samples from
 
     def __call__(
-        self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest
+        self,
+        q: Tensor,
+        p: Tensor | None,
+        x: Tensor,
+        depth: Tensor,
+        rule: TokenTest,
     ) -> Tensor:
         """q [..., V] of the target, p [..., V] of the drafter (None: x was chosen), x [...]."""
         return self.weights(q, p, x, depth, rule)
@@ -82,14 +87,13 @@ class Residual:
 class AcceptanceRule(Component):
     """The options of an acceptance rule: what users set, and nothing else.
 
-    A rule defines ``relax``, or ``build`` where it needs tensors of the target.
+    A rule defines ``relax``, or ``build`` if it needs tensors of the target.
     """
 
-    # the residual to use when the rule replaces a preset's
-    usual_residual: ClassVar[str] = "standard"
-    # does it need one uniform per image token, the same in every step?
+    usual_residual: ClassVar[str] = "standard"  # if the rule replaces a preset's
+    # whether it needs one uniform per image token, the same in every step
     by_position: ClassVar[bool] = False
-    by_draft: ClassVar[bool] = True  # does it judge each draft by itself?
+    by_draft: ClassVar[bool] = True  # whether it judges each draft by itself
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
@@ -111,8 +115,9 @@ class AcceptanceRule(Component):
 
 @dataclass(frozen=True, eq=False)
 class RatioTest:
-    """Accept a drafted token x with probability min(1, q̃(x)/p(x)); here q̃ is what ``relax`` says,
-    and all else derives from it.
+    """Accept a drafted token x with probability min(1, q̃(x)/p(x)).
+
+    ``relax`` gives q̃, and everything else derives from it.
     """
 
     by_position: ClassVar[bool] = False  # see ``AcceptanceRule``
@@ -127,8 +132,9 @@ class RatioTest:
         raise NotImplementedError
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        """Return q̃(y) for every token y: [..., V].  The general form takes O(V²) time, in pieces
-        of bounded memory.
+        """Return q̃(y) for every token y: [..., V].
+
+        This general form takes O(V²) time, in pieces of bounded memory.
         """
         shape = q.shape[:-1]
         tokens = torch.arange(q.shape[-1], device=q.device)
@@ -147,14 +153,16 @@ class RatioTest:
         return (u * p_x < self.relax(q, x, depth).value) & (p_x > 0)
 
     def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
-        """Return p(y)·f(y) for every token y, f the probability that ``accept`` accepts it: q, p
-        [..., V] -> [..., V].
+        """Return p(y)·f(y) for every token y; f is the probability that ``accept`` accepts it.
+
+        q, p [..., V] -> [..., V]
         """
         return torch.minimum(p, self.everywhere(q, depth))
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
-        """Temperature 0: return whether x is the argmax of q̃(·|x).  q [B, N, V], best = argmax q
-        [B, N], parent [B, N] -> [B, N].
+        """Return whether x is the argmax of q̃(·|x), for temperature 0.
+
+        q [B, N, V], best = argmax q [B, N], parent [B, N] -> [B, N]
         """
         rows = rows_at(q, parent)
         relaxed = self.relax(rows, draft.tokens, draft.tree.depth.expand_as(draft.tokens))
@@ -162,31 +170,45 @@ class RatioTest:
         return relaxed.value >= rivals.amax(-1)
 
     def rivals(self, q: Tensor, relaxed: RelaxedProb) -> Tensor:
-        """Return q̃(·|x) but for x itself: [..., V]."""
+        """Return q̃(·|x) for all tokens but x: [..., V]."""
         return q if relaxed.group is None else relaxed.group.struck_from(q)
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
-        """Return [b, N] priorities among accepted paths of equal length, the lowest value first;
+        """Return [b, N] priorities among accepted paths of equal length, the lowest value first.
+
         None: node order.
         """
         return None
 
     def verify_chosen(
-        self, draft: Draft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: Draft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
-        """Children that were chosen (top-k), where p counts as 1."""
+        """Verify children that were chosen (top-k), so that p counts as 1."""
         return rank_by_rank(self, draft, q, u, residual)
 
     def verify_sampled(
-        self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: SampledDraft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
-        """Children that were sampled without replacement from p."""
+        """Verify children that were sampled without replacement from p."""
         if draft.static.is_chain:
             return verify_chain(self, draft, q, u, residual)
         return verify_tree(self, draft, q, u, residual)
 
     def verify(
-        self, draft: Draft, q: Tensor, u: Uniforms, residual: ResidualWeights, greedy: bool
+        self,
+        draft: Draft,
+        q: Tensor,
+        u: Uniforms,
+        residual: ResidualWeights,
+        greedy: bool,
     ) -> VerifyResult:
         """Choose a path through the tree and the token that ends it; q [B, N, V]."""
         if draft.tokens.shape[1] == 1:
@@ -210,7 +232,7 @@ class RuleTest(RatioTest):
 
 @dataclass(frozen=True, eq=False)
 class OrderedTest(RatioTest):
-    """A test that is greedy as the target is: at temperature 0 it accepts the argmax of q."""
+    """A test that accepts the argmax of q at temperature 0, as the target would choose it."""
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor:
         return draft.tokens == best.gather(1, parent)
@@ -227,7 +249,11 @@ class ExactTest(OrderedTest):
         return q
 
     def verify_chosen(
-        self, draft: Draft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: Draft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
         if residual is standard:
             return closed_form(draft, q, u)
@@ -254,7 +280,12 @@ class LeftOver(NamedTuple):
 
 
 def left_over(
-    test: TokenTest, residual: ResidualWeights, q: Tensor, p: Tensor, x: Tensor, depth: Tensor
+    test: TokenTest,
+    residual: ResidualWeights,
+    q: Tensor,
+    p: Tensor,
+    x: Tensor,
+    depth: Tensor,
 ) -> LeftOver:
     """q, p [..., V], x rejected [...] at depth 1 … D (broadcast)."""
     weights = residual(q, p, x, depth, test)
@@ -264,10 +295,17 @@ def left_over(
 
 
 def end_of_chain(
-    draft: SampledDraft, q: Tensor, weights: Tensor, counts: Tensor, accepted: Tensor, u: Tensor
+    draft: SampledDraft,
+    q: Tensor,
+    weights: Tensor,
+    counts: Tensor,
+    accepted: Tensor,
+    u: Tensor,
 ) -> VerifyResult:
-    """A chain of which ``accepted`` [B] drafts are: the next token comes from ``weights`` [B, V],
-    unnormalised, if they count [B, 1] and a draft was rejected, else from q [B, V] there.
+    """Return the result for a chain of which ``accepted`` [B] drafts were accepted.
+
+    The next token comes from ``weights`` [B, V], unnormalised, if they count [B, 1] and a draft
+    was rejected, else from q [B, V] there.
     """
     length = draft.p.shape[1]
     accepted_column = accepted.unsqueeze(1)
@@ -279,9 +317,13 @@ def end_of_chain(
 
 
 def verify_chain(
-    test: TokenTest, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+    test: TokenTest,
+    draft: SampledDraft,
+    q: Tensor,
+    u: Tensor,
+    residual: ResidualWeights,
 ) -> VerifyResult:
-    """A tree of width 1: accept from the left until the first rejection."""
+    """Accept the drafts of a chain from the left until the first rejection."""
     length = draft.p.shape[1]
     tokens = draft.tokens.narrow(1, 1, length)
     uniforms = u.narrow(1, 1, length)
@@ -289,24 +331,37 @@ def verify_chain(
     passed = test.accept(q.narrow(1, 0, length), draft.p, tokens, depth, uniforms)
     accepted = passed.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
-    prompts = torch.arange(len(q), device=q.device)
+    prompts = numbers(len(q), q.device)
     q_stop = q[prompts, accepted]
     p_stop = draft.p[prompts, rejected]
     left = left_over(test, residual, q_stop, p_stop, tokens[prompts, rejected], rejected + 1)
     return end_of_chain(draft, q_stop, left.weights, left.counts, accepted, u)
 
 
-def stages(
-    test: TokenTest, draft: SampledDraft, q: Tensor, residual: ResidualWeights
-) -> tuple[Tensor, Tensor]:
-    """Return q and p that each child of a tree is tested with, after its elder siblings were
-    rejected: [B, C, V] each, in the order of ``SiblingOrder``.
+class Children(NamedTuple):
+    """The children of a tree in the order of ``SiblingOrder``, with what tests each of them after
+    its elder siblings were rejected.
     """
+
+    tokens: Tensor  # [B, C]
+    depth: Tensor  # [C]
+    q: Tensor  # [B, C, V]
+    p: Tensor  # [B, C, V]
+
+
+def stages(
+    test: TokenTest,
+    draft: SampledDraft,
+    q: Tensor,
+    residual: ResidualWeights,
+) -> Children:
+    """Take each rejected sibling out of q [B, N, V] and p, rank after rank."""
+    siblings = draft.static.siblings
     target = q.index_select(1, draft.static.inner_ids)
     drafter = draft.p
     targets = [target]
     drafters = [drafter]
-    for rank in draft.static.siblings.later:
+    for rank in siblings.later:
         target = target.index_select(1, rank.elder_places)
         drafter = drafter.index_select(1, rank.elder_places)
         rejected = draft.tokens.index_select(1, rank.elders)
@@ -316,7 +371,12 @@ def stages(
         drafter.div_(drafter.sum(-1, keepdim=True).clamp_(min=TINY))
         targets.append(target)
         drafters.append(drafter)
-    return torch.cat(targets, 1), torch.cat(drafters, 1)
+    return Children(
+        tokens=draft.tokens.index_select(1, siblings.nodes),
+        depth=siblings.depth,
+        q=torch.cat(targets, 1),
+        p=torch.cat(drafters, 1),
+    )
 
 
 class Stop(NamedTuple):
@@ -327,8 +387,9 @@ class Stop(NamedTuple):
 
 
 def walk(siblings: SiblingOrder, passed: Tensor) -> Stop:
-    """Follow the first accepted children from the root; passed [B, C]: the children that are
-    accepted if tried.
+    """Follow the first accepted children from the root.
+
+    passed [B, C]: the children that are accepted if tried.
     """
     decided = F.pad(passed, (0, 1), value=True)[:, siblings.tests]  # [B, N, W + 1]
     outcome = decided.int().argmax(-1) + siblings.outcomes
@@ -340,21 +401,36 @@ def walk(siblings: SiblingOrder, passed: Tensor) -> Stop:
 
 
 def verify_tree(
-    test: TokenTest, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+    test: TokenTest,
+    draft: SampledDraft,
+    q: Tensor,
+    u: Tensor,
+    residual: ResidualWeights,
 ) -> VerifyResult:
     """Test every child as if it were reached, then follow the first accepted ones from the root."""
     siblings = draft.static.siblings
-    targets, drafters = stages(test, draft, q, residual)
-    tokens = draft.tokens.index_select(1, siblings.nodes)
+    children = stages(test, draft, q, residual)
     uniforms = u.index_select(1, siblings.nodes)
-    stop, tried = walk(siblings, test.accept(targets, drafters, tokens, siblings.depth, uniforms))
+    passed = test.accept(children.q, children.p, children.tokens, children.depth, uniforms)
+    stop, tried = walk(siblings, passed)
+    prompts = numbers(len(q), q.device)
     last = siblings.last_child.take(stop)  # place of the last rejected child, unless at a leaf
-    prompts = torch.arange(len(q), device=q.device)
-    q_last = targets[prompts, last]
-    p_last = drafters[prompts, last]
-    depth = siblings.depth.take(last)
-    left = left_over(test, residual, q_last, p_last, tokens[prompts, last], depth)
-    after_children = torch.where(left.counts, left.weights, q_last)
+    after_children = after_rejection(test, residual, children, prompts, last)
     final = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)
     token = draw_each(final, u.narrow(1, 0, 1)).squeeze(1)
     return VerifyResult(siblings.paths[stop], siblings.levels.take(stop), token, tried)
+
+
+def after_rejection(
+    test: TokenTest,
+    residual: ResidualWeights,
+    children: Children,
+    prompts: Tensor,
+    place: Tensor,
+) -> Tensor:
+    """Return the weights [B, V] of the next token if the child at ``place`` [B] is rejected."""
+    q = children.q[prompts, place]
+    p = children.p[prompts, place]
+    x = children.tokens[prompts, place]
+    left = left_over(test, residual, q, p, x, children.depth.take(place))
+    return torch.where(left.counts, left.weights, q)

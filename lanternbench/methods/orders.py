@@ -80,7 +80,7 @@ class Rows(Order):
         if not component("acceptance", choices.acceptance).by_draft:
             return (
                 "a row commits drafts one by one, and the rule "
-                f"'{choices.acceptance}' does not judge them so"
+                f"'{choices.acceptance}' does not judge them one by one"
             )
         if self.variant == "paper":
             return None
@@ -103,10 +103,14 @@ class Rows(Order):
             return self._alone(target, speculation)
         if self.c >= width or height == 1:
             return speculation  # one row at a time: plain speculative Jacobi decoding
-        rows = RowGeometry.of(target, self.c, drafts)
-        reuse = REUSE if public else self.reuse
-        static = chain(drafts).to(target.device)
-        return RowWindows(speculation, rows, target.vocab, static, reuse, one_hot=public)
+        return RowWindows(
+            one_row=speculation,
+            rows=RowGeometry.of(target, self.c, drafts),
+            vocab=target.vocab,
+            static=chain(drafts).to(target.device),
+            reuse=REUSE if public else self.reuse,
+            one_hot=public,
+        )
 
     def _alone(self, target: Target, speculation: Speculation) -> AnyStrategy:
         """Return what decodes without drafts."""
@@ -117,7 +121,8 @@ class Rows(Order):
                 seen_from = -1
             elif self.auxiliary == "seen":
                 seen_from = width - 1
-        rows = RowGeometry.of(target, self.lead, 0, second=width)
+        rows = RowGeometry.of(target, self.lead, 0)
+        rows.need[1:2] = width  # the first row is drawn alone
         root = chain(0).to(target.device)
         if self.adaptive:
             pair = chain(1).to(target.device)
@@ -136,8 +141,9 @@ class Rows(Order):
 
 @dataclass(frozen=True, eq=False)
 class ZipAR(RowStrategy):
-    """The first row is drawn alone, as by the public code; each other row is ``lead`` tokens ahead
-    of the next.
+    """Draws one token in each row; a row is ``lead`` tokens ahead of the next.
+
+    The first row is drawn alone, as the public code does.
     """
 
     one_row: Speculation
@@ -166,11 +172,11 @@ class ZipAR(RowStrategy):
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveZipAR(ZipAR):
-    """From ``lead`` tokens on, a row's first token is a candidate x.
+    """Draws a row's first token as a candidate x once the row above has ``lead`` tokens.
 
-    With every further token of the row above it is predicted anew: kept with probability min(1,
-    p_{k+1}(x)/p_k(x)), else redrawn from [p_{k+1} − p_k]₊, until it is kept or the row above is
-    complete.
+    With every further token of the row above, x is predicted anew: it is kept with probability
+    min(1, p_{k+1}(x)/p_k(x)), else redrawn from [p_{k+1} − p_k]₊, until it is kept or the row above
+    is complete.
     """
 
     pair: StaticTree  # a root and a candidate
@@ -185,11 +191,8 @@ class AdaptiveZipAR(ZipAR):
         empty = active.in_step & active.empty
         above_is_complete = active.filled_above == self.rows.width
         tested = empty & (rows.draft_count > 0)
+        accepted, after_test = self.tested(state, rows, q, u)
         drawn = self.drawn(state, active, q, u)
-        result = self.tested(state, rows, q, u)
-        candidate = rows.drafts[..., 0]
-        accepted = result.accepted.view_as(candidate) > 0
-        after_test = torch.where(accepted, candidate, result.token.view_as(candidate))
         token = torch.where(tested, after_test, drawn)[..., None]
         advance = active.in_step & (~empty | above_is_complete | (tested & accepted))
         residual = normalised((q - rows.p).clamp(min=0), q)
@@ -201,29 +204,37 @@ class AdaptiveZipAR(ZipAR):
         )
         return Decision(token, advance.long(), tested[..., None], above_is_complete, after)
 
-    def tested(self, state: DecodeState, rows: RowState, q: Tensor, u: Tensor) -> VerifyResult:
-        """Verify the candidate of every row, [B · A] results."""
+    def tested(
+        self,
+        state: DecodeState,
+        rows: RowState,
+        q: Tensor,
+        u: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return whether each row's candidate is accepted, and it or the token after it: [B, A]."""
         candidate = rows.drafts[..., 0]
         nodes = torch.stack([torch.zeros_like(candidate), candidate], -1).flatten(0, 1)
         pair = Draft(nodes, rows.p.flatten(0, 1), self.pair)
         both = q.flatten(0, 1).expand(-1, 2, -1)
         uniforms = Uniforms(u.flatten(0, 1), u)
-        return ExactTest().verify(pair, both, uniforms, standard, state.warp.greedy)
+        result = ExactTest().verify(pair, both, uniforms, standard, state.warp.greedy)
+        accepted = result.accepted.view_as(candidate) > 0
+        return accepted, torch.where(accepted, candidate, result.token.view_as(candidate))
 
 
 @dataclass(frozen=True, eq=False)
 class RowWindows(RowStrategy):
-    """A window of drafts slides over each row, never past the row above; in the top row as in SJD.
+    """Slides a window of drafts over each row, never past the row above; over the top row as SJD.
 
-    The rows below commit accepted drafts only: a rejected draft and those after it wait, redrawn
-    from the new predictions.  Uniforms of a row: verification's, fresh drafts', redraws'.
+    The rows below commit only accepted drafts: a rejected draft and those after it wait, redrawn
+    from the new predictions.  A row's uniforms: for verification, for fresh drafts, for redraws.
     """
 
     one_row: Speculation
     rows: RowGeometry
     vocab: int
     static: StaticTree
-    # a draft x after the first rejected one stays, with its old p, if min(1, q(x)/p(x)) is above
+    # a draft x after the first rejected one keeps its old p if min(1, q(x)/p(x)) exceeds this
     reuse: float
     one_hot: bool  # whether fresh drafts count as certain (the public code)
 
@@ -244,15 +255,18 @@ class RowWindows(RowStrategy):
     def fill(self, rows: RowState, u: Tensor) -> RowState:
         k = self.rows.inputs
         fresh = uniform_tokens(u[..., k : k + self.rows.drafts], self.vocab)
-        uniform = torch.full_like(rows.p, 1 / self.vocab)
-        p = F.one_hot(fresh, self.vocab).to(rows.p.dtype) if self.one_hot else uniform
+        uniform = 1 / self.vocab
+        p: Tensor | float = uniform
+        if self.one_hot:
+            p = F.one_hot(fresh, self.vocab).to(rows.p.dtype)
         carried = self.rows.steps[:-1] < rows.draft_count[..., None]
+        carried_law = carried[..., None]
         law = None
         if rows.law is not None:
-            law = torch.where(carried[..., None], rows.law, uniform)
+            law = torch.where(carried_law, rows.law, uniform)
         return rows._replace(
             drafts=torch.where(carried, rows.drafts, fresh),
-            p=torch.where(carried[..., None], rows.p, p),
+            p=torch.where(carried_law, rows.p, p),
             law=law,
         )
 
@@ -264,12 +278,11 @@ class RowWindows(RowStrategy):
         verified = self.verify(draft, q, u, greedy)
         accepted = torch.minimum(verified.accepted.view_as(active.row), active.max_drafts)
         top = active.row == active.top[:, None]
-        # elsewhere the place of a rejected draft waits
+        # in other rows the place of a rejected draft waits
         ends = top & (active.filled + accepted < self.rows.width)
         advance = torch.where(active.in_step, accepted + ends, 0)
         last = verified.token.view(*active.row.shape, 1)
-        drafts = F.pad(rows.drafts, (0, 1))
-        tokens = torch.where(steps < accepted[..., None], drafts, last)
+        tokens = torch.where(steps < accepted[..., None], F.pad(rows.drafts, (0, 1)), last)
         redrawn = self.redrawn(rows, q, u, greedy)
         if self.reuse < 1:
             redrawn = self._reused(rows, redrawn, active, q, accepted)
@@ -287,37 +300,33 @@ class RowWindows(RowStrategy):
         return self.one_row.verify(chains, q.flatten(0, 1), uniforms, greedy)
 
     def redrawn(self, rows: RowState, q: Tensor, u: Tensor, greedy: bool) -> RowState:
-        """Drafts [B, A, K] drawn from q, one after each input."""
+        """Draw drafts [B, A, K] from q, one after each input."""
         if greedy:
             drafts = q.argmax(-1)
             p = F.one_hot(drafts, self.vocab).to(q.dtype)
         else:
             drafts = draw(q, u[..., self.rows.inputs + self.rows.drafts :])
             p = q
-        law = p if self.own_law else None
-        return rows._replace(drafts=drafts, p=p, law=law)
+        return rows._replace(drafts=drafts, p=p, law=p if self.own_law else None)
 
     def shifted(self, rows: RowState, new: RowState, active: Active, advance: Tensor) -> RowState:
-        """Move the ``new`` drafts [B, A, K] to the places after the committed tokens; a row that
-        is not in this step keeps its old ones.
+        """Move the ``new`` drafts [B, A, K] to the places after the committed tokens.
+
+        A row that is not in this step keeps its old ones.
         """
         drafts = self.rows.drafts
         source = (advance[..., None] + self.rows.steps[:-1]).clamp(max=drafts)
+        law_source = source[..., None].expand(-1, -1, -1, self.vocab)
         places = torch.minimum(active.max_drafts + 1, self.rows.width - active.filled)
         left = places.sub(advance).clamp(0, drafts)
-
-        def moved(x: Tensor, old: Tensor) -> Tensor:
-            further = x.shape[3:]
-            index = source.view(*source.shape, *[1] * len(further)).expand(*source.shape, *further)
-            in_step = active.in_step.view(*active.in_step.shape, *[1] * (x.ndim - 2))
-            return torch.where(in_step, x.gather(2, index), old)
-
+        in_step = active.in_step[..., None]
+        law_in_step = in_step[..., None]
         law = None
         if new.law is not None and rows.law is not None:
-            law = moved(new.law, rows.law)
+            law = torch.where(law_in_step, new.law.gather(2, law_source), rows.law)
         return rows._replace(
-            drafts=moved(new.drafts, rows.drafts),
-            p=moved(new.p, rows.p),
+            drafts=torch.where(in_step, new.drafts.gather(2, source), rows.drafts),
+            p=torch.where(law_in_step, new.p.gather(2, law_source), rows.p),
             draft_count=torch.where(active.in_step, left, rows.draft_count),
             law=law,
         )
@@ -325,21 +334,22 @@ class RowWindows(RowStrategy):
     def _reused(
         self, rows: RowState, new: RowState, active: Active, q: Tensor, accepted: Tensor
     ) -> RowState:
-        """``new`` drafts [B, A, K], but the old ones if they pass the threshold."""
+        """Return the ``new`` drafts [B, A, K], or the old ones that pass the threshold."""
         if rows.law is None or new.law is None:
             raise TypeError("kept drafts have a law of their own")
         steps = self.rows.steps
         old = F.pad(rows.drafts, (0, 1))
         p = F.pad(rows.p, (0, 0, 0, 1))
-        # had y been drawn; a certain draft has p = 1
+        law = F.pad(rows.law, (0, 0, 0, 1))
+        # whether each token would pass if it were the draft; a certain draft has p = 1
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)
         after_rejection = steps > accepted[..., None]
         drafted = steps < active.max_drafts[..., None]
         stays = at(passes, old) & after_rejection & drafted
-        law = F.pad(rows.law, (0, 0, 0, 1))
+        law_stays = stays[..., None]
         law = normalised(law * passes, law)
         return new._replace(
             drafts=torch.where(stays, old, new.drafts),
-            p=torch.where(stays[..., None], p, new.p),
-            law=torch.where(stays[..., None], law, new.law),
+            p=torch.where(law_stays, p, new.p),
+            law=torch.where(law_stays, law, new.law),
         )

@@ -290,7 +290,7 @@ def test_simulated_acceptance_commits_drafts_of_random_weights(targets):
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["sjd", "--order", "rows", "--acceptance", "block"], "does not judge them so"),
+        (["sjd", "--order", "rows", "--acceptance", "block"], "does not judge them one by one"),
         (["eagle-1", "--order", "rows"], "rows are drawn without drafts or from Jacobi windows"),
         (["scd", "--order", "rows"], "rows are drawn without drafts or from Jacobi windows"),
         (["pjd", "--init", "vertical-repeat"], "does not read the option 'init'"),
