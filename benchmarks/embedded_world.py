@@ -120,7 +120,7 @@ def costs(target) -> dict[str, float]:
             )
             for name, draft in (("one token", alone), ("chain of 6", drafted)):
                 clock = perf_counter()
-                engine.forward(state, decoder.strategy.feed(state, draft))
+                engine.forward(state, decoder.strategy, draft)
                 figures.setdefault(name, []).append(perf_counter() - clock)
             _, expand = drafter.root(state, proposer_state.drafter)
             clock = perf_counter()

@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import sub
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple
 
@@ -75,7 +76,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> t
     draft = run("draft", strategy.propose, carried, u)
 
     # 2. The target reads them all at once.
-    outputs = run("verify", read, strategy, draft)
+    outputs = run("verify", forward, strategy, draft)
 
     # 3. Decide which of them are committed, and write these.
     commit, result = run("commit", strategy.decide, draft, outputs, u)
@@ -92,21 +93,20 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> t
     return carried, result
 
 
-def read(state: DecodeState, strategy: AnyStrategy, draft: D) -> Outputs:
-    return forward(state, strategy.feed(state, draft))
-
-
-def forward(state: DecodeState, feed: Feed) -> Outputs:
+def forward(state: DecodeState, strategy: AnyStrategy, draft: D) -> Outputs:
     """Run the target over all inputs at once."""
+    feed = strategy.feed(state, draft)
     state.clock.tick("other")
     cache = state.cache
-    x = cache.all_rows(state.target.model.tok_embeddings(feed.tokens))
+    model = state.target.model
+    x = cache.all_rows(model.tok_embeddings(feed.tokens))
     if feed.row_ends is not None and cache.row_end is not None:
-        x = torch.where(cache.per_row(feed.row_ends)[..., None], cache.row_end, x)
+        is_row_end = cache.per_row(feed.row_ends)[..., None]
+        x = torch.where(is_row_end, cache.row_end, x)
     states = cache.forward(x, feed.address, aux_layers=state.aux_layers)
     deciding = at_reads(cache, states, feed.reads)
     final = state.final(deciding) if state.aux_layers else deciding
-    logits = state.target.model.logits(final, state.guidance)
+    logits = model.logits(final, state.guidance)
     state.clock.tick("verify")
     return Outputs(logits, deciding, states)
 
@@ -141,14 +141,10 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
         length = PerPrompt([row[0] for row in figures])
     state.syncs += 1
     state.steps += 1
-    before = now.length.host or ()
-    counts = PerPrompt([n - old for n, old in zip(length, before, strict=True)])
-    advance = Lengths(commit.advance, counts)
-    last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
+    counts = PerPrompt(map(sub, length, now.length.host or ()))
+    last = LastCommit(commit.hidden, commit.tokens, Lengths(commit.advance, counts), commit.before)
     if state.target.graphs is None:  # recorded phases need fixed shapes
-        new = max(counts)
-        inputs = None if commit.before is None else commit.before[:, :new]
-        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, inputs)
+        last = last.first(max(counts))
     state.now = Progress(Lengths(commit.length, length), commit.root, now.tokens, last)
     state.clock.tick("commit")
     return figures
@@ -164,13 +160,13 @@ class Run(Protocol):
 
 
 def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> Run:
-    """Return what runs the phases of the next step."""
+    """Return the function that runs the phases of the next step."""
     if state.target.graphs is None:
         return partial(launch, state)  # type: ignore[return-value]
     strategy = decoder.strategy
-    span = strategy.reach(state, carried)
+    reach = strategy.reach(state, carried)
     bucket = strategy.bucket(carried)
-    replay = partial(decoder.recordings.replay, state, bucket, span)
+    replay = partial(decoder.recordings.replay, state, bucket, reach)
     return replay  # type: ignore[return-value]
 
 
@@ -188,8 +184,8 @@ def launch(
 class Strategy(ABC, Generic[C, D, R, U]):
     """The way in which tokens are drafted and committed: by draft trees, or several rows at once.
 
-    ``carried`` is its state, of what ``engine.carry`` describes.  ``propose``, ``feed``,
-    ``decide`` and ``update`` are recorded as CUDA graphs: they may read tensors alone.
+    ``carried`` is its state, of the types that ``engine.carry`` lists.  ``propose``, ``feed``,
+    ``decide`` and ``update`` are recorded as CUDA graphs: they may read only tensors.
     """
 
     in_raster_order: bool = True
@@ -261,9 +257,7 @@ class Strategy(ABC, Generic[C, D, R, U]):
         """Return how many cache slots the next step reads at most."""
 
     def canonical(self, carried: C) -> C:
-        """Return the state with unused entries set to zero, so that equivalent states compare
-        equal.
-        """
+        """Return the state with unused entries set to zero; equivalent states compare equal."""
         return carried
 
 
@@ -310,13 +304,13 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
     def step_uniforms(self, state: DecodeState) -> Uniforms:
         """Split the step's uniforms; a rule may also need those that belong to image positions."""
         nodes = state.max_nodes
+        u = state.uniforms.select(1, state.steps)
+        of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
         by_position = None
         if self.rule.by_position:
             positions = state.now.length.device[:, None] + state.columns[:nodes]
-            first = state.uniforms[..., 0]
-            by_position = first.gather(1, positions.clamp_(max=state.limit))
-        u = state.uniforms.select(1, state.steps)
-        of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
+            one_per_token = state.uniforms[..., 0]
+            by_position = one_per_token.gather(1, positions.clamp_(max=state.limit))
         return Uniforms(of_nodes, of_drafts, by_position)
 
     def propose(self, state: DecodeState, carried: Carried, u: Uniforms) -> Draft:
@@ -407,15 +401,19 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
         return with_moved_row_ends(state, result, outputs, commit)
     if is_chain or len(columns) == 1:
         return commit  # every node is where it belongs
-    root = state.cache.layout.slot_of[start][:, None]
-    computed = state.cache.places(root + verified.path)
-    belong = state.cache.places(root + columns)
-    hidden = state.cache.states_at(outputs.features, verified.path)
-    return commit._replace(hidden=hidden, moves=(computed, belong))
+    cache = state.cache
+    root = cache.layout.slot_of[start][:, None]
+    return commit._replace(
+        hidden=cache.states_at(outputs.features, verified.path),
+        moves=(cache.places(root + verified.path), cache.places(root + columns)),
+    )
 
 
 def with_moved_row_ends(
-    state: DecodeState, result: StepResult, outputs: Outputs, commit: Commit
+    state: DecodeState,
+    result: StepResult,
+    outputs: Outputs,
+    commit: Commit,
 ) -> Commit:
     """Return the commit of a draft whose forward pass had row ends among its inputs."""
     cache = state.cache
@@ -468,8 +466,9 @@ class SpeculativeDecoder:
 
     @property
     def lossless(self) -> bool | None:
-        """Return whether the method claims to keep the target's distribution; None if acceptance is
-        simulated.
+        """Return whether the method claims to keep the target's distribution.
+
+        None: acceptance is simulated.
         """
         return self.method.lossless if self.rates is None else None
 

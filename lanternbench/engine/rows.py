@@ -510,4 +510,4 @@ def _work(figures: list[list[int]]) -> PerPrompt:
 
 def _largest(rows: RowState) -> Work:
     """Return the size of the next step for the whole batch."""
-    return Work(*[max(column) for column in zip(*rows.work, strict=True)])
+    return Work(*map(max, zip(*rows.work, strict=True)))

@@ -29,9 +29,7 @@ class Warp(NamedTuple):
         tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
         """
         sampling = self.sampling
-        x = logits
-        if x.dtype != torch.float64:
-            x = x.float()
+        x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         if sampling.temperature == 0.0:
             return x.softmax(-1)
         if sampling.temperature != 1.0:

@@ -68,6 +68,11 @@ class LastCommit(NamedTuple):
     # [R, A, dim] the states at the tokens before, if row ends may lie between
     before: Tensor | None = None
 
+    def first(self, new: int) -> LastCommit:
+        """Return it without the tokens after the first ``new`` ones."""
+        before = None if self.before is None else self.before[:, :new]
+        return LastCommit(self.hidden[:, :new], self.tokens[:, :new], self.advance, before)
+
 
 class Progress(NamedTuple):
     """The part of the state that changes from step to step."""
@@ -140,7 +145,7 @@ class DecodeState:
         return min(self.now.length.host or (0,)) < self.limit
 
     def final(self, states: Tensor) -> Tensor:
-        """The states after the last layer, without those after ``aux_layers``: [R, N, dim]."""
+        """Return the states after the last layer, without those after ``aux_layers``: [R, N, dim]."""
         if not self.aux_layers:
             return states
         return states[..., : self.target.model.config.dim]
@@ -148,7 +153,7 @@ class DecodeState:
     def table(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return zeros that the phases of all steps read and write in place.
 
-        If they are recorded, tables of one size have the same memory in every decode.
+        Recorded phases find tables of one size in the same memory in every decode.
         """
         if self.target.graphs is None:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -161,8 +166,9 @@ class DecodeState:
         return table
 
     def unfinished(self) -> list[int] | None:
-        """The unfinished prompts, once half of the batch is finished, or None; a recorded batch
-        keeps its shape.
+        """Return the unfinished prompts once half of the batch is finished, else None.
+
+        A recorded batch keeps its shape: None.
         """
         if self.recorded:
             return None
@@ -174,16 +180,12 @@ class DecodeState:
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
         self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        last = now.last
-        new = last.advance.longest
-        before = None if last.before is None else last.before[:, :new]
-        last = LastCommit(last.hidden[:, :new], last.tokens[:, :new], last.advance, before)
-        self.now = now._replace(last=last)
+        self.now = now._replace(last=now.last.first(now.last.advance.longest))
         self.seeds = [self.seeds[i] for i in prompts]
         self.origin = [self.origin[i] for i in prompts]
         self.batch = len(prompts)
 
     def finish(self) -> Tensor:
-        """All images [B, L], including those of dropped prompts."""
+        """Return all images [B, L], including those of dropped prompts."""
         self.images[self.origin] = self.now.tokens[:, : self.limit]
         return self.images

@@ -379,17 +379,11 @@ def stages(
     )
 
 
-class Stop(NamedTuple):
-    """The end of each prompt's path through a tree."""
-
-    node: Tensor  # [B]
-    tried: Tensor  # [B, N] children of each node that were examined if it was reached
-
-
-def walk(siblings: SiblingOrder, passed: Tensor) -> Stop:
+def walk(siblings: SiblingOrder, passed: Tensor) -> tuple[Tensor, Tensor]:
     """Follow the first accepted children from the root.
 
-    passed [B, C]: the children that are accepted if tried.
+    passed [B, C]: the children that are accepted if tried.  Returns the last node [B], and how
+    many children of each node were examined if it was reached [B, N].
     """
     decided = F.pad(passed, (0, 1), value=True)[:, siblings.tests]  # [B, N, W + 1]
     outcome = decided.int().argmax(-1) + siblings.outcomes
@@ -397,7 +391,7 @@ def walk(siblings: SiblingOrder, passed: Tensor) -> Stop:
     depth = siblings.paths.shape[1] - 1
     for _ in range((depth - 1).bit_length()):  # doubles the number of steps onward
         onward = onward.gather(1, onward)
-    return Stop(onward.select(1, 0), siblings.tried.take(outcome))
+    return onward.select(1, 0), siblings.tried.take(outcome)
 
 
 def verify_tree(

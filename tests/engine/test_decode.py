@@ -360,8 +360,8 @@ def test_two_trees_of_one_size_in_a_decode_are_masked_by_their_own_ancestors(sha
         decoder = build(shallow, method("eagle-1"))
         state, _ = engine.begin(decoder, ["a red star"], [1])
         for i in order:
-            feed = decoder.strategy.feed(state, Draft(tokens, static=trees[i]))
-            logits = engine.forward(state, feed).logits
+            draft = Draft(tokens, static=trees[i])
+            logits = engine.forward(state, decoder.strategy, draft).logits
         return state.warp(logits)
 
     with torch.inference_mode():

@@ -150,13 +150,13 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/decode.py",
-                "state.cache.places(root + verified.path)",
-                "state.cache.places(root + verified.path[:, :-1])",
+                "cache.places(root + verified.path)",
+                "cache.places(root + verified.path[:, :-1])",
             ),
             (
                 "lanternbench/engine/decode.py",
-                "state.cache.places(root + columns)",
-                "state.cache.places(root + columns[:-1])",
+                "cache.places(root + columns)",
+                "cache.places(root + columns[:-1])",
             ),
         ),
         "eagle-1",

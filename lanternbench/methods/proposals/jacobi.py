@@ -1,4 +1,4 @@
-"""Proposals without a drafter: nothing, or the target drafts for itself, as in SJD (arXiv
+"""Proposals without a drafter: no draft at all, or drafts by the target itself, as in SJD (arXiv
 2410.01699) and plain Jacobi.
 
 A window of W drafted tokens slides over the image.  After a step, a window position that was not
@@ -7,8 +7,8 @@ enter the window come from ``init``: uniformly ``random``; or a committed neighb
 row, or above), copied (``repeat``, p one-hot) or redrawn from the neighbour's own distribution
 (``sample``).  In the public code they count as certain, whatever drew them.
 
-What enters a window is a ``Filling``, what becomes of its other drafts a ``Redraw``: those of SCD
-and SJD++ stand in ``redraws``.  B batch, L image tokens, W window positions, V vocabulary.
+A ``Filling`` gives the drafts that enter a window, a ``Redraw`` replaces the others; ``redraws``
+has those of SCD and SJD++.  B batch, L image tokens, W window positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lanternbench.component import Choices, option
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.sampling import draw, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, StaticTree, chain
+from lanternbench.engine.tree import Draft, StaticTree, chain, numbers
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.methods.proposals.redraws import (
     PUBLIC_EPSILON,
@@ -78,8 +78,9 @@ class LoneRoots(Proposer[None]):
 
 
 class Window(NamedTuple):
-    """The drafts after the committed prefix; the first ``draft_count`` positions carry over from
-    the last step.
+    """The drafts after the committed prefix.
+
+    The first ``draft_count`` positions carry over from the last step.
     """
 
     drafts: Tensor  # [B, W]; or [B, W, K] siblings, first siblings first
@@ -128,8 +129,9 @@ def uniform_tokens(u: Tensor, vocab: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class NeighbourFilling(Filling):
-    """Copies of a committed neighbour's token: the nearest one to the left in the row, or the one
-    above.  Uniform tokens if there is none.
+    """Copies of a committed neighbour's token: the nearest to the left in the row, or the one above.
+
+    Uniform tokens if there is none.
     """
 
     vocab: int
@@ -153,7 +155,11 @@ class NeighbourFilling(Filling):
         )
 
     def taken(
-        self, state: DecodeState, window: Window, source: Tensor, u: Tensor
+        self,
+        state: DecodeState,
+        window: Window,
+        source: Tensor,
+        u: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return tokens [B, W] and p [B, W, V] from the positions ``source`` [B, W]."""
         tokens = state.now.tokens.gather(1, source)
@@ -167,7 +173,11 @@ class SampledFilling(NeighbourFilling):
     samples: ClassVar[bool] = True
 
     def taken(
-        self, state: DecodeState, window: Window, source: Tensor, u: Tensor
+        self,
+        state: DecodeState,
+        window: Window,
+        source: Tensor,
+        u: Tensor,
     ) -> tuple[Tensor, Tensor]:
         if window.known is None:
             raise TypeError("the window keeps no distributions of committed positions")
@@ -177,7 +187,7 @@ class SampledFilling(NeighbourFilling):
 
 @dataclass(frozen=True, eq=False)
 class CertainFilling(Filling):
-    """Another filling's tokens, which count as certain whatever drew them (the public code)."""
+    """Another filling's tokens, counted as certain whatever drew them (the public code)."""
 
     filling: Filling
     vocab: int
@@ -214,13 +224,19 @@ class Jacobi(Proposal):
     def sliding(self, target: Target, redraw: Redraw, uniforms: int) -> SlidingWindow:
         """Return the runtime; ``uniforms``: how many ``redraw`` reads in a step."""
         w = self.window
-        size = DraftSize(w + 1, w, 1, w + uniforms, uniforms)
+        size = DraftSize(
+            nodes=w + 1,
+            max_depth=w,
+            width=1,
+            uniforms=w + uniforms,
+            update_uniforms=uniforms,
+        )
         return SlidingWindow(
             size=size,
             window=w,
             vocab=target.vocab,
             static=chain(w).to(target.device),
-            columns=torch.arange(w + 1, device=target.device),
+            columns=numbers(w + 1, target.device),
             filling=self.filling(target),
             redraw=redraw,
         )
@@ -237,10 +253,13 @@ class Jacobi(Proposal):
             return RandomFilling(target.vocab)
         positions = neighbours(target.grids, target.length + self.window)
         row, above = torch.tensor(positions, device=target.device)
-        columns = torch.arange(self.window, device=target.device)
         kind = SampledFilling if self.init.endswith("sample") else NeighbourFilling
-        vertical = self.init.startswith("vertical")
-        return kind(target.vocab, columns, row, above if vertical else None)
+        return kind(
+            vocab=target.vocab,
+            columns=numbers(self.window, target.device),
+            row=row,
+            above=above if self.init.startswith("vertical") else None,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,9 +280,8 @@ class SlidingWindow(Proposer[Window]):
         if self.filling.samples:
             known = state.table((state.batch, state.limit, self.vocab), first.dtype)
             known[:, 0] = first
-        shape = (state.batch, self.window)
-        drafts = torch.zeros(shape, dtype=torch.long, device=state.device)
-        p = first.new_full((*shape, self.vocab), 1.0 / self.vocab)
+        drafts = state.now.root.new_zeros(state.batch, self.window)
+        p = first.new_full((*drafts.shape, self.vocab), 1.0 / self.vocab)
         return Window(drafts, p, torch.zeros_like(drafts[:, 0]), known)
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
@@ -282,12 +300,16 @@ class SlidingWindow(Proposer[Window]):
             p = F.one_hot(tokens, self.vocab).to(q.dtype)
         else:
             tokens, p = self.redraw(state, result)
-        source = (accepted[:, None] + 1 + self.columns[:-1]).clamp(max=self.window)
-        known = window.known
-        if known is not None:
+        if window.known is not None:
             position = (result.start[:, None] + self.columns).clamp(max=state.limit - 1)
-            known.scatter_(1, position[..., None].expand(-1, -1, self.vocab), q)
-        return Window(tokens.gather(1, source), rows_at(p, source), self.window - accepted, known)
+            window.known.scatter_(1, position[..., None].expand(-1, -1, self.vocab), q)
+        source = (accepted[:, None] + 1 + self.columns[:-1]).clamp(max=self.window)
+        return Window(
+            drafts=tokens.gather(1, source),
+            p=rows_at(p, source),
+            draft_count=self.window - accepted,
+            known=window.known,
+        )
 
     def canonical(self, window: Window) -> Window:
         return window.canonical()
@@ -316,11 +338,10 @@ class Scd(Jacobi):
         w = self.window
         public = self.variant == "reference"
         if self.coupling == "gumbel":
-            columns = torch.arange(w + 1, device=target.device)
             epsilon = PUBLIC_EPSILON if public else 0.0
-            return self.sliding(target, GumbelRedraw(columns, epsilon), 0)
+            return self.sliding(target, GumbelRedraw(numbers(w + 1, target.device), epsilon), 0)
         redraw = OldLawRedraw(w) if public else MaximalRedraw(w)
-        return self.sliding(target, redraw, 2 * w + 1)  # to keep W, to draw W + 1
+        return self.sliding(target, redraw, 2 * w + 1)  # W to keep drafts, W + 1 to draw them
 
 
 @register("proposal", "sjd++")
