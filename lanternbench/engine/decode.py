@@ -142,9 +142,12 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
     state.syncs += 1
     state.steps += 1
     counts = PerPrompt(map(sub, length, now.length.host or ()))
-    last = LastCommit(commit.hidden, commit.tokens, Lengths(commit.advance, counts), commit.before)
+    advance = Lengths(commit.advance, counts)
+    last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
     if state.target.graphs is None:  # recorded phases need fixed shapes
-        last = last.first(max(counts))
+        new = max(counts)
+        inputs = None if commit.before is None else commit.before[:, :new]
+        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, inputs)
     state.now = Progress(Lengths(commit.length, length), commit.root, now.tokens, last)
     state.clock.tick("commit")
     return figures

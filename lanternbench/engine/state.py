@@ -68,11 +68,6 @@ class LastCommit(NamedTuple):
     # [R, A, dim] the states at the tokens before, if row ends may lie between
     before: Tensor | None = None
 
-    def first(self, new: int) -> LastCommit:
-        """Return it without the tokens after the first ``new`` ones."""
-        before = None if self.before is None else self.before[:, :new]
-        return LastCommit(self.hidden[:, :new], self.tokens[:, :new], self.advance, before)
-
 
 class Progress(NamedTuple):
     """The part of the state that changes from step to step."""
@@ -180,7 +175,11 @@ class DecodeState:
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
         self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        self.now = now._replace(last=now.last.first(now.last.advance.longest))
+        last = now.last
+        new = last.advance.longest
+        before = None if last.before is None else last.before[:, :new]
+        last = LastCommit(last.hidden[:, :new], last.tokens[:, :new], last.advance, before)
+        self.now = now._replace(last=last)
         self.seeds = [self.seeds[i] for i in prompts]
         self.origin = [self.origin[i] for i in prompts]
         self.batch = len(prompts)

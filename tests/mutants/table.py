@@ -85,8 +85,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/decode.py",
-                "    logits = state.target.model.logits(final, state.guidance)\n",
-                "    logits = state.target.model.logits(final, 1.0)\n",
+                "    logits = model.logits(final, state.guidance)\n",
+                "    logits = model.logits(final, 1.0)\n",
             ),
             (
                 "lanternbench/engine/decode.py",
@@ -229,8 +229,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/jacobi.py",
-                "rows_at(p, source), self.window",
-                "rows_at(p, source - 1), self.window",
+                "p=rows_at(p, source)",
+                "p=rows_at(p, source - 1)",
             ),
         ),
         "sjd",
@@ -603,8 +603,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/sampling.py",
-                "mass.cumsum(-1) - mass >= sampling.top_p",
-                "mass.cumsum(-1) - mass > sampling.top_p",
+                "mass.cumsum(-1) - mass >= top_p",
+                "mass.cumsum(-1) - mass > top_p",
             ),
         ),
         tests=("tests/engine/test_sampling.py::test_top_p_ends_at_the_token_that_reaches_p",),
