@@ -30,6 +30,7 @@ MAX_NAME = 80  # characters
 Dtype = Literal["float32", "bfloat16", "float16"]
 CompileMode = Literal["eager", "graphs", "inductor"]
 Caption = Literal["first", "longest", "random"]
+Noise = Literal["independent", "shared"]
 Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 MethodSpec = dict[str, Any]  # "method", and options; a list of values stands for a grid
 Part = TypeVar("Part", bound="Settings")
@@ -128,6 +129,11 @@ class Sampling(Settings):
         default=1.0,
         description="Scale of classifier-free guidance; 1 is none (default: the target's).",
     )
+    noise: Annotated[Noise, UNLESS_DEFAULT] = Field(
+        default="independent",
+        description="Noise of draws: shared by all methods, so that an image of a lossless one is"
+        " ar's token for token, or independent.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -137,6 +143,11 @@ class Sampling(Settings):
             return values
         names = Sampling.model_fields
         return {k: v for k, v in values.items() if v is not None or k not in names}
+
+    @property
+    def shares_noise(self) -> bool:
+        """Return whether draws share noise, of which there is none at temperature 0."""
+        return self.noise == "shared" and self.temperature > 0
 
     @field_validator("temperature")
     @classmethod

@@ -42,7 +42,6 @@ from lanternbench.engine.state import (
     Feed,
     LastCommit,
     Outputs,
-    Progress,
     StepResult,
 )
 from lanternbench.engine.trace import Generation as Generation
@@ -148,7 +147,8 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
         new = max(counts)
         inputs = None if commit.before is None else commit.before[:, :new]
         last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, inputs)
-    state.now = Progress(Lengths(commit.length, length), commit.root, now.tokens, last)
+    lengths = Lengths(commit.length, length)
+    state.now = now._replace(length=lengths, root=commit.root, last=last)
     state.clock.tick("commit")
     return figures
 
@@ -333,8 +333,9 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         self, state: DecodeState, draft: Draft, outputs: Outputs, u: Uniforms
     ) -> tuple[Commit, StepResult]:
         q = state.warp(outputs.logits)
-        verified = self.verify(draft, q, u, state.warp.greedy)
-        result = StepResult(draft, q, verified, state.now.length.device, u)
+        drawn = state.drawn_after(q, draft.tree.depth)
+        verified = self.verify(draft, drawn, u, state.warp.greedy)
+        result = StepResult(draft, q, verified, state.now.length.device, u, drawn)
         return tree_commit(state, result, outputs), result
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, greedy: bool) -> VerifyResult:
@@ -501,8 +502,10 @@ def generate(
     """
     with plugin_errors(*decoder.parts):
         began = perf_counter()
-        seeds = [row_seed(seed, key, decoder.method.key) for key in (keys or captions)]
-        state, carried = begin(decoder, captions, seeds, trace)
+        keys = keys or captions
+        seeds = [row_seed(seed, key, decoder.method.key) for key in keys]
+        noise = [row_seed(seed, key, "noise") for key in keys]
+        state, carried = begin(decoder, captions, seeds, trace, noise)
         state.clock.start()  # waits for the device
         log = Log(state)
         tokens = state.batch  # the prefill gives each its first token

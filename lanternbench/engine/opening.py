@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lanternbench.engine.cache import DecoderCache, Layout, Lengths, prefix_address, raster
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.noise import perturbed
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
@@ -35,9 +36,15 @@ LOGITS = 1 << 25  # numbers of the largest temporary of a plain forward pass
 
 
 def start(
-    decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool
+    decoder: SpeculativeDecoder,
+    captions: list[str],
+    seeds: list[int],
+    trace: bool,
+    noise: list[int] | None = None,
 ) -> DecodeState:
-    """Return the state after prefill and first token."""
+    """Return the state after prefill and first token; ``noise``: the keys of images' noise, by
+    default their seeds.
+    """
     target = decoder.target
     strategy = decoder.strategy
     size = strategy.size
@@ -59,15 +66,19 @@ def start(
         length = target.length + nodes + 1
         width = max(size.width, 1)
         state.trace = Trace(state.batch, length, target.vocab, width, target.device)
-    prefill(state)
+    prefill(state, torch.tensor(noise or seeds, device=target.device))
     return state
 
 
 def begin(
-    decoder: SpeculativeDecoder, captions: list[str], seeds: list[int], trace: bool = False
+    decoder: SpeculativeDecoder,
+    captions: list[str],
+    seeds: list[int],
+    trace: bool = False,
+    noise: list[int] | None = None,
 ) -> tuple[DecodeState, Any]:
-    """Return the state after prefill and first token, and the strategy's state."""
-    state = start(decoder, captions, seeds, trace)
+    """Return the state after prefill and first token, and the strategy's state; see ``start``."""
+    state = start(decoder, captions, seeds, trace, noise)
     carried = decoder.strategy.begin(state)
     state.prefix_states = state.prefix_states.new_zeros(0)  # drafters have read them
     return state, carried
@@ -88,14 +99,18 @@ def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device
     return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
 
 
-def prefill(state: DecodeState) -> None:
-    """Run the prompt and draw the first token."""
+def prefill(state: DecodeState, noise: Tensor) -> None:
+    """Run the prompt and draw the first token; ``noise`` [B]: keys of the images' noise."""
     prefix = state.prefix
     at = prefix_address(prefix.valid, 0, state.target.pad_rows)
     states = state.cache.prefill(prefix.embeddings, at, prefix.valid, state.aux_layers)
     logits = state.target.model.logits(state.final(states[:, -1:]), state.guidance)
-    q = state.warp(logits)[:, 0]
-    first = q.argmax(-1) if state.warp.greedy else draw(q, state.uniforms[:, -1, 0])
+    q = state.warp(logits)
+    law = q
+    if state.warp.shares_noise:
+        law = perturbed(q, state.noise(noise, torch.zeros_like(noise)[:, None], q))
+    law = law[:, 0]
+    first = law.argmax(-1) if state.warp.greedy else draw(law, state.uniforms[:, -1, 0])
     length = state.limit + state.max_nodes + 1
     tokens = torch.zeros(state.batch, length, dtype=torch.long, device=state.device)
     tokens[:, 0] = first
@@ -103,11 +118,11 @@ def prefill(state: DecodeState) -> None:
     one = Lengths(torch.ones_like(first), host)
     advance = Lengths(torch.ones_like(first), host)
     last = LastCommit(states[:, -1:], first[:, None], advance)
-    state.now = Progress(one, first, tokens, last)
-    state.first = q
+    state.now = Progress(one, first, tokens, last, noise)
+    state.first = q[:, 0]
     state.prefix_states = states
     if state.trace is not None:
-        state.trace.q[:, 0] = q
+        state.trace.q[:, 0] = state.first
 
 
 def open_cache(

@@ -355,11 +355,10 @@ class RowGeometry:
             used=active.in_step[..., None] & (self.steps <= active.max_drafts[..., None]),
         )
 
-    def positions(self, active: Active, advance: Tensor, void: int) -> Tensor:
-        """Return the image positions of ``advance`` [B, A] new tokens: [B, A · K], else ``void``."""
+    def positions(self, active: Active) -> Tensor:
+        """Return the image positions of the tokens after each input: [B, A, K]."""
         first = self.first + active.row * self.width + active.filled
-        counts = self.steps < advance[..., None]
-        return torch.where(counts, first[..., None] + self.steps, void).flatten(1)
+        return first[..., None] + self.steps
 
     def shifted(self, rows: RowState, top: Tensor) -> RowState:
         """Turn the drafts of rows from ``top`` [B] on into those of the next step's A rows."""
@@ -394,7 +393,8 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
 
     @abstractmethod
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
-        """Return what becomes of the drafts, given q [B, A, K, V] after each input.
+        """Return what becomes of the drafts, given q [B, A, K, V] after each input, perturbed by
+        shared noise if there is any.
 
         u [B, A, per_row]
         """
@@ -463,12 +463,15 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         geometry = self.rows
         active = draft.active
         n_rows = draft.work.rows
-        q = state.warp(outputs.logits).view(len(u), n_rows, geometry.inputs, -1)
-        decision = self.judge(state, draft, q, self.by_row(u, n_rows))
+        positions = geometry.positions(active)
+        q = state.warp(outputs.logits).view(*positions.shape, -1)
+        drawn = state.drawn(q, positions)
+        decision = self.judge(state, draft, drawn, self.by_row(u, n_rows))
         filled = draft.rows.filled.scatter_add(1, active.row, decision.advance)
         rows = decision.rows._replace(filled=filled, closed=active.top)
         rows = geometry.shifted(rows, active.top)
-        positions = geometry.positions(active, decision.advance, state.limit)
+        counts = geometry.steps < decision.advance[..., None]
+        positions = torch.where(counts, positions, state.limit).flatten(1)
         length = geometry.first + filled.sum(1, keepdim=True)
         commit = Commit(
             tokens=decision.tokens.flatten(1),

@@ -18,8 +18,15 @@ class Warp(NamedTuple):
     sampling: Sampling
 
     @property
+    def shares_noise(self) -> bool:
+        return self.sampling.shares_noise
+
+    @property
     def greedy(self) -> bool:
-        return self.sampling.temperature == 0.0
+        """Return whether a token is the argmax: at temperature 0, and of perturbed distributions
+        (``engine.noise``).
+        """
+        return self.sampling.temperature == 0.0 or self.shares_noise
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits [..., V] -> probabilities [..., V].

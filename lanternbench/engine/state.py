@@ -6,6 +6,7 @@ forward pass, D depth of a tree, A new tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,12 +15,15 @@ from torch import Tensor
 
 from lanternbench.engine.cache import Address, DecoderCache, Lengths, Span
 from lanternbench.engine.carry import select
+from lanternbench.engine.noise import gumbel_noise, perturbed
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import Uniforms
 from lanternbench.models.target import Prefix, Target
+
+NoiseAt = Callable[[Tensor, Tensor, Tensor], Tensor]  # of keys [B], positions [B, …], p [B, …, V]
 
 
 class Feed(NamedTuple):
@@ -76,6 +80,7 @@ class Progress(NamedTuple):
     root: Tensor  # [B] the last of them: the root of the next tree
     tokens: Tensor  # [B, L + N + 1] all of them; entries past ``length`` are undefined
     last: LastCommit
+    noise: Tensor  # [B] int64 the key of each image's noise, which does not change
 
 
 class StepResult(NamedTuple):
@@ -86,6 +91,7 @@ class StepResult(NamedTuple):
     verified: VerifyResult
     start: Tensor  # [B] committed tokens before the step
     u: Uniforms
+    drawn: Tensor  # [B, N, V] what tokens were drawn from: q, or q perturbed by shared noise
 
 
 @dataclass
@@ -109,6 +115,7 @@ class DecodeState:
     prefix_states: Tensor = field(init=False)
     span: Span | None = None  # while a CUDA graph is recorded
     tables: list[Tensor] = field(default_factory=list)  # see ``table``
+    noise: NoiseAt = gumbel_noise  # see ``drawn``
     steps: int = 0
     syncs: int = 0
     batch: int = field(init=False)
@@ -138,6 +145,23 @@ class DecodeState:
     @property
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
+
+    def drawn(self, p: Tensor, position: Tensor) -> Tensor:
+        """Return what the tokens of image positions [B, …] are drawn from: p [B, …, V], or with
+        shared noise the perturbed p, whose argmax is the token.
+        """
+        if not self.warp.shares_noise:
+            return p
+        return perturbed(p, self.noise(self.now.noise, position, p))
+
+    def drawn_after(self, p: Tensor, depth: Tensor | int) -> Tensor:
+        """Return what the tokens after nodes at ``depth`` of a tree are drawn from, see ``drawn``:
+        p [B, …, V].
+        """
+        if not self.warp.shares_noise:
+            return p
+        start = self.now.length.device
+        return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth)
 
     def final(self, states: Tensor) -> Tensor:
         """Return the states after the last layer, without those after ``aux_layers``: [R, N, dim]."""

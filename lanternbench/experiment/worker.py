@@ -439,10 +439,12 @@ def trace_fields(
     tokens = torch.stack([g.tokens for g in generations])
     target = target_figures(trace, tokens)
     drafter: dict[str, torch.Tensor] = {}
-    if decoder.method.proposal.drafter_kind is not None:
+    # first children that noise chose are not the drafter's likeliest tokens
+    if decoder.method.proposal.drafter_kind is not None and not decoder.warp.shares_noise:
         drafter = drafter_figures(trace)
     rows: list[dict[str, Any]] = []
-    for i, loss in enumerate(decode_loss(decoder, trace, tokens).tolist()):
+    losses = decode_loss(decoder, trace, tokens)
+    for i, loss in enumerate(losses.tolist()):
         row = {
             "fidelity_loss": None if math.isnan(loss) else loss,
             "stats": _of_image(target, i),
@@ -450,7 +452,8 @@ def trace_fields(
         }
         rows.append(row)
     draws_rows = trace.seen is not None  # several rows of the image at once
-    if draws_rows and not decoder.warp.greedy:
+    has_loss = decoder.warp.sampling.temperature > 0 and not bool(losses.isnan().any())
+    if draws_rows and has_loss:
         grid = decoder.target.grid
         losses = row_losses(trace, decoder.rule, decoder.residual)[:, -size(grid) :]
         losses = losses.unflatten(1, grid).clamp(0, 1).cpu()

@@ -114,12 +114,14 @@ class TableDecoder:
         last_token = 0
         return [*draft, *acceptance, last_token, *range(redraws, self.uniforms)]
 
-    def begin(self, first: Tensor, u: Tensor) -> tuple[DecodeState, Any]:
+    def begin(
+        self, first: Tensor, u: Tensor, noise: list[int] | None = None
+    ) -> tuple[DecodeState, Any]:
         """The state of decodes after their first tokens [B], with uniforms u [B, L + 1, U], and
-        the strategy's state.
+        the strategy's state; ``noise``: keys of their own.
         """
         count = len(first)
-        state = opening.start(self.decoder, [""] * count, [0] * count, False)
+        state = opening.start(self.decoder, [""] * count, [0] * count, False, noise)
         state.uniforms = u
         state.now.tokens[:, 0] = first
         last = state.now.last._replace(tokens=first[:, None])
@@ -224,7 +226,8 @@ class TableDecoder:
         else:
             row = 0 if self.decoder.rule.by_position else -1
             first = draw(self.first.expand(count, -1), u[:, row, 0])
-        state, carried = self.begin(first, u)
+        noise = torch.randint(2**62, (count,), generator=generator).tolist()
+        state, carried = self.begin(first, u, noise)
         trace = self.trace(state)
         state.trace = trace
         while state.active:

@@ -68,12 +68,13 @@ def decode_loss(
     decoder: SpeculativeDecoder, trace: Trace, tokens: Tensor, total: bool = False
 ) -> Tensor:
     """Return the fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests
-    bound nothing.
+    bound nothing, such as those of several rows whose drafts share noise with what they wait for.
     """
     # q and K are one-hot: the share of tokens that are not the target's argmax
-    if decoder.warp.greedy:
+    if decoder.warp.sampling.temperature == 0:
         return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
-    if not decoder.method.bounded:
+    tests_share_noise = trace.seen is not None and decoder.warp.greedy and bool(trace.tried.any())
+    if tests_share_noise or not decoder.method.bounded:
         return torch.full((len(tokens),), torch.nan)
     if trace.seen is not None:
         losses = row_losses(trace, decoder.rule, decoder.residual)

@@ -38,6 +38,7 @@ def build(
     that fits.
     """
     sampling = target.sampling.updated(sampling)
+    method.check_noise(sampling)
     residual = component("residual", method.choices.residual)
     if method.acceptance.variant == "reference" and residual.public is not None:
         residual = component("residual", residual.public)

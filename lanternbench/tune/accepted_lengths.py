@@ -70,7 +70,7 @@ class RecordingTree(FixedTree):
         expand: Expand,
         u: Tensor,
     ) -> Draft:
-        self.distributions[:] = [state.warp(logits)[:, None]]
+        self.distributions[:] = [state.drawn_after(state.warp(logits), 0)[:, None]]
 
         def recording_expand(
             tokens: Tensor,
@@ -79,7 +79,7 @@ class RecordingTree(FixedTree):
             depth: int,
         ) -> Tensor:
             logits = expand(tokens, parent, visible, depth)
-            self.distributions.append(state.warp(logits))
+            self.distributions.append(state.drawn_after(state.warp(logits), depth))
             return logits
 
         return super().grow(state, own, logits, recording_expand, u)
@@ -249,7 +249,7 @@ def record_chains(
     """
     judge = ChainJudge(decoder, tree.size.max_depth, ranks, seed)
     for result in steps:
-        judge.add(result.draft.tokens, torch.cat(tree.distributions, 1), result.q)
+        judge.add(result.draft.tokens, torch.cat(tree.distributions, 1), result.drawn)
     count = np.array(float(judge.steps))
     return {"reached": judge.reached, "children": judge.children, "steps": count}
 
@@ -288,7 +288,7 @@ def record_growth(
     level: list[Floats] = []
     for result in steps:
         nodes = result.draft.tree
-        path = judge.again(decoder.rule, result.draft, result.q).path
+        path = judge.again(decoder.rule, result.draft, result.drawn).path
         accepted = torch.zeros(JUDGEMENTS, nodes.nodes, device=path.device).scatter_(1, path, 1.0)
         depth = nodes.depth[0, 1:]
         order = torch.where(depth > 0, tree.scores[0], -torch.inf).sort(descending=True).indices

@@ -112,6 +112,7 @@ class Recorded:
             clock=Clock(hidden.device),
             span=None,
             now=SimpleNamespace(length=_lengths(0)),
+            drawn_after=lambda p, depth: p,
         )
         self.drafter = Watched(net, model)
         self.own = self.drafter.begin(self.state, max_nodes)
@@ -122,7 +123,7 @@ class Recorded:
         count, now = tokens.shape[1], self.state.now
         length = _lengths(int(now.length.device) + count)
         last = LastCommit(hidden, tokens, _lengths(count))
-        self.state.now = Progress(length, tokens[:, -1], tokens, last)
+        self.state.now = Progress(length, tokens[:, -1], tokens, last, length.device)
 
     def root(self) -> Tensor:
         """Read what was committed -> guided logits [1, V] after it."""

@@ -88,7 +88,7 @@ def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor)
         root[:, None],
         Lengths(torch.ones(1).long(), PerPrompt(one)),
     )
-    state.now = Progress(Lengths(length, PerPrompt((image[1],))), root, tokens, last)
+    state.now = Progress(Lengths(length, PerPrompt((image[1],))), root, tokens, last, length)
     state.first = torch.zeros(1, model.vocab)
     return state
 

@@ -67,7 +67,7 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     result, final = redraw_compared(given) if fixed_point else verified(given)
     n = int(result.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest
     draft, start = Draft(tokens, static=jacobi.static), torch.ones(len(tokens), dtype=torch.long)
-    step = StepResult(draft, given["p_cur"], result, start, uniforms(given))
+    step = StepResult(draft, given["p_cur"], result, start, uniforms(given), given["p_cur"])
     own = jacobi.update(state, jacobi.begin(state), step)
     # of rows that were cut further, the reference keeps accepted drafts in the window
     cut = result.accepted == n - 1

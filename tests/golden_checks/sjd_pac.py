@@ -104,7 +104,7 @@ def public_step(
     weights = window.redraw(sampled, q, ok, result.path, result.accepted).weights[0]
     state: Any = SimpleNamespace(warp=Warp(TARGETS_OWN))
     old = JacobiWindow(draft.tokens, law[None, 1:], torch.tensor([w]))
-    new = window.update(state, old, StepResult(draft, q, result, result.accepted, u))
+    new = window.update(state, old, StepResult(draft, q, result, result.accepted, u, q))
     ends = torch.cat([result.token[:1], torch.zeros(len(sample_u[0]) - 1, dtype=torch.long)])
     row = (tree.retrieve == tree.public[result.path[0, -1]]).any(1).int().argmax()
     shift = (accepted + torch.arange(w + 1)).clamp(max=w)

@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 from windows_on_tables import gumbel_token
 
+from lanternbench.engine.noise import uniform_noise
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import StepResult
 from lanternbench.engine.tree import Draft
@@ -22,7 +23,7 @@ from lanternbench.lossless.plain import outcomes, without
 from lanternbench.lossless.plain.drafts import coupled
 from lanternbench.methods.acceptance.gsd import Gsd, group
 from lanternbench.methods.proposals.jacobi import Window
-from lanternbench.methods.proposals.redraws import gumbel, maximal, position_noise
+from lanternbench.methods.proposals.redraws import gumbel, maximal
 from lanternbench.methods.proposals.sjd_pac import (
     Columns,
     PublicSiblingWindow,
@@ -80,9 +81,9 @@ def test_gumbel_redraw_is_the_plain_one_and_agrees_with_itself():
 
 def test_position_noise_is_uniform_lasts_and_is_of_its_own_for_every_image_and_position():
     """Power: each test sees 200,000 numbers; a correlation of 0.01 is found always."""
-    key = torch.tensor([[0.25, 0.5], [0.25, 0.5000001]])
-    noise = position_noise(key, torch.tensor([[3, 4], [3, 4]]), 200_000)
-    assert torch.equal(noise[:, 1:], position_noise(key, torch.tensor([[4], [4]]), 200_000))
+    key = torch.tensor([2**40, 2**40 + 1])
+    noise = uniform_noise(key, torch.tensor([[3, 4], [3, 4]]), 200_000)
+    assert torch.equal(noise[:, 1:], uniform_noise(key, torch.tensor([[4], [4]]), 200_000))
     counts = torch.stack([torch.histc(row, 64, 0, 1) for row in noise.flatten(0, 1)])
     assert min(chisquare(row).pvalue for row in counts) > 1e-3
     assert noise.min() > 0
@@ -177,7 +178,8 @@ def test_public_trees_take_the_longest_path_and_end_full_windows_with_a_uniform_
     assert result.accepted.tolist() == [2]
     assert result.token.tolist() == [2]  # of the uniform law, though the target says 0
     state: Any = SimpleNamespace(warp=Warp(TARGETS_OWN))
-    new = window.update(state, window_of(draft), StepResult(draft, q, result, result.accepted, u))
+    step = StepResult(draft, q, result, result.accepted, u, q)
+    new = window.update(state, window_of(draft), step)
     assert torch.equal(new.p, fresh.expand(1, 2, -1))
 
 

@@ -15,7 +15,7 @@ from windows_on_tables import enumerate_images, tv
 from lanternbench.lossless import verify_method
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
-from lanternbench.methods.proposals.redraws import GumbelRedraw
+from lanternbench.methods.proposals import redraws
 
 EXACT = 1e-6
 
@@ -49,12 +49,12 @@ def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
         edges.append([0.0, *sorted(tables.q[rows, 0].tolist()), 1.0])
     total, level = torch.zeros(8, dtype=torch.float64), torch.full((8,), 0.5, dtype=torch.float64)
 
-    def noise(self, state, position):
+    def noise(key, position, vocab):
         gap = torch.logit(level)[position]
         zero = torch.full_like(gap, 0.5)  # Gumbel −log log 2
         return torch.stack([zero, torch.exp(zero.log() * torch.exp(-gap))], -1)
 
-    monkeypatch.setattr(GumbelRedraw, "noise", noise)
+    monkeypatch.setattr(redraws, "uniform_noise", noise)
     for cells in itertools.product(*(itertools.pairwise(e) for e in edges)):
         for position, (low, high) in enumerate(cells, 1):
             level[position] = (low + high) / 2

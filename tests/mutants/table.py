@@ -307,8 +307,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/redraws.py",
-                "position_noise(state.uniforms[:, -1, 1:3], position, ",
-                "position_noise(state.uniforms[:, -1, 1:3], 0 * position, ",
+                "uniform_noise(state.now.noise, position, ",
+                "uniform_noise(state.now.noise, 0 * position, ",
             ),
         ),
         "scd",

@@ -82,7 +82,8 @@ def test_acceptance_by_depth_and_rank_is_what_enumeration_gives(target):
             draft = Draft(
                 torch.cat([torch.zeros(1, dtype=torch.long), drawn])[None], None, builder.static
             )
-            yield StepResult(draft, torch.stack([Q, Q, Q])[None], None, None, None)
+            q = torch.stack([Q, Q, Q])[None]
+            yield StepResult(draft, q, None, None, None, q)
 
     decoder = with_tree(build(target, method("eagle-1")), builder)
     record = record_chains(decoder, builder, 2, drafted())

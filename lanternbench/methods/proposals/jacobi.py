@@ -296,7 +296,7 @@ class SlidingWindow(Proposer[Window]):
         q = result.q
         accepted = result.verified.accepted
         if state.warp.greedy:
-            tokens = q.argmax(-1)
+            tokens = result.drawn.argmax(-1)
             p = F.one_hot(tokens, self.vocab).to(q.dtype)
         else:
             tokens, p = self.redraw(state, result)

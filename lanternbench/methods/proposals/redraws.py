@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lanternbench.engine.noise import uniform_noise
 from lanternbench.engine.sampling import at, draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.verify import SampledDraft
@@ -110,28 +111,6 @@ def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
     return (p.double().log() + g).argmax(-1)
 
 
-def position_noise(key: Tensor, position: Tensor, vocab: int) -> Tensor:
-    """Uniforms of every token, the same in every step: key [B, 2] in 0 … 1, position [B, n] -> [B,
-    n, V] float64.
-
-    A hash (SplitMix64) of key, position and token.
-    """
-    bits = (key.double() * 2**24).long()
-    image = (bits[:, :1] << 24) + bits[:, 1:]
-    state = image[..., None] + position[..., None] * (0x9E3779B97F4A7C15 - 2**64)
-    token = torch.arange(vocab, device=key.device)
-    hashed = _mixed(_mixed(state) + (token + 1) * (0xD1B54A32D192ED03 - 2**64))
-    mantissa = (hashed >> 12) & (1 << 52) - 1
-    return (mantissa.double() + 0.5) / 2**52
-
-
-def _mixed(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser, on 64-bit integers that wrap around, its constants as signed ones."""
-    z = (z ^ (z >> 30) & (1 << 34) - 1) * (0xBF58476D1CE4E5B9 - 2**64)
-    z = (z ^ (z >> 27) & (1 << 37) - 1) * (0x94D049BB133111EB - 2**64)
-    return z ^ (z >> 31) & (1 << 33) - 1
-
-
 @dataclass(frozen=True, eq=False)
 class MaximalRedraw(Redraw):
     """Maximal coupling with the draft before (SCD)."""
@@ -177,11 +156,6 @@ class GumbelRedraw(Redraw):
 
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
         q = result.q
-        noise = self.noise(state, result.start[:, None] + self.columns)
+        position = result.start[:, None] + self.columns
+        noise = uniform_noise(state.now.noise, position, q.shape[-1])
         return gumbel(q, noise, self.epsilon), q
-
-    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
-        """Uniforms [B, n, V] of image positions [B, n]; the image's key is two uniforms that no
-        step reads.
-        """
-        return position_noise(state.uniforms[:, -1, 1:3], position, state.target.vocab)

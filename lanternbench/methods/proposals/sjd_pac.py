@@ -215,7 +215,7 @@ class SiblingWindow(Proposer[Window]):
         context = self.columns.contexts(result.verified.path, accepted)
         # the old column before the one that moves here
         source = (accepted[:, None] + 1 + self.columns.numbers).clamp(max=w)
-        p = rows_at(result.q, context.gather(1, source))
+        p = rows_at(result.drawn, context.gather(1, source))
         if state.warp.greedy:
             tokens = self.likeliest(p)
         else:

@@ -136,7 +136,7 @@ def candidates(
 ) -> Candidates:
     """Expand the top-k nodes of each level by Σ log p."""
     k = bounds.top_k
-    value, tokens = state.warp(logits).topk(k)
+    value, tokens = state.drawn_after(state.warp(logits), 0).topk(k)
     scores = value.log()
     ranks = torch.arange(k, device=tokens.device)
     unused: Tensor | None = None
@@ -149,7 +149,8 @@ def candidates(
         logits = expand(frontier.tokens, frontier.parents, frontier.visible, level)
         if each is not None:
             unused = each.unused(ranks, level + 1)
-        children = children_of(frontier, state.warp(logits), k, unused)
+        p = state.drawn_after(state.warp(logits), level)
+        children = children_of(frontier, p, k, unused)
         levels.append(children)
         scores, chosen = best_of(children.scores, k)
         if unused is not None:

@@ -62,6 +62,8 @@ class FixedTree(TreeGrower[None]):
                 children = draw_distinct(p, u.narrow(1, used, drawn).view(level.shape))
                 used += drawn
             else:  # by logits: far below the first their softmax is 0
+                if state.warp.shares_noise:
+                    logits = state.drawn_after(state.warp(logits), depth)
                 children = logits.topk(n_children).indices
             if drawn == len(level.rows):
                 tokens.append(children.flatten(1))

@@ -1,0 +1,47 @@
+"""Noise of every image position and token: a hash of seed, prompt, position and token alone.
+
+Shared noise: with Gumbel noise g(n, v) of position n and token v, argmax_v(log q + g) has the law
+q (the Gumbel-max trick).  If everything that drafts or draws at a position reads the same g, an
+image depends on the noise and the target alone, whatever method draws it (drafter-invariant
+speculative decoding, arXiv 2408.07978): a lossless one gives ``ar``'s very tokens.
+"""
+
+import torch
+from torch import Tensor
+
+BITS = 52  # of a uniform
+
+
+def uniform_noise(
+    key: Tensor, position: Tensor, vocab: int, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return uniforms of every token, the same in every step: int64 keys [B] of images, positions
+    [B, …] -> [B, …, V].  Counters are hashed by SplitMix64.
+    """
+    key = key.view(-1, *[1] * (position.ndim - 1))
+    counter = key + position * (0x9E3779B97F4A7C15 - 2**64)
+    token = torch.arange(1, vocab + 1, device=key.device)
+    hashed = _mixed(_mixed(counter)[..., None] + token * (0xD1B54A32D192ED03 - 2**64))
+    mantissa = (hashed >> (64 - BITS)) & (1 << BITS) - 1
+    # in float32 small values keep their precision
+    return (mantissa.to(dtype) + 0.5) / 2**BITS
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser, on 64-bit integers that wrap around, its constants as signed ones."""
+    z = (z ^ (z >> 30) & (1 << 34) - 1) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ (z >> 27) & (1 << 37) - 1) * (0x94D049BB133111EB - 2**64)
+    return z ^ (z >> 31) & (1 << 33) - 1
+
+
+def gumbel_noise(key: Tensor, position: Tensor, p: Tensor) -> Tensor:
+    """Return g of the shape and type of p [B, …, V]; see ``uniform_noise``."""
+    u = uniform_noise(key, position, p.shape[-1], p.dtype)
+    # the winner has the least exponential, so that of a small u
+    exponential = -torch.log1p(-u.clamp_(max=1 - torch.finfo(p.dtype).eps))
+    return -exponential.log()
+
+
+def perturbed(p: Tensor, g: Tensor) -> Tensor:
+    """Return the distribution ∝ p·e^g [..., V], whose argmax is a token drawn from p."""
+    return (p.log() + g).softmax(-1)
