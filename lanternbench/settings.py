@@ -144,11 +144,6 @@ class Sampling(Settings):
         names = Sampling.model_fields
         return {k: v for k, v in values.items() if v is not None or k not in names}
 
-    @property
-    def shares_noise(self) -> bool:
-        """Return whether draws share noise, of which there is none at temperature 0."""
-        return self.noise == "shared" and self.temperature > 0
-
     @field_validator("temperature")
     @classmethod
     def _greedy_is_zero(cls, value: float) -> float:

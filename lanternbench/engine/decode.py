@@ -333,7 +333,9 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         self, state: DecodeState, draft: Draft, outputs: Outputs, u: Uniforms
     ) -> tuple[Commit, StepResult]:
         q = state.warp(outputs.logits)
-        drawn = state.drawn_after(q, draft.tree.depth)
+        drawn = q
+        if state.warp.shares_noise:
+            drawn = state.drawn_after(q, draft.tree.depth)
         verified = self.verify(draft, drawn, u, state.warp.greedy)
         result = StepResult(draft, q, verified, state.now.length.device, u, drawn)
         return tree_commit(state, result, outputs), result

@@ -19,7 +19,8 @@ class Warp(NamedTuple):
 
     @property
     def shares_noise(self) -> bool:
-        return self.sampling.shares_noise
+        """Return whether draws share noise, of which there is none at temperature 0."""
+        return self.sampling.noise == "shared" and self.sampling.temperature > 0
 
     @property
     def greedy(self) -> bool:

@@ -5,6 +5,7 @@ from lanternbench.engine.proposal import AnyProposer
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import reach
 from lanternbench.engine.verify import RatioTest
+from lanternbench.errors import UserError
 from lanternbench.methods.method import Method
 from lanternbench.models.target import Target
 from lanternbench.registry import component, plugin_errors
@@ -23,6 +24,16 @@ def build_rule(target: Target, method: Method, proposer: AnyProposer) -> RatioTe
     return proposer.verification(rule.build(target, proposer.size.max_depth))
 
 
+def check_noise(method: Method) -> None:
+    """Raises UserError for a method whose draws cannot share noise."""
+    if all(part.lossless for part in method.parts if part is not method.order):
+        return
+    raise UserError(
+        f"method '{method.label}' cannot share noise: its tests need uniforms that are independent "
+        "of its drafts; leave --noise or the method out"
+    )
+
+
 def build(
     target: Target,
     method: Method,
@@ -38,7 +49,9 @@ def build(
     that fits.
     """
     sampling = target.sampling.updated(sampling)
-    method.check_noise(sampling)
+    warp = Warp(sampling)
+    if warp.shares_noise:
+        check_noise(method)
     residual = component("residual", method.choices.residual)
     if method.acceptance.variant == "reference" and residual.public is not None:
         residual = component("residual", residual.public)
@@ -51,4 +64,4 @@ def build(
             rates = reach(simulate_acceptance, proposer.size.max_depth).to(target.device)
         speculation = Speculation(proposer, rule, residual, rates)
         strategy = resolved.order.build(target, speculation)
-    return SpeculativeDecoder(target, method, Warp(sampling), sampling.guidance, strategy)
+    return SpeculativeDecoder(target, method, warp, sampling.guidance, strategy)

@@ -19,7 +19,6 @@ from lanternbench.component import Choices, Component
 from lanternbench.errors import UserError, first_mistake, unknown
 from lanternbench.methods.presets import Preset
 from lanternbench.registry import component, components
-from lanternbench.settings import Sampling
 from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.text import one_line
 
@@ -56,15 +55,6 @@ class Method:
             for part in self.parts
         )
         return exact and component("residual", self.choices.residual).lossless
-
-    def check_noise(self, sampling: Sampling) -> None:
-        """Raises UserError if draws share noise and this method cannot."""
-        part = next((part for part in self.parts if not part.lossless), None)
-        if sampling.shares_noise and part not in (None, self.order):
-            raise UserError(
-                f"method '{self.label}' cannot share noise: it is not lossless, and the tests of "
-                "such methods need uniforms that are independent of their drafts; leave --noise out"
-            )
 
     @property
     def bounded(self) -> bool:

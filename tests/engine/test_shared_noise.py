@@ -120,7 +120,7 @@ def test_greedy_decoding_has_no_noise(shallow_8x8):
 
 @pytest.mark.parametrize("name", ["lantern", "cool-sd", "sjd++", "sjd-sv"])
 def test_a_lossy_test_is_refused_with_the_reason(shallow_8x8, name):
-    with pytest.raises(UserError, match="need uniforms that are independent of their drafts"):
+    with pytest.raises(UserError, match="need uniforms that are independent of its drafts"):
         build(shallow_8x8, method(name), SHARED)
 
 
