@@ -71,10 +71,10 @@ def decode_loss(
     bound nothing, such as those of several rows whose drafts share noise with what they wait for.
     """
     # q and K are one-hot: the share of tokens that are not the target's argmax
-    if decoder.warp.sampling.temperature == 0:
+    if decoder.warp.greedy and not decoder.warp.shares_noise:
         return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
-    tests_share_noise = trace.seen is not None and decoder.warp.greedy and bool(trace.tried.any())
-    if tests_share_noise or not decoder.method.bounded:
+    rows_tested = trace.seen is not None and bool(trace.tried.any())
+    if (rows_tested and decoder.warp.shares_noise) or not decoder.method.bounded:
         return torch.full((len(tokens),), torch.nan)
     if trace.seen is not None:
         losses = row_losses(trace, decoder.rule, decoder.residual)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from windows_on_tables import output_distribution
 
 from lanternbench.engine.relaxed import RelaxedProb
-from lanternbench.engine.sampling import at, draw_distinct, normalised
+from lanternbench.engine.sampling import Warp, at, draw_distinct, normalised
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import AcceptanceRule, Residual, RuleTest
 from lanternbench.lossless.tables import Tables, random_rows
@@ -23,6 +23,7 @@ from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.likely import TypicalTest
 from lanternbench.methods.method import method
 from lanternbench.registry import components
+from lanternbench.settings import GREEDY
 
 N, V, W = 48, 7, 3
 NEAR = torch.stack([(torch.arange(V) + i) % V for i in range(V)])[:, :4]
@@ -231,7 +232,7 @@ def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):
     trace = trace_of(*nodes)
     tokens = trace.q.argmax(-1)
     tokens[1, :6] = (tokens[1, :6] + 1) % V
-    decoder = SimpleNamespace(warp=SimpleNamespace(greedy=True))
+    decoder = SimpleNamespace(warp=Warp(GREEDY))
     assert fidelity.decode_loss(decoder, trace, tokens).tolist() == pytest.approx([0.0, 6 / 24])
 
 

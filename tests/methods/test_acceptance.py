@@ -316,7 +316,9 @@ def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_ge
     first = torch.randn(batch, size, generator=generator) * 3
     root = torch.zeros(batch, dtype=torch.long)
     state: Any = SimpleNamespace(
-        now=SimpleNamespace(root=root), warp=Warp(Sampling(temperature=1.0, top_k=20))
+        now=SimpleNamespace(root=root),
+        warp=Warp(Sampling(temperature=1.0, top_k=20)),
+        drawn_after=lambda p, depth: p,
     )
     draft = grow_by_confidence(state, first, expand, Bounds(3, 4, 14))
     q = Warp(Sampling(temperature=1.0, top_k=9))(

@@ -147,7 +147,9 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, each
     """Where a child has probability 1 its path is as likely as its parent's; the parent comes
     first all the same.
     """
-    state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=lambda p: p)
+    state: Any = SimpleNamespace(
+        now=SimpleNamespace(root=torch.tensor([4])), warp=lambda p: p, drawn_after=lambda p, _: p
+    )
 
     def expand(tokens, parent, visible, depth):
         return torch.nn.functional.one_hot(tokens, 5).double()
