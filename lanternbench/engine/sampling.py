@@ -33,8 +33,8 @@ class Warp(NamedTuple):
         """Logits [..., V] -> probabilities [..., V].
 
         A greedy warp leaves temperature 1: verification takes the argmax.  Top-k keeps ties of the
-        k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one; min-p keeps
-        tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
+        k-th logit; top-p keeps the fewest tokens whose mass reaches p, at least one, and of equal
+        ones the lower ids; min-p keeps tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
         """
         sampling = self.sampling
         x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
@@ -54,7 +54,7 @@ class Warp(NamedTuple):
 
 def outside_nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Return the tokens that top-p drops, because the mass before them suffices: bool [..., V]."""
-    ordered, index = logits.sort(-1, descending=True)
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)
     mass = ordered.softmax(-1)
     outside = mass.cumsum(-1) - mass >= top_p
     return torch.zeros_like(outside).scatter(-1, index, outside)
@@ -73,6 +73,36 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     values = x.numpy(force=x.requires_grad).copy()
     values.partition(place)
     return torch.from_numpy(values[..., place : place + 1])
+
+
+class Likeliest(NamedTuple):
+    """The k largest of some values, the largest first."""
+
+    values: Tensor  # [..., k]
+    ids: Tensor  # [..., k]
+
+
+def likeliest(x: Tensor, k: int) -> Likeliest:
+    """Return the k largest of x [..., V], k ≤ V; of equal ones the lower id comes first.
+
+    ``topk`` orders equal values as it likes.  A CPU can see whether there are any and sorts only
+    then, a GPU always sorts, because the host cannot look without waiting for it.
+    """
+    if k == 1:
+        first = x.argmax(-1, keepdim=True)
+        return Likeliest(x.gather(-1, first), first)
+    if on_host(x):
+        values, ids = x.topk(min(k + 1, x.shape[-1]))  # one more shows a tie of the last
+        if not has_ties(values):
+            return Likeliest(values[..., :k], ids[..., :k])
+    values, ids = x.sort(dim=-1, descending=True, stable=True)
+    return Likeliest(values[..., :k], ids[..., :k])
+
+
+def has_ties(ordered: Tensor) -> bool:
+    """Return whether neighbours in ``ordered`` [..., n], on the host, are equal."""
+    values = ordered.numpy(force=ordered.requires_grad)
+    return bool((values[..., 1:] == values[..., :-1]).any())
 
 
 def at(q: Tensor, x: Tensor) -> Tensor:

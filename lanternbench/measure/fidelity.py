@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.decode import SpeculativeDecoder
-from lanternbench.engine.sampling import at, normalised
+from lanternbench.engine.sampling import at, likeliest, normalised
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.verify import RatioTest, Residual
 from lanternbench.methods.acceptance.lantern import NearbyTest
@@ -217,11 +217,11 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
     drafted = three = trace.children[..., 0] >= 0
     with_p = drafted & (trace.p.sum(-1) > 0)
     best = trace.q.argmax(-1, keepdim=True)
-    likeliest = trace.p.topk(min(3, trace.p.shape[-1])).indices
+    first = likeliest(trace.p, min(3, trace.p.shape[-1])).ids
     if not bool(with_p.any()):
-        likeliest = trace.children[..., :3]
-        three = likeliest[..., -1] >= 0 if likeliest.shape[-1] == 3 else torch.zeros_like(drafted)
-    hits = likeliest == best
+        first = trace.children[..., :3]
+        three = first[..., -1] >= 0 if first.shape[-1] == 3 else torch.zeros_like(drafted)
+    hits = first == best
     tv = 0.5 * (trace.p - trace.q).abs().sum(-1)
     return {
         "top1": _mean(hits[..., 0].to(tv.dtype), drafted),

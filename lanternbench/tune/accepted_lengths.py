@@ -41,13 +41,13 @@ from torch import Tensor
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder, begin, step
 from lanternbench.engine.opening import row_seed
 from lanternbench.engine.proposal import AnyTreeGrower, Expand
-from lanternbench.engine.sampling import BELOW_ONE, draw_distinct
+from lanternbench.engine.sampling import BELOW_ONE, draw_distinct, likeliest
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, Paths, StaticTree, VerifyResult, chain, from_paths
 from lanternbench.engine.verify import RatioTest, Uniforms
 from lanternbench.methods.acceptance.exact import Annealed
 from lanternbench.methods.build import build_rule
-from lanternbench.methods.trees.dynamic import Bounds, DynamicTree, candidates, keep_best
+from lanternbench.methods.trees.dynamic import Bounds, DynamicTree, best_of, candidates, keep_best
 from lanternbench.methods.trees.fixed import FixedTree
 
 JUDGEMENTS = 8  # of each recorded draft
@@ -103,7 +103,7 @@ class ScoredTree(DynamicTree):
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
         pool = candidates(state, logits, expand, bounds)
         size = min(bounds.total - 1, pool.scores.shape[1])
-        kept = pool.scores.topk(size).indices.sort(-1).values
+        kept = best_of(pool.scores, size)[1].sort(-1).values
         self.scores[:] = pool.scores.gather(1, kept)
         return keep_best(pool, state.now.root, bounds)
 
@@ -209,7 +209,7 @@ class ChainJudge(Judge):
         if self.sampled:
             children = draw_distinct(p, self.uniforms(len(p), ranks))
         else:
-            children = p.topk(ranks).indices
+            children = likeliest(p, ranks).ids
         any_root = children[:, :1]
         tokens = torch.cat([any_root, children], 1).unflatten(0, (levels, JUDGEMENTS))
         p = p.unflatten(0, (levels, JUDGEMENTS))
@@ -291,7 +291,8 @@ def record_growth(
         path = judge.again(decoder.rule, result.draft, result.drawn).path
         accepted = torch.zeros(JUDGEMENTS, nodes.nodes, device=path.device).scatter_(1, path, 1.0)
         depth = nodes.depth[0, 1:]
-        order = torch.where(depth > 0, tree.scores[0], -torch.inf).sort(descending=True).indices
+        scores = torch.where(depth > 0, tree.scores[0], -torch.inf)
+        order = best_of(scores, len(scores))[1]
         seen.append(accepted.mean(0)[1:][order].double().cpu().numpy())
         level.append(depth[order].double().cpu().numpy())
     return {"seen": np.stack(seen), "level": np.stack(level)}

@@ -27,7 +27,7 @@ from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import longest_path
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
 from lanternbench.engine.relaxed import ResidualWeights
-from lanternbench.engine.sampling import at, draw, draw_distinct, normalised, rows_at
+from lanternbench.engine.sampling import at, draw, draw_distinct, likeliest, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, from_paths
 from lanternbench.engine.verify import AcceptanceRule, ExactTest, RatioTest, SampledDraft
@@ -227,7 +227,7 @@ class SiblingWindow(Proposer[Window]):
         k = self.columns.siblings
         t = self.columns.tree_columns
         tokens = torch.zeros(*p.shape[:2], k, dtype=torch.long, device=p.device)
-        best = p.topk(min(k, p.shape[-1])).indices
+        best = likeliest(p, min(k, p.shape[-1])).ids
         tokens[..., 0] = best[..., 0]
         tokens[:, :t, : best.shape[-1]] = best[:, :t]
         return tokens

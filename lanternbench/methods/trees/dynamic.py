@@ -27,6 +27,7 @@ from lanternbench.engine.proposal import (
     TreeGrower,
     TreePolicy,
 )
+from lanternbench.engine.sampling import likeliest
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft, chain, from_parents
 from lanternbench.errors import UserError
@@ -136,7 +137,7 @@ def candidates(
 ) -> Candidates:
     """Expand the top-k nodes of each level by Σ log p."""
     k = bounds.top_k
-    value, tokens = state.drawn_after(state.warp(logits), 0).topk(k)
+    value, tokens = likeliest(state.drawn_after(state.warp(logits), 0), k)
     scores = value.log()
     ranks = torch.arange(k, device=tokens.device)
     unused: Tensor | None = None
@@ -164,7 +165,7 @@ def children_of(frontier: Frontier, p: Tensor, k: int, unused: Tensor | None) ->
     """Return the k likeliest children of each node, [B, k · k] each; p [B, k, V]; ``unused``: see
     ``PromptBounds``.
     """
-    value, tokens = p.topk(k)
+    value, tokens = likeliest(p, k)
     log_p = value.log()
     # a sure child comes after its parent
     below = torch.nextafter(frontier.scores, torch.full_like(frontier.scores, -torch.inf))

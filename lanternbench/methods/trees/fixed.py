@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.proposal import DraftSize, Expand, TreeGrower
-from lanternbench.engine.sampling import draw_distinct
+from lanternbench.engine.sampling import draw_distinct, likeliest
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import Draft, StaticTree
 
@@ -64,7 +64,7 @@ class FixedTree(TreeGrower[None]):
             else:  # by logits: far below the first their softmax is 0
                 if state.warp.shares_noise:
                     logits = state.drawn_after(state.warp(logits), depth)
-                children = logits.topk(n_children).indices
+                children = likeliest(logits, n_children).ids
             if drawn == len(level.rows):
                 tokens.append(children.flatten(1))
             else:
