@@ -15,6 +15,7 @@ from typer import Argument, Option
 from lanternbench.cli import options
 from lanternbench.cli.options import Takes
 from lanternbench.cli.output import (
+    LONGEST,
     display,
     print_cells,
     print_json,
@@ -100,7 +101,7 @@ def report(
     Example: lanternbench report --published
     """
     from lanternbench.experiment import find
-    from lanternbench.notes import preliminary
+    from lanternbench.notes import headlines
     from lanternbench.report.load import differing, joined_rows, load_runs
     from lanternbench.report.write import report as write
 
@@ -114,12 +115,13 @@ def report(
     if as_json:
         print_json({"rows": rows, "files": [str(file) for file in files]})
         return
-    warnings = [differing(loaded)]
+    difference = differing(loaded)
+    if difference is not None:
+        print(one_line(difference.text, LONGEST))
     for run in loaded:
-        line = preliminary(run.notes)
-        warnings.append(f"{run.run_id}: {line}" if line and len(loaded) > 1 else line)
-    for line in filter(None, warnings):
-        print(one_line(line, 4000))
+        prefix = f"{run.run_id}: " if len(loaded) > 1 else ""
+        for line in headlines(run.notes):
+            print(one_line(prefix + line, LONGEST))
     print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
     print_files(files)
 
@@ -205,7 +207,7 @@ def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
     from lanternbench.report.load import Run, differing
 
     difference = differing([Run(run.folder, run.record, [], []) for run in runs])
-    notes = [difference] if difference else []
+    notes = [difference.text] if difference is not None else []
     for run in runs:
         if run.noisy is not None:
             notes.append(f"{run.folder.name}: {run.noisy.text}")

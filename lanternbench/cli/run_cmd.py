@@ -4,6 +4,7 @@ cite.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -22,7 +23,7 @@ from lanternbench.cli.output import (
     print_table,
 )
 from lanternbench.errors import UserError
-from lanternbench.notes import by_importance, preliminary
+from lanternbench.notes import Note, by_importance, headlines
 from lanternbench.settings import (
     Caption,
     CompileMode,
@@ -37,7 +38,7 @@ from lanternbench.settings import (
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Summary
 
-NOTES = 3  # lines of notes after a run
+NOTES = 3  # lines below the table of a run; more only of warnings
 WORKERS = (
     "With ray: number of workers (default: one per GPU; without GPUs, one per --threads CPUs, or"
     " per CPU)."
@@ -364,22 +365,31 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
 def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None) -> None:
     """Print a run's summary as JSON, or as a table with its main notes on stderr.
 
-    Reasons why the figures cannot be quoted come first.
+    Reasons why the figures cannot be quoted come first, and every warning is printed.
     """
     if as_json:
         print_json(output.record(path, summary))
         return
     notes = by_importance(summary.all_notes())
-    for line in (preliminary(notes), title):
+    said = headlines(notes)
+    for line in [*said, title]:
         if line:
             print(line)
     print_table(summary.rows)
-    missing = "; ".join(str(note) for note in notes if note.kind == "missing")  # one line for all
-    lines = list(dict.fromkeys(missing if n.kind == "missing" else str(n) for n in notes))
-    last = f"{path}  ·  next: {output.program()} report"
-    if len(lines) > NOTES:
-        last += f" (and {len(lines) - NOTES} more notes in it)"
-    print_notes([*lines[:NOTES], last])
+    print_notes([*note_lines(notes, said), f"{path}  ·  next: {output.program()} report"])
+
+
+def note_lines(notes: Sequence[Note], said: Sequence[str]) -> list[str]:
+    """Return the lines below a table: every warning that was not ``said`` above it, what is
+    missing in one line, and the first remarks if there is room.
+    """
+    missing = [str(note) for note in notes if note.kind == "missing"]
+    remarks = [str(note) for note in notes if note.kind == "info"]
+    warnings = [note for note in notes if note.kind in ("unfit", "warning")]
+    lines = [str(note) for note in warnings if note.text not in said]
+    if missing:
+        lines.append("; ".join(missing))
+    return [*lines, *remarks[: max(NOTES - len(lines), 0)]]
 
 
 def show_plan(runs: list[Sweep], place: options.Place, as_json: bool) -> None:

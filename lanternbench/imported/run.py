@@ -27,7 +27,6 @@ from lanternbench.measure.samples import IMPORTED, Sample, sample_key
 from lanternbench.measure.summary import summarise
 from lanternbench.metrics import read_image
 from lanternbench.models.target import Target
-from lanternbench.notes import Note
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.prompts.formats import clean
 from lanternbench.settings import Sweep
@@ -138,13 +137,8 @@ def import_run(
     with open_run(out, config, worker.facts(), chosen, methods, fresh) as folder:
         digest = config_hash({"entries": [_plain(entry) for entry in entries]})
         method = _declare(folder, f"{label} ({IMPORTED})", digest)
-        outside = _store_all(folder, worker, items, method, progress)
-        summary = summarise(folder.figures, folder.run)
-        if outside:
-            text = f"{outside} tokens of {method.label} are outside the target's top-k or top-p and count as"
-            fix = "give the --temperature, --top-k, --top-p and --guidance that they were drawn with."
-            summary.notes.append(Note("warning", LOG_PROB, f"{text} probability 1e-10: {fix}"))
-        folder.finish(summary)
+        _store_all(folder, worker, items, method, progress)
+        folder.finish(summarise(folder.figures, folder.run))
         return folder.path
 
 
@@ -165,10 +159,8 @@ def _store_all(
     items: Sequence[Matched],
     method: MethodRecord,
     progress: Progress,
-) -> int:
-    """Measure ``ar`` and store the entries where that is still to be done; return how many of
-    their tokens the warped target excludes.
-    """
+) -> None:
+    """Measure ``ar`` and store the entries where that is still to be done."""
     done = folder.samples.keys
     baseline: list[Matched] = []
     if worker.config.baseline:
@@ -184,11 +176,9 @@ def _store_all(
         for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
             log_prob = _scored(worker, item, np.array(sample.token_ids)).mean().item()
             folder.append(sample.model_copy(update={"metrics": {LOG_PROB: log_prob}}), image)
-    outside = 0
     for number, item in enumerate(missing, len(baseline)):
         progress(number, count, f"{method.label} · {item.prompt.text}")
-        outside += _store(folder, worker, item, method)
-    return outside
+        _store(folder, worker, item, method)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -246,17 +236,17 @@ def _scored(worker: Worker, item: Matched, tokens: NDArray) -> Tensor:
     return log_probs(decoder, [item.prompt.text], image)[0]
 
 
-def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecord) -> int:
-    """Store one entry; return how many of its tokens the warped target excludes."""
+def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecord) -> None:
+    """Store one entry, with the share of its tokens that the warped target excludes."""
     entry, prompt = item.entry, item.prompt
     target = worker.target
-    outside = 0
+    stats: dict[str, float] = {}
     metrics: dict[str, float | None] = {}
     token_ids: list[int] = []
     if entry.tokens is not None:
         scored = _scored(worker, item, entry.tokens)
         metrics[LOG_PROB] = scored.mean().item()
-        outside = int((scored < EXCLUDED).sum())
+        stats["outside_support"] = (scored < EXCLUDED).double().mean().item()
         token_ids = entry.tokens.tolist()
         tokens = torch.from_numpy(entry.tokens)[None].to(target.device)
         image = target.images(tokens, [prompt.text])[0]
@@ -284,7 +274,7 @@ def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecor
         timed=False,
         stated_s=entry.seconds,
         token_ids=token_ids,
+        stats=stats,
         metrics=metrics,
     )
     folder.append(sample, image)
-    return outside

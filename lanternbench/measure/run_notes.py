@@ -15,7 +15,7 @@ FEW_PROMPTS = 5  # under this an interval is marked as too narrow
 SLOW_SHARE = 0.02  # of steps that took twice their median or more
 IDLE_SHARE = 0.8  # CPU seconds per second of wall time, on a CPU
 _RANDOM = "Metrics named -random come from networks with random weights: their times are real, their values noise."
-RANDOM_NOTE = Note("warning", None, _RANDOM)
+RANDOM_NOTE = Note("warning", None, _RANDOM, "random weights")
 
 
 def counts(figures: Figures) -> dict[str, int]:
@@ -42,7 +42,8 @@ def contention(figures: Figures, environment: Environment) -> Note | None:
     if not marks:
         return None
     advice = "stop other programs or give fewer --threads and measure again, or read the robust speedup."
-    return Note("unfit", "latency_s", f"The clock was disturbed ({'; '.join(marks)}): {advice}")
+    text = f"Timing was noisy ({'; '.join(marks)}): {advice}"
+    return Note("unfit", "latency_s", text, "noisy timing")
 
 
 def run_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
@@ -69,7 +70,7 @@ def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     if any(now.get(label, 0) < per_method for label in wanted):
         done = f"{sum(now.values())} of {per_method * len(wanted)} samples"
         text = f"The run is not finished ({done}): columns of different methods rest on different prompts,"
-        yield Note("unfit", None, f"{text} and speedups alone are paired.")
+        yield Note("unfit", None, f"{text} and speedups alone are paired.", "unfinished")
     left_out = [label for label in run.left_out if label not in now]
     if left_out:
         text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
@@ -113,9 +114,9 @@ def _latency_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     """Yield what latencies were measured, and what disturbed them."""
     timed = figures.column("latency_s")[1] > 0
     imported = [label for label, (method, _) in figures.methods.items() if method == IMPORTED]
-    if imported:
-        text = f"Not measured here: {', '.join(imported)}; steps and seconds are as their makers state them."
-        yield Note("info", None, text)
+    for label in imported:
+        text = f"{label} was not measured by this run: steps and seconds are as its maker reports them."
+        yield Note("warning", None, text, "imported", label)
     measured = [label for label in figures.labels if label not in imported]
     untimed = [label for label in measured if not timed[figures.of(label)].any()]
     if untimed:
@@ -166,13 +167,14 @@ def _setting_notes(run: RunRecord) -> Iterator[Note]:
     """Yield which settings make times or images unusual."""
     if len(run.environments) > 1:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
-        yield Note("unfit", "latency_s", text)
+        yield Note("unfit", "latency_s", text, "another environment")
     noise = "the times are real, the images are noise, and no metric is computed."
     if run.config.random_weights:
-        yield Note("warning", None, f"Random weights: {noise}")
+        yield Note("warning", None, f"Random weights: {noise}", "random weights")
     asked = run.config.simulate_acceptance
     if asked is not None:
         goal = f"rates of {asked} by position"
         if not isinstance(asked, list):
             goal = f"a mean of {asked:g} tokens a step"
-        yield Note("warning", None, f"Accepted lengths are simulated to {goal}: {noise}")
+        text = f"Accepted lengths are simulated to {goal}: {noise}"
+        yield Note("warning", None, text, "simulated acceptance")

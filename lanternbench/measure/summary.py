@@ -15,7 +15,7 @@ from lanternbench.errors import UserError, first_mistake
 from lanternbench.measure import statistics
 from lanternbench.measure.figures import BASELINE, Figures, Flags, acceptance
 from lanternbench.measure.run_notes import RANDOM_NOTE, counts, run_notes
-from lanternbench.measure.run_record import RunRecord
+from lanternbench.measure.run_record import IMPORTED, RunRecord
 from lanternbench.measure.samples import MEASURED
 from lanternbench.measure.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.notes import Note
@@ -170,29 +170,38 @@ def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Sum
             text = f"{label} promises to be lossless, but its samples show a loss."
             notes.append(Note("warning", "fidelity_loss", text))
         rows.append(row.model_copy(update={"lossless": lossless}))
-    notes += unbounded_notes(rows)
+    notes += support_notes(rows)
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows=rows, notes=notes, sets=whole, suite=run.config.suite)
 
 
-def unbounded_notes(rows: Sequence[Row]) -> list[Note]:
-    """Return what is known of each lossy method whose distance from the target nothing bounds."""
+def support_notes(rows: Sequence[Row]) -> list[Note]:
+    """Return a warning for each imported method that draws tokens which the target excludes, and
+    for each lossy one whose distance from the target nothing bounds.
+    """
     baseline = next((row.value("log_prob") for row in rows if row.label == BASELINE), None)
     notes: list[Note] = []
     for row in rows:
         log_prob = row.value("log_prob")
         outside = row.value("outside_support")
+        if row.method == IMPORTED and outside:
+            text = (
+                f"{outside:.1%} of the tokens of {row.label} are outside the target's top-k or"
+                " top-p and count as probability 1e-10: give the --temperature, --top-k, --top-p"
+                " and --guidance that they were drawn with."
+            )
+            notes.append(Note("warning", "log-prob", text, "outside the support", row.label))
         bounded = row.lossless is not False or row.value("fidelity_loss") is not None
         if bounded or log_prob is None or outside is None:
             continue
         compared = "" if baseline is None else f", that of ar's tokens {baseline:.2f}"
         text = (
-            f"Nothing bounds how far {row.label} is from the target's distribution:"
-            f" {outside:.1%} of its tokens are ones that the target excludes, and the mean"
-            f" log-probability of its tokens is {log_prob:.2f}{compared}."
+            f"{row.label} draws {outside:.1%} of its tokens outside the target's support, and"
+            f" nothing bounds how far it is from the target: the mean log-probability of its"
+            f" tokens is {log_prob:.2f}{compared}."
         )
-        notes.append(Note("warning", "fidelity_loss", text))
+        notes.append(Note("warning", "fidelity_loss", text, "outside the support", row.label))
     return notes
 
 
@@ -215,7 +224,7 @@ def renewed(figures: Figures, run: RunRecord, old: Summary) -> Summary:
         f"The figures are computed from the {len(figures)} samples that the run has now, which"
         " summary.json does not sum up."
     )
-    kept = [note for note in old.notes if note.metric not in stale]
+    kept = [note for note in old.notes if note.metric not in stale and note.fact is None]
     notes = [*dict.fromkeys([*new.notes, *kept]), Note("info", None, text)]
     changes = {"notes": notes, "costs": old.costs, "reference": old.reference}
     return new.model_copy(update=changes)

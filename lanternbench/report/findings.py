@@ -21,7 +21,7 @@ from lanternbench.measure.statistics import (
     prompts_needed,
 )
 from lanternbench.measure.summary import Row
-from lanternbench.notes import Note, preliminary
+from lanternbench.notes import Note, headlines
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.tables import Cell, Head, Table
 from lanternbench.utils.text import one_line
@@ -166,9 +166,9 @@ def answer(
     ``pairs``: of the run's methods, with p-values corrected for their number; ``notes``: the
     run's.
     """
-    unfit = preliminary(notes)
-    doubt = " (preliminary)" if unfit else ""
-    sentences = [unfit]
+    is_unfit = any(note.kind == "unfit" for note in notes)
+    doubt = " (preliminary)" if is_unfit else ""
+    sentences = headlines(notes)
     timed = [row for row in rows if row.label != BASELINE and row.value("speedup") is not None]
     if timed:
         sentences += fastest_methods(timed, pairs, budget, doubt)

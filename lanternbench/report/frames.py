@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import find, iter_samples
 from lanternbench.report.listing import forest
-from lanternbench.report.load import Run, load_run
+from lanternbench.report.load import Run, joined_rows, load_run, warnings_of
 from lanternbench.report.scatter import scatter
-from lanternbench.report.style import NARROW
+from lanternbench.report.style import NARROW, add_warnings
 from lanternbench.report.tables import frame
 from lanternbench.report.tradeoff import quality_columns, trade_off
 
@@ -44,7 +44,7 @@ class RunFrames(Run):
         """Figures by name, each with ``_lo`` and ``_hi`` (95 %), ``_n`` (images) and ``_p`` (against
         ar).
         """
-        return frame(self.rows)
+        return frame(joined_rows([self]))
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -63,14 +63,17 @@ class RunFrames(Run):
 
         Raises UserError if the run has no such figure.
         """
-        columns = {column.key: column for column in quality_columns(self.rows)}
-        speeds = forest(self.rows, NARROW)
-        if quality is None and speeds is not None:
-            return speeds.figure
-        if quality not in columns:
-            choice = ", ".join(columns) or "none"
-            raise UserError(f"the run has no {quality or 'speeds'} to plot: choose of {choice}")
-        return scatter(trade_off(self.rows, columns[quality]), NARROW).figure
+        rows = joined_rows([self])
+        columns = {column.key: column for column in quality_columns(rows)}
+        plot = forest(rows, NARROW) if quality is None else None
+        if plot is None:
+            if quality not in columns:
+                choice = ", ".join(columns) or "none"
+                text = f"the run has no {quality or 'speeds'} to plot"
+                raise UserError(f"{text}: choose of {choice}")
+            plot = scatter(trade_off(rows, columns[quality]), NARROW)
+        add_warnings(plot.figure, warnings_of(rows))
+        return plot.figure
 
     def _repr_html_(self) -> str:
         overview = self.summary.filter(OVERVIEW)

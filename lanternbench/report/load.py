@@ -17,7 +17,7 @@ from lanternbench.measure.run_notes import counts
 from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import Row, read_summary, renewed
-from lanternbench.notes import Note
+from lanternbench.notes import Note, by_importance
 from lanternbench.registry import components
 from lanternbench.report.columns import Column, columns
 from lanternbench.utils.files import open_file
@@ -108,6 +108,7 @@ class ReportRow(Row):
     run: str | None = None  # if there are several
     setup: int = 1
     hardware: str = "–"
+    warnings: tuple[str, ...] = ()  # sentences that stand wherever its figures do
 
 
 @dataclass
@@ -169,6 +170,7 @@ def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
     """
     ids = [run.run_id for run in runs]
     setups: list[Run] = []  # the first run of each
+    difference = differing(runs)
     rows = []
     for number, run in enumerate(runs, 1):
         name = run.run_id if ids.count(run.run_id) == 1 else f"{run.run_id} ({number})"
@@ -177,13 +179,34 @@ def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
         setup = 1 + next(i for i, first in enumerate(setups) if run.like(first))
         shown = name if len(runs) > 1 else None
         for row in run.rows:
-            rows.append(ReportRow(**vars(row), run=shown, setup=setup, hardware=run.hardware))
+            facts = [note for note in run.notes if note.fact and note.label in (None, row.label)]
+            warnings = [note.short for note in by_importance(facts)]
+            if difference is not None:
+                warnings.append(difference.short)
+            about = {"run": shown, "setup": setup, "hardware": run.hardware}
+            rows.append(ReportRow(**vars(row), **about, warnings=tuple(warnings)))
     return rows
 
 
-def differing(runs: Sequence[Run]) -> str | None:
-    """Say what keeps figures of several runs from being compared, each setting with its values;
-    None if nothing does.
+def warnings_of(rows: Sequence[ReportRow]) -> list[str]:
+    """Return the warnings of rows, each once and with the runs that it concerns if these are not
+    all.
+    """
+    runs_by_warning: dict[str, dict[str | None, None]] = {}
+    for row in rows:
+        for text in row.warnings:
+            runs_by_warning.setdefault(text, {})[row.run] = None
+    count = len({row.run for row in rows})
+    warnings = []
+    for text, runs in runs_by_warning.items():
+        concerned = "" if len(runs) == count else f"{', '.join(map(str, runs))}: "
+        warnings.append(concerned + text)
+    return warnings
+
+
+def differing(runs: Sequence[Run]) -> Note | None:
+    """Return what keeps figures of several runs from being compared, each setting with its
+    values; None if nothing does.
     """
     differences = []
     for name in dict.fromkeys(name for run in runs for name in run.setup):
@@ -201,7 +224,8 @@ def differing(runs: Sequence[Run]) -> str | None:
             differences.append(f"the weights of the metric {metric}")
     if not differences:
         return None
-    return f"The runs differ in {'; '.join(differences)}: do not compare their latencies or qualities."
+    text = f"The runs differ in {'; '.join(differences)}: do not compare their latencies or qualities."
+    return Note("unfit", None, text, "different runs")
 
 
 def read_contents(run: Run, prompts: int) -> Contents:

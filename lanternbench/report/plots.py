@@ -55,6 +55,10 @@ class Picture(NamedTuple):
     def narrow_figure(self) -> Figure:
         return self.narrow.figure
 
+    def add_warnings(self, warnings: Sequence[str]) -> None:
+        for plot in (self.wide, self.narrow):
+            style.add_warnings(plot.figure, warnings)
+
 
 def picture(key: str, title: str, draw: Callable[[float], Plot | None]) -> list[Picture]:
     """Return the picture that ``draw`` makes for a width, if any."""

@@ -163,6 +163,9 @@ def grow(figure: Figure, more: float) -> None:
     width, height = figure_points(figure)
     figure.set_size_inches(width / 72, (height + more) / 72)
     share = height / (height + more)
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.set(rect=(0, 1 - share, 1, share))
     for axes in figure.axes:
         place = axes.get_position(original=True)
         axes.set_position(
@@ -259,6 +262,27 @@ def add_legend(figure: Figure, signs: Sequence[Sign]) -> None:
         bottom = max(bottom, y + LINE * len(lines))
         x += entry_width + 10.0
     grow(figure, bottom + MARGIN - height)
+
+
+@styled()
+def add_warnings(figure: Figure, warnings: Sequence[str]) -> None:
+    """Add sentences at the bottom of a figure, each on a new line."""
+    width, height = figure_points(figure)
+    lines = [line for text in warnings for line in wrap(text, width - 2 * MARGIN)]
+    if lines:
+        grow(figure, LINE * len(lines) + MARGIN)
+        put_lines(figure, MARGIN, height + LINE - 2.5, lines)
+
+
+def with_warnings(draw: Callable[[], Figure], warnings: Sequence[str]) -> Callable[[], Figure]:
+    """Return what draws the figure with these sentences at its bottom."""
+
+    def drawn() -> Figure:
+        figure = draw()
+        add_warnings(figure, warnings)
+        return figure
+
+    return drawn
 
 
 def draw_sign(figure: Figure, sign: Sign, x: float, y: float) -> None:

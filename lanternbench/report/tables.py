@@ -38,6 +38,7 @@ FACTS = (
     "lossless",
     "simulated",
     "n",
+    "warnings",
 )
 MOST_CATEGORIES = 40  # more are no overview
 POSITIONS = 16  # of a draft
@@ -213,11 +214,16 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def csv_text(records: Sequence[object] | pd.DataFrame) -> str:
+def csv_text(records: Sequence[object] | pd.DataFrame, warnings: Sequence[str] = ()) -> str:
     """Return records as CSV; nested values as text, missing = empty, and no cell that a
     spreadsheet would run.
+
+    ``warnings``: sentences that every record has in a last column.
     """
-    return pd.DataFrame(records).map(csv_cell).to_csv(index=False, lineterminator="\n")
+    frame = pd.DataFrame(records)
+    if warnings:
+        frame["warnings"] = " ".join(warnings)
+    return frame.map(csv_cell).to_csv(index=False, lineterminator="\n")
 
 
 def terminal_table(
@@ -284,7 +290,7 @@ def csv_cell(value: object) -> object:
     """
     if isinstance(value, dict):
         value = [f"{key}={item}" for key, item in value.items()]
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         value = " ".join(map(str, value))
     if not isinstance(value, str):
         return value

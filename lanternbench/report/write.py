@@ -34,9 +34,17 @@ from lanternbench.report.columns import (
 )
 from lanternbench.report.findings import BUDGET, INTRO, Pair, answer, compared, pair_table
 from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
-from lanternbench.report.load import Contents, ReportRow, Run, View, differing, paper_name
+from lanternbench.report.load import (
+    Contents,
+    ReportRow,
+    Run,
+    View,
+    differing,
+    paper_name,
+    warnings_of,
+)
 from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
-from lanternbench.report.style import colour, save
+from lanternbench.report.style import colour, save, with_warnings
 from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.files import OUT, replacing, writing
@@ -79,6 +87,10 @@ class Report(NamedTuple):
     @property
     def runs(self) -> list[Run]:
         return [part.run for part in self.parts]
+
+    @property
+    def warnings(self) -> list[str]:
+        return warnings_of(self.rows)
 
 
 def templates() -> Environment:
@@ -142,9 +154,11 @@ def report(
         return files
     speeds = speed_pictures(content.rows)
     steps = step_pictures(content.rows, row_steps(content.parts))
+    for picture in [*speeds, *steps]:
+        picture.add_warnings(content.warnings)
     if formats is None:
         files += write_pictures([*speeds, *steps], out)
-        files += write_losses(content.parts, out)
+        files += write_losses(content, out)
     page = html_page(content, speeds, steps)
     return [*files, write_text(out / "report.html", page)]
 
@@ -168,21 +182,26 @@ def read_report(
     if damaged:
         text = f"{damaged} damaged line(s) of samples.jsonl were left out."
         notes.append(Note("warning", None, text))
-    differences = differing(runs)
-    if differences:
-        parts[0].answer.insert(0, differences)
+    difference = differing(runs)
+    if difference is not None:
+        parts[0].answer.insert(0, difference.text)
     rows = view.named(load.joined_rows(runs))
     return Report(parts, rows, notes, view, published_figures(rows) if published else None)
 
 
 def published_figures(rows: list[ReportRow]) -> Published:
+    """Return the papers' figures next to those of rows."""
     from lanternbench.report import papers  # not for every report: it loads all methods
 
     frame = papers.published_beside(rows)
     table = papers.table(frame)
     if frame.empty:
         return Published(table, {"published.md": f"{papers.NONE}\n"})
-    return Published(table, {"published.md": table.markdown(), "published.csv": csv_text(frame)})
+    texts = {
+        "published.md": table.markdown(),
+        "published.csv": csv_text(frame, warnings_of(rows)),
+    }
+    return Published(table, texts)
 
 
 def make_part(
@@ -244,21 +263,24 @@ def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
     files = []
     for end, part in numbered(content.parts):
         draw = partial(grid_figure, part.run, part.contents, content.view, prompts)
-        files += save(draw, out / f"grid{end}", ("png", "pdf"))
+        marked = with_warnings(draw, content.warnings)
+        files += save(marked, out / f"grid{end}", ("png", "pdf"))
     return files
 
 
-def write_losses(parts: Sequence[Part], out: Path) -> list[Path]:
+def write_losses(content: Report, out: Path) -> list[Path]:
     """Write where in the image each run's methods lose fidelity, if they draw several rows at
     once.
     """
     files = []
-    for end, part in numbered(parts):
+    for end, part in numbered(content.parts):
         records = loss_records(part.contents.losses)
         if records:
             stem = out / f"loss-by-place{end}"
-            files.append(write_text(stem.with_suffix(".csv"), csv_text(records)))
-            files += save(partial(loss_figure, records), stem, ("png", "svg", "pdf"))
+            text = csv_text(records, content.warnings)
+            files.append(write_text(stem.with_suffix(".csv"), text))
+            marked = with_warnings(partial(loss_figure, records), content.warnings)
+            files += save(marked, stem, ("png", "svg", "pdf"))
     return files
 
 
@@ -275,8 +297,9 @@ def report_texts(content: Report) -> dict[str, str]:
     }
     rates = tables.acceptance_table(content.rows)
     if rates:
+        records = tables.acceptance_records(content.rows)
         texts["acceptance.md"] = f"{tables.ACCEPTANCE}\n\n{rates}"
-        texts["acceptance.csv"] = csv_text(tables.acceptance_records(content.rows))
+        texts["acceptance.csv"] = csv_text(records, content.warnings)
     categories = []
     comparisons = []
     for part in content.parts:
@@ -288,9 +311,13 @@ def report_texts(content: Report) -> dict[str, str]:
         texts["categories.md"] = sections(content.runs, "", categories)
     if any(comparisons):
         texts["pairs.md"] = sections(content.runs, INTRO, comparisons)
-        texts["pairs.csv"] = csv_text(pair_records(content.parts))
+        texts["pairs.csv"] = csv_text(pair_records(content.parts), content.warnings)
     if content.published is not None:
         texts |= content.published.texts
+    warnings = "".join(f"- {markdown_escape(text, 2000)}\n" for text in content.warnings)
+    for name, text in texts.items():
+        if warnings and name.endswith(".md") and name != "table.md":  # which has all notes
+            texts[name] = f"{warnings}\n{text}"
     return texts
 
 
@@ -332,7 +359,7 @@ def latex_page(content: Report) -> str:
     for recipe in (run.recipe for run in content.runs):
         setting = f"({recipe['prompts']}, temperature {recipe['temperature']})"
         setups.append(f"Decoding methods on {recipe['target']} {setting}")
-    caption = "; ".join(dict.fromkeys(setups)) + "."
+    caption = " ".join(["; ".join(dict.fromkeys(setups)) + ".", *content.warnings])
     recipes = ". ".join(dict.fromkeys(recipe_lines(content.runs)))
     fixed = content.view.columns_for(content.rows, "tex") if content.view.columns else None
     return latex_table(content.rows, caption, recipes, fixed)
@@ -358,9 +385,9 @@ def report_notes(runs: Sequence[Run]) -> list[Note]:
     """
     notes: list[Note] = []
     for run in runs:
-        prefix = f"{run.run_id}: " if len(runs) > 1 else ""
+        name = run.run_id if len(runs) > 1 else None
         for note in [*run.notes, *speedup_notes(run)]:
-            notes.append(note._replace(text=prefix + note.text))
+            notes.append(note._replace(run=name))
     rows = [row for run in runs for row in run.rows]
     reasons = {
         "step_compression": "The pictures show step compression because there are no speedups.",
@@ -371,9 +398,9 @@ def report_notes(runs: Sequence[Run]) -> list[Note]:
     speed = speed_column(rows).key
     if speed in reasons:
         notes.append(Note("info", None, reasons[speed]))
-    differences = differing(runs)
-    if differences:
-        notes.append(Note("unfit", None, differences))
+    difference = differing(runs)
+    if difference is not None:
+        notes.append(difference)
     return by_importance([*notes, *metric_notes(rows)])
 
 
@@ -512,7 +539,7 @@ def latex_table(
     text = template.render(
         kind="table" if sum(widths) <= COLUMN else "table*",
         alignment="".join("r" if column.numeric else "l" for column in chosen),
-        caption=f"{tex_escape(caption, 1000)} ".lstrip(),
+        caption=f"{tex_escape(caption, 4000)} ".lstrip(),
         recipe=" ".join(recipe.split()),
         left_out=left_out,
         heads=head,
