@@ -80,7 +80,7 @@ def main() -> None:
                 f"| {row.label} | {name} | {cell(row, key)} | {cell(other, key)} | {change:+.1%} |"
             )
     for where, summary in zip(("alone", "beside busy loops"), summaries, strict=True):
-        notes = [note.text for note in summary.all_notes() if "clock was disturbed" in note.text]
+        notes = [note.text for note in summary.all_notes() if note.fact == "noisy timing"]
         print(f"\n{where}: {notes[0] if notes else 'no note about the clock'}")
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lanternbench.experiment import iter_samples, read_run
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row, read_summary
-from lanternbench.notes import preliminary
+from lanternbench.notes import headlines
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, IMAGES = ROOT / "benchmarks/results", ROOT / "docs/images"
@@ -38,8 +38,9 @@ def setting(run: Path) -> str:
     )
     loads = [sample.load for sample in iter_samples(run) if sample.load is not None]
     text += f", mean load {mean(loads):.1f}." if loads else "; not timed."
-    if unfit := preliminary(summary.all_notes()):
-        return f"{text} {unfit} Steps, losses and quality do not depend on the clock."
+    unfit = headlines(note for note in summary.all_notes() if note.kind == "unfit")
+    if unfit:
+        return f"{text} {unfit[0]} Steps, losses and quality do not depend on the clock."
     return f"{text} The clock was undisturbed." if loads else text
 
 

@@ -89,6 +89,9 @@ def test_a_setting_reaches_run_json_and_the_report_from_the_command_line(
         assert ("min_p" in written) == (name == "cut")
     assert recipes["cut"].keys() - recipes["plain"].keys() == {"min-p"}
     assert recipes["cut"]["min-p"] == "0.2"
+    plain = recipes["plain"]
+    assert (float(plain["temperature"]), int(plain["top-k"])) == (1.0, small_images.sampling.top_k)
+    assert plain["lanternbench"].startswith(f"{lanternbench.__version__}, commit ")
 
 
 def test_a_sweep_file_may_list_any_setting_that_is_no_list_itself(tmp_path):

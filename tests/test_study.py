@@ -56,9 +56,9 @@ def test_a_result_file_names_machine_load_and_clock(tmp_path):
     assert calm.startswith(
         "2 demo prompts, T = 1, batch 1, interleaved; AMD EPYC, 1 thread(s) on 2 cores, torch "
     )
-    text = "The clock was disturbed (the load was 3.0 on 2 cores): stop other programs."
+    text = "Timing was noisy (the load was 3.0 on 2 cores): stop other programs."
     disturbed = result_files.setting(stored(tmp_path, "b", "", notes=[Note("unfit", None, text)]))
-    assert "do not quote: the clock was disturbed (the load was 3.0 on 2 cores)" in disturbed
+    assert "do not quote: timing was noisy (the load was 3.0 on 2 cores)" in disturbed
     assert "do not quote" not in calm
 
 

@@ -151,6 +151,7 @@ class Worker:
             "evaluators": target.evaluators,
             "weights": self._weights(),
             "prompt_template": target.prompt_template,
+            "top_k": target.sampling.top_k,
         }
         if len(target.grids) > 1:
             facts["tokens_before"] = target.length - size(target.grid)

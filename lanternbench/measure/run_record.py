@@ -134,6 +134,7 @@ class TargetRecord(Record):
     weights: dict[str, str] = {}
     prompt_template: str | None = None
     labels: bool = False  # prompts are classes
+    top_k: int | None = None  # of its sampling, if the settings give none
     remark: str | None = None
 
     @property

@@ -78,6 +78,9 @@ class Run:
         count = f", {record.prompts.count} prompts" if record.prompts.count else ""
         device = environment.device or record.config.device or "not recorded"
         threads = "not recorded" if environment.threads is None else str(environment.threads)
+        version = [environment.lanternbench or "not recorded"]
+        if environment.commit is not None:
+            version.append(f"commit {environment.commit[:12]}")
         recipe = {
             "target": self.target,
             **record.sampling(),
@@ -89,7 +92,10 @@ class Run:
             "batch": str(record.config.batch),
             "device": f"{device} ({self.hardware})",
             "threads": threads,
+            "lanternbench": ", ".join(version),
         }
+        if record.target.top_k is not None and "top_k" not in record.config.model_fields_set:
+            recipe["top-k"] = str(record.target.top_k)
         if record.config.suite:
             recipe["suite"] = record.config.suite
         if environment.dtype:

@@ -369,6 +369,7 @@ def json_page(content: Report) -> str:
     document = {
         "rows": content.rows,
         "notes": content.notes,
+        "recipes": {run.run_id: run.recipe for run in content.runs},
         "answers": {part.run.run_id: part.answer for part in content.parts},
         "pairs": pair_records(content.parts),
     }

@@ -189,15 +189,14 @@ def test_imported_times_are_as_stated_and_never_measured(imported):
     assert all(row.value(name) is None for row in (own, noise) for name in clocked)
     assert ar.value("latency_s") is not None
     notes = [note.text for note in read_summary(imported).notes]
-    assert any(
-        text.startswith("Not measured here: own (imported), noise (imported)") for text in notes
-    )
+    for label in ("own (imported)", "noise (imported)"):
+        assert any(text.startswith(f"{label} was not measured by this run") for text in notes)
     assert not any("only valid at batch 1" in text for text in notes)
 
 
 def test_tokens_outside_the_target_s_top_k_are_noted(imported):
     notes = [note for note in read_summary(imported).notes if note.metric == LOG_PROB]
-    assert "tokens of noise (imported) are outside the target's top-k" in notes[0].text
+    assert "of the tokens of noise (imported) are outside the target's top-k" in notes[0].text
 
 
 def test_every_table_says_imported(imported, quick_pictures, tmp_path):

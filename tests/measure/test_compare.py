@@ -107,7 +107,7 @@ def test_the_last_line_is_the_verdict_and_a_disturbed_clock_is_named(tmp_path):
         done.stdout.splitlines()[-1]
         == "gate: passed; judged eagle-1 by accept_len over 24 prompts"
     )
-    assert "new: The clock was disturbed (the load was 40.0 on 2 cores)" in done.stderr
+    assert "new: Timing was noisy (the load was 40.0 on 2 cores)" in done.stderr
     assert "robust_speedup" in done.stdout
     timed = CliRunner().invoke(
         app, ["compare", "old", "new", "--results", str(tmp_path), "--fail-if", "speedup<-5%"]

@@ -18,7 +18,7 @@ from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.measure import fidelity
 from lanternbench.measure.fidelity import target_figures
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summary import Row, unbounded_notes
+from lanternbench.measure.summary import Row, support_notes
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.likely import TypicalTest
 from lanternbench.methods.method import method
@@ -280,11 +280,11 @@ def test_a_lossy_method_without_a_bound_has_a_note_on_the_tokens_that_it_drew():
     baseline = row_of("ar", True, {"log_prob": -1.15, "fidelity_loss": 0.0})
     bounded = row_of("cool-sd", False, {"log_prob": -1.3, "fidelity_loss": 0.1})
     unbounded = row_of("sjd-sv", False, {"log_prob": -5.8, "outside_support": 0.158})
-    (note,) = unbounded_notes([baseline, bounded, unbounded])
+    (note,) = support_notes([baseline, bounded, unbounded])
     assert note.kind == "warning"
     for part in ("sjd-sv", "15.8% of its tokens", "-5.80", "ar's tokens -1.15"):
         assert part in str(note)
-    assert not unbounded_notes([baseline, bounded])
+    assert not support_notes([baseline, bounded])
 
 
 def test_the_share_of_tokens_outside_the_support_counts_those_that_the_target_excludes():

@@ -157,4 +157,4 @@ def test_a_disturbed_clock_is_in_the_summary():
     notes = summarise(
         Figures(samples), record_of({"environment": {"cores": 8, "device": "cpu"}})
     ).notes
-    assert any("The clock was disturbed" in note.text for note in notes)
+    assert any("Timing was noisy" in note.text for note in notes)

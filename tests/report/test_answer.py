@@ -102,9 +102,9 @@ def test_quality_that_differs_from_ar_is_told_with_its_sign():
 
 
 def test_a_disturbed_clock_is_said_and_a_quiet_one_too():
-    note = Note("unfit", "latency_s", "The clock was disturbed (…): measure again.")
+    note = Note("unfit", "latency_s", "Timing was noisy (…): measure again.")
     said = answer(ROWS, PAIRS, [note])
-    assert said[0] == "Preliminary, do not quote: the clock was disturbed (…)."
+    assert said[0] == "Preliminary, do not quote: timing was noisy (…)."
     assert said[-1] == note.text
     steady = [
         Row(label="ar", method="ar", n=1, figures={"robust_latency_s": Estimate(1.0)}),

@@ -204,7 +204,7 @@ def test_a_tampered_submission_is_refused_with_the_reason(edit, says, path):
     ("how", "says"),
     [
         ({"skip": {("eagle-1", 2)}}, f"it has {PROMPTS - 1} of {PROMPTS} samples of eagle-1"),
-        ({"load": 9.0}, "The clock was disturbed"),
+        ({"load": 9.0}, "Timing was noisy"),
     ],
 )
 def test_a_run_that_is_unfinished_or_was_disturbed_cannot_be_submitted(
