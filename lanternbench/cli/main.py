@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer import Option
@@ -35,6 +35,8 @@ class Commands(TyperGroup):
     to import.
     """
 
+    options: ClassVar[set[str] | None] = None  # of the command that runs
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, listed, arguments = super().resolve_command(ctx, args)
         command = getattr(getattr(listed, "callback", None), "command", None)
@@ -47,9 +49,20 @@ class Commands(TyperGroup):
             rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment]
         if takes_method_options(command):
             check_names(arguments, positional=name == "verify")
-        single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        single.command(name)(complete(command))
-        return name, typer.main.get_command(single), arguments
+        chosen = completed(command)
+        Commands.options = option_names(chosen)
+        return name, chosen, arguments
+
+
+def completed(command: Callable[..., None]) -> Any:
+    """Return a command with its options."""
+    single = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    single.command(command.__name__.rstrip("_"))(complete(command))
+    return typer.main.get_command(single)
+
+
+def option_names(command: Any) -> set[str]:
+    return {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
 
 
 STYLE: Any = {
@@ -124,8 +137,23 @@ def main() -> None:
             message = f"{shortage(error)}: {SMALLER}"
         elif not isinstance(error, UserError):
             raise
-        print(f"lanternbench: {message}", file=sys.stderr)
+        print(f"lanternbench: {message}{owners_of_options(message)}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def owners_of_options(message: str) -> str:
+    """Return which commands have the options that a message names and the command that runs
+    lacks, such as " (--fresh is an option of `run`)".
+    """
+    prose = re.sub("`[^`]*`", "", message)  # a whole command is right as it is
+    named = dict.fromkeys(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", prose))
+    lacking = [name for name in named if name not in (Commands.options or named)]
+    owners: dict[str, str] = {}
+    for command in COMMANDS if lacking else []:
+        for name in option_names(completed(command)).intersection(lacking):
+            owners.setdefault(name, command.__name__.rstrip("_"))
+    sentences = [f"{name} is an option of `{owners[name]}`" for name in lacking if name in owners]
+    return f" ({'; '.join(sentences)})" if sentences else ""
 
 
 def _lost_output(error: BaseException) -> str | None:

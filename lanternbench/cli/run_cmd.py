@@ -289,7 +289,7 @@ def submit(
     record = protocol.submission(folder)
     if reasons := protocol.judged(record)[1]:
         text = f"{folder.name} cannot be submitted: {'; '.join(reasons)}"
-        raise UserError(f"{text}. Run the suite again with --fresh.")
+        raise UserError(f"{text}. Run `lanternbench suite NAME --fresh`.")
     path = out or Path(f"{folder.name}.json")
     protocol.write(record, path)
     print(path)

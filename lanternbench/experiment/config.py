@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,24 +86,32 @@ def is_readable(option: str, value: object) -> bool:
 
 
 def expand(config: Sweep) -> list[Method]:
-    """Return every method of a sweep, ``ar`` first, each once; a list of option values is a grid.
+    """Return every method of a sweep, ``ar`` first, each once; a list of option values is a grid."""
+    specs: list[MethodSpec] = [{"method": BASELINE}] if config.baseline else []
+    methods: dict[str, Method] = {}
+    for spec in specs + config.methods:
+        for one in _grid(spec, config.drafter):
+            methods.setdefault(one.key, one)
+    if config.drafter:
+        _check_drafter(config.drafter, list(methods.values()))
+    return labelled(list(methods.values()))
+
+
+def labelled(methods: Sequence[Method]) -> list[Method]:
+    """Return methods whose labels show every option in which those of one preset differ.
 
     No two have the same label: where two would, the later ones end with the start of their key.
     """
-    specs: list[MethodSpec] = [{"method": BASELINE}] if config.baseline else []
-    methods: dict[str, Method] = {}
-    labels = set[str]()
-    for spec in specs + config.methods:
-        for one in _grid(spec, config.drafter):
-            if one.key in methods:
-                continue
-            if one.label in labels:
-                one = replace(one, mark=f"#{one.key[:6]}")
-            methods[one.key] = one
-            labels.add(one.label)
-    if config.drafter:
-        _check_drafter(config.drafter, list(methods.values()))
-    return list(methods.values())
+    swept: dict[str, list[str]] = {}
+    for one in methods:
+        swept.setdefault(one.preset, []).extend(one.options)
+    found: dict[str, Method] = {}
+    for one in methods:
+        one = replace(one, swept=tuple(swept[one.preset]))
+        if one.label in found:
+            one = replace(one, mark=f"#{one.key[:6]}")
+        found[one.label] = one
+    return list(found.values())
 
 
 def _check_drafter(drafter: str, methods: list[Method]) -> None:

@@ -41,7 +41,7 @@ def contention(figures: Figures, environment: Environment) -> Note | None:
         marks.append(f"decoding had the CPU for {busy:.0%} of its time")
     if not marks:
         return None
-    advice = "stop other programs or give fewer --threads and measure again, or read the robust speedup."
+    advice = "stop other programs, or run again with fewer --threads, or read the robust speedup."
     text = f"Timing was noisy ({'; '.join(marks)}): {advice}"
     return Note("unfit", "latency_s", text, "noisy timing")
 

@@ -44,6 +44,7 @@ class Method:
     order: Order
     drafter: str | None = None  # in place of the target's own: as `--drafter` takes it
     mark: str = ""  # ends the label, where another method of the run has the same one
+    swept: tuple[str, ...] = ()  # options that the label shows also where they are the default
     # the method that ``resolve`` filled, which has the key and the label
     unresolved: Method | None = None
 
@@ -139,7 +140,8 @@ class Method:
         fields = fields_of(self._parts)
         for name, value in self.read.items():
             default = usual.get(name, fields[name].default)
-            if fields[name].json_schema_extra.get("in_label") or value != default:
+            is_swept = name in self.swept and value is not None
+            if is_swept or fields[name].json_schema_extra.get("in_label") or value != default:
                 in_label[name] = value
         return in_label | self._drafter
 

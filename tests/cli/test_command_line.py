@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -19,10 +20,12 @@ from typer.testing import CliRunner
 
 import lanternbench
 from lanternbench import lossless
+from lanternbench.cli import main as main_module
 from lanternbench.cli.main import app
+from lanternbench.cli.options import COMPONENTS
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import read_sweeps
-from lanternbench.methods.method import Method
+from lanternbench.methods.method import Method, all_options
 
 NO_HELP = ("caption", "device")  # of `prompts` and `doctor`
 CLI = [sys.executable, "-m", "lanternbench"]
@@ -210,3 +213,74 @@ def test_verify_takes_the_options_of_methods(monkeypatch):
         UserError, match="'block' is an acceptance rule: name the method whose drafts it judges"
     ):
         CliRunner().invoke(app, ["verify", "block"], catch_exceptions=False)
+
+
+# of other programs, or of CSS
+FOREIGN = set(
+    [
+        "--address",
+        "--editable",
+        "--format",
+        "--id",
+        "--no-optional-locks",
+        "--porcelain",
+        "--query-gpu",
+        "--resolution",
+        "--untracked-files",
+    ]
+)
+
+
+def texts_of(path: Path) -> list[str]:
+    """The string literals of a file without its docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = [one.value for one in constants if id(one) not in docstrings]
+    return [text for text in texts if isinstance(text, str) and "var(--" not in text]
+
+
+def test_messages_name_only_options_that_there_are():
+    known = {"--help", "--version", "--no-", *FOREIGN}
+    known |= {word for words in FLAGS.values() for word in words.split()}
+    known |= {f"--{part}" for part in COMPONENTS}
+    for name, fields in all_options().items():
+        known |= {f"--{(field.alias or name).replace('_', '-')}" for field in fields}
+    wrong = {}
+    for path in Path(lanternbench.__file__).parent.rglob("*.py"):
+        for text in texts_of(path):
+            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+            if named - known:
+                wrong[path.name] = named - known
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("command", "message", "said"),
+    [
+        ("report", "restore it or give --fresh.", " (--fresh is an option of `run`)"),
+        ("run", "restore it or give --fresh.", ""),
+        ("report", "make it with `lanternbench run --fresh`.", ""),
+        ("profile", "give a smaller --batch or --device cpu", " (--batch is an option of `run`)"),
+        ("report", "use --nothing", ""),
+    ],
+)
+def test_advice_names_the_command_of_an_option_that_its_own_command_lacks(
+    command, message, said, monkeypatch, capsys, tmp_path
+):
+    def broken(*_, **__):
+        raise UserError(message)
+
+    root = typer.main.get_command(app)
+    monkeypatch.setattr(main_module.Commands, "options", None)
+    root.resolve_command(typer.Context(root), [command])
+    monkeypatch.setattr(main_module, "app", broken)
+    with pytest.raises(SystemExit):
+        main_module.main()
+    assert capsys.readouterr().err == f"lanternbench: {message}{said}\n"

@@ -44,6 +44,15 @@ def test_a_key_is_that_of_the_exact_options_however_they_are_given():
     )
 
 
+def test_labels_show_every_option_in_which_methods_of_one_preset_differ():
+    specs = ["sjd", {"method": "sjd", "window": [4, 16]}, "eagle-1", "eagle-2"]
+    made = expand(Sweep(methods=specs, baseline=False))
+    assert [m.label for m in made] == ["sjd window=16", "sjd window=4", "eagle-1", "eagle-2"]
+    assert [m.options.get("window") for m in made] == [16, 4, None, None]
+    assert made[0].key == method("sjd").key
+    assert [m.label for m in expand(Sweep(methods=["sjd"], baseline=False))] == ["sjd"]
+
+
 def test_labels_that_are_equal_are_told_apart_by_the_key():
     class Spaced(Exact):
         spelling: Literal["a b", "ab"] = option("ab", "a text")
