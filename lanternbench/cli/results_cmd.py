@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lanternbench.measure.figures import Figures
     from lanternbench.measure.run_record import RunRecord
     from lanternbench.measure.summary import Row, Summary
+    from lanternbench.metrics import Evaluators, Setup
     from lanternbench.notes import Note
     from lanternbench.report.load import View
 
@@ -164,10 +165,13 @@ def compare(
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
     from lanternbench.measure.change import changes, condition, judge
+    from lanternbench.metrics import key_of
 
     conditions = [condition(text) for text in fail_if or []]
-    wanted = [one.figure for one in conditions]
     runs = [read_compared(results, old), read_compared(results, new)]
+    known = {name for run in runs for name in run.figures.metrics}
+    conditions = [one._replace(figure=key_of(one.figure, known)) for one in conditions]
+    wanted = [one.figure for one in conditions]
     notes = notes_on(runs)
     print_notes(notes)
     before, after = (run.figures for run in runs)
@@ -359,6 +363,7 @@ def score(
             else:
                 text = f"{place} is a run and knows its captions"
                 raise UserError(f"{text}: leave --captions out.")
+            check_scored(place, summary, names, setup)
             scored.append((place, summary))
     if as_json:
         print_json([record(place, summary) for place, summary in scored])
@@ -367,6 +372,21 @@ def score(
         print_scores(summary)
         print_notes(summary.all_notes())
         print_notes([place], bullet="")
+
+
+def check_scored(place: Path, summary: Summary, names: list[str] | None, setup: Setup) -> None:
+    """Raise UserError if none of the metrics that were asked for has a value."""
+    from lanternbench.experiment import read_run
+    from lanternbench.metrics import scorers_for
+
+    evaluators: Evaluators = "full"
+    if is_run(place):
+        evaluators = read_run(place).target.evaluators or "tiny"
+    keys = [scorer.name for scorer in scorers_for(names, evaluators, setup)]
+    if not any(row.value(key) is not None for row in summary.rows for key in keys):
+        reasons = [str(note) for note in summary.notes if note.metric in keys]
+        cause = "; ".join(reasons) or "no metric was named: give --metrics clip,fid"
+        raise UserError(f"{place}: nothing was scored ({cause})")
 
 
 def is_run(place: Path) -> bool:

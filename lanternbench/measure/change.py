@@ -20,7 +20,6 @@ from lanternbench.measure.statistics import ALPHA, Floats, student_t
 
 # figures that ar has by definition
 DEFINED = {*AGAINST_BASELINE, "accept_len", "step_compression", "fidelity_loss"}
-ALIASES = {"tau": "accept_len", "τ": "accept_len"}
 Interval = tuple[float, float, float]  # value, lower and upper bound
 
 
@@ -148,7 +147,7 @@ def condition(text: str) -> Condition:
         )
     figure, sign, bound, percent = parsed.groups()
     scale = 100 if percent else 1
-    return Condition(ALIASES.get(figure, figure), sign, float(bound) / scale, bool(percent))
+    return Condition(figure, sign, float(bound) / scale, bool(percent))
 
 
 class Verdict(NamedTuple):

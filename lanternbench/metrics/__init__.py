@@ -3,7 +3,7 @@
 Importing this registers the built-in ones; their networks are imported when they are needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Literal
 
 from lanternbench.errors import UserError, unknown
@@ -23,9 +23,10 @@ from lanternbench.registry import components
 
 __all__ = [
     "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "SetMetric", "SetScore", "Setup", "column", "columns",
-    "metric_class", "names", "read_image", "scorers_for", "weights_of",
+    "key_of", "metric_class", "names", "read_image", "scorers_for", "weights_of",
 ]  # fmt: skip
 Evaluators = Literal["tiny", "full", "none"]
+ALIASES = {"tau": "accept_len", "τ": "accept_len"}  # of figures
 
 
 def names() -> list[str]:
@@ -80,6 +81,15 @@ def scorers_for(
 def weights_of(scorers: Iterable[ImageMetric | SetMetric]) -> dict[str, str]:
     """Return the digests of the weights of those metrics that have some, by name."""
     return {s.name: s.weights_digest for s in scorers if s.weights_digest}
+
+
+def key_of(name: str, known: Container[str]) -> str:
+    """Return the key of a figure that users call ``name``: "tau", and "clip" also means "clip-tiny"
+    if only that is ``known``.
+    """
+    key = ALIASES.get(name, name)
+    stand_in = f"{key}-tiny"
+    return stand_in if key not in known and stand_in in known else key
 
 
 def columns() -> dict[str, Column]:

@@ -68,6 +68,12 @@ class Pair(NamedTuple):
     def has_baseline(self) -> bool:
         return BASELINE in (self.method, self.against)
 
+    def with_baseline(self, name: str) -> "Pair":
+        """Return the pair with the baseline under another name."""
+        method = name if self.method == BASELINE else self.method
+        against = name if self.against == BASELINE else self.against
+        return self._replace(method=method, against=against)
+
     def cells(self) -> list[Cell]:
         value = MISSING
         bounds = MISSING

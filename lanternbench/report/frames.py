@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import find, iter_samples
+from lanternbench.metrics import key_of
 from lanternbench.report.listing import forest
 from lanternbench.report.load import Run, joined_rows, load_run, warnings_of
 from lanternbench.report.scatter import scatter
@@ -67,11 +68,11 @@ class RunFrames(Run):
         columns = {column.key: column for column in quality_columns(rows)}
         plot = forest(rows, NARROW) if quality is None else None
         if plot is None:
-            if quality not in columns:
+            key = key_of(quality or "speeds", columns)
+            if key not in columns:
                 choice = ", ".join(columns) or "none"
-                text = f"the run has no {quality or 'speeds'} to plot"
-                raise UserError(f"{text}: choose of {choice}")
-            plot = scatter(trade_off(rows, columns[quality]), NARROW)
+                raise UserError(f"the run has no {key} to plot: choose of {choice}")
+            plot = scatter(trade_off(rows, columns[key]), NARROW)
         add_warnings(plot.figure, warnings_of(rows))
         return plot.figure
 

@@ -17,10 +17,11 @@ from lanternbench.measure.run_notes import counts
 from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import Row, read_summary, renewed
+from lanternbench.metrics import key_of
 from lanternbench.notes import Note, by_importance
 from lanternbench.registry import components
 from lanternbench.report.columns import Column, columns
-from lanternbench.utils.files import open_file
+from lanternbench.utils.files import load_yaml, open_file
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -303,9 +304,15 @@ class View(NamedTuple):
 
     def labels(self, methods: Mapping[str, str]) -> dict[str, str]:
         """Return the displayed texts of labels, given with their methods; the baseline's stays,
-        because comparisons look for it.
+        because comparisons look for it.  Raises UserError for two of one text.
         """
         texts = {label: self.name(label, method) for label, method in methods.items()}
+        labels: dict[str, str] = {}
+        for label, text in texts.items():
+            other = labels.setdefault(text, label)
+            if other != label:
+                both = f"{other!r} and {label!r} are both called {text!r}"
+                raise UserError(f"--names: {both}: give each method a name of its own.")
         if BASELINE in texts:
             texts[BASELINE] = BASELINE
         return texts
@@ -322,11 +329,13 @@ class View(NamedTuple):
         if not self.columns:
             return columns(rows, table)
         by_key = {column.key: column for column in columns(rows) if not column.test}
-        for key in self.columns:
+        keys = dict.fromkeys(["run", "label"])
+        for name in self.columns:
+            key = key_of(name, by_key)
             if key not in by_key:
                 choice = ", ".join(by_key)
-                raise UserError(f"--columns: these runs have no {key!r}: choose of {choice}.")
-        keys = dict.fromkeys(("run", "label", *self.columns))
+                raise UserError(f"--columns: these runs have no {name!r}: choose of {choice}.")
+            keys[key] = None
         return [by_key[key] for key in keys if key in by_key]
 
 
@@ -353,8 +362,8 @@ def read_names(path: Path) -> dict[str, str]:
     """
     try:
         with open_file(path) as file:
-            names = yaml.safe_load(file.read())
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            names = load_yaml(file.read().decode())
+    except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"--names: {path} cannot be read ({reason}); give a YAML file.") from None
     is_flat = isinstance(names, dict) and not any(

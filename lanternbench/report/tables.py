@@ -4,7 +4,7 @@ terminal.
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -114,16 +114,16 @@ def markdown(titles: Sequence[str], cells: Sequence[Sequence[str]], right: Seque
     return f"| {head} |\n|{rule}|\n" + "".join(f"| {line} |\n" for line in lines)
 
 
-def category_table(figures: Figures, labels: Sequence[str]) -> str:
-    """Return a Markdown table by category and method, the methods in the order of ``labels``;
-    empty if prompts have fewer than two categories, or too many.
+def category_table(figures: Figures, names: Mapping[str, str]) -> str:
+    """Return a Markdown table by category and method, the methods in the order of ``names``, which
+    are given by label; empty if prompts have fewer than two categories, or too many.
     """
-    ranks = {label: rank for rank, label in enumerate(labels)}
+    ranks = {label: rank for rank, label in enumerate(names)}
     rows = [pair for pair in category_rows(figures) if pair[1].label in ranks]
     if not 2 <= len({category for category, _ in rows}) <= MOST_CATEGORIES:
         return ""
     rows.sort(key=lambda pair: (pair[0], ranks[pair[1].label]))
-    plain = [row for _, row in rows]
+    plain = [row.model_copy(update={"label": names[row.label]}) for _, row in rows]
     table = figure_table(plain, columns(plain))
     cells = [[Cell(category), *line] for (category, _), line in zip(rows, table.rows)]
     return Table([Head("Category", is_text=True), *table.heads], cells).markdown()

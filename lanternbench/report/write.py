@@ -218,7 +218,10 @@ def make_part(
             pair = pair._replace(method=names[pair.method], against=names[pair.against])
             pairs.append(pair)
     rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
-    return Part(run, contents, pairs, answer(rows, pairs, run.notes, budget))
+    sentences = answer(rows, pairs, run.notes, budget)
+    baseline = view.name(BASELINE, BASELINE)
+    shown = [pair.with_baseline(baseline) for pair in pairs]
+    return Part(run, contents, shown, sentences)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -274,7 +277,12 @@ def write_losses(content: Report, out: Path) -> list[Path]:
     """
     files = []
     for end, part in numbered(content.parts):
-        records = loss_records(part.contents.losses)
+        names = content.view.labels({row.label: row.method for row in part.run.rows})
+        losses = {}
+        for label, name in names.items():
+            if label in part.contents.losses:
+                losses[name] = part.contents.losses[label]
+        records = loss_records(losses)
         if records:
             stem = out / f"loss-by-place{end}"
             text = csv_text(records, content.warnings)
@@ -303,8 +311,8 @@ def report_texts(content: Report) -> dict[str, str]:
     categories = []
     comparisons = []
     for part in content.parts:
-        labels = [row.label for row in part.run.rows]
-        categories.append(tables.category_table(part.contents.figures, labels))
+        names = {row.label: content.view.name(row.label, row.method) for row in part.run.rows}
+        categories.append(tables.category_table(part.contents.figures, names))
         pairs = pair_table(part.pairs)
         comparisons.append(pairs.markdown() if pairs else "")
     if any(categories):

@@ -216,19 +216,17 @@ def test_verify_takes_the_options_of_methods(monkeypatch):
 
 
 # of other programs, or of CSS
-FOREIGN = set(
-    [
-        "--address",
-        "--editable",
-        "--format",
-        "--id",
-        "--no-optional-locks",
-        "--porcelain",
-        "--query-gpu",
-        "--resolution",
-        "--untracked-files",
-    ]
-)
+FOREIGN = {
+    "--address",
+    "--editable",
+    "--format",
+    "--id",
+    "--no-optional-locks",
+    "--porcelain",
+    "--query-gpu",
+    "--resolution",
+    "--untracked-files",
+}
 
 
 def texts_of(path: Path) -> list[str]:

@@ -602,6 +602,19 @@ def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, mon
     assert "per 1,000 images" in said
 
 
+@pytest.mark.parametrize(
+    ("metrics", "cause"),
+    [("image-reward", "`lanternbench fetch image-reward` gets"), ("", "no metric was named")],
+)
+def test_a_command_that_scores_nothing_fails_also_where_other_metrics_have_scores(
+    run, brightness, no_caches, metrics, cause, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(files, "WEIGHTS", tmp_path)
+    said = mistake(monkeypatch, capfd, "score", str(run), "--metrics", metrics)
+    assert "nothing was scored (" in said
+    assert cause in said
+
+
 def test_random_weights_score_a_run_and_no_reader_can_mistake_it(
     run, quick_pictures, tmp_path, monkeypatch, capfd
 ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 import shutil
@@ -12,11 +13,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from flat_rows import row_of
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from PIL import Image
 from rich.console import Console
-from test_report import flat, make_run, row
+from test_report import ROWS, flat, make_run, row
 
 from lanternbench.errors import UserError
 from lanternbench.registry import components
@@ -373,7 +375,41 @@ def test_a_method_or_column_that_is_not_there_is_a_user_error(tmp_path, view, wo
         report([make_run(tmp_path / "r")], view=view)
 
 
-@pytest.mark.parametrize("text", ["- a\n", "a: [b\n", "a: {b: c}\n"])
+def test_names_reach_pairs_and_categories_and_two_of_one_name_are_refused(tmp_path):
+    rows = [flat(), flat("sjd", "sjd", 2.0), flat("gsd", "gsd", 3.0, lossless=False)]
+    folder = make_run(tmp_path / "r", rows, prompts=3)
+    lines = []
+    for line in (folder / "samples.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        lines.append(json.dumps(one | {"category": f"colour {int(one['prompt_id']) % 2}"}))
+    (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    view = View(names={"ar": "Plain AR", "sjd": "Speculative Jacobi"})
+    report([folder], tmp_path / "out", view=view, formats=["md", "csv"])
+    for name in ("table.md", "pairs.md", "pairs.csv", "categories.md", "acceptance.md"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "Speculative Jacobi" in text
+        assert re.search(r"\b(sjd)\b|[|,] ?ar ?[|,]", text) is None, name
+        assert ("Plain AR" in text) == (name != "acceptance.md")
+    with pytest.raises(UserError, match="'sjd' and 'gsd' are both called 'Ours'"):
+        report([folder], view=View(names={"sjd": "Ours", "gsd": "Ours"}))
+    with pytest.raises(UserError, match="'ar' and 'sjd' are both called 'sjd'"):
+        report([folder], view=View(names={"ar": "sjd"}))
+
+
+def test_clip_means_the_bundled_clip_where_that_alone_was_measured(tmp_path):
+    folder = make_run(tmp_path / "r")
+    report([folder], view=View(columns=("clip", "tau")), formats=["md"])
+    head = next(
+        line
+        for line in (folder / "report" / "table.md").read_text().splitlines()
+        if line[:1] == "|"
+    )
+    assert head == "| method | CLIP-tiny ↑ | τ ↑ |"
+    both = [row_of(one | {"clip": 0.25}) for one in ROWS]
+    assert [c.key for c in View(columns=("clip",)).columns_for(both, "md")] == ["label", "clip"]
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: b\na: c\n", "a: [b\n", "a: {b: c}\n"])
 def test_a_file_of_names_of_another_form_is_a_user_error(tmp_path, text):
     (tmp_path / "names.yaml").write_text(text)
     with pytest.raises(UserError, match="--names"):
