@@ -91,7 +91,7 @@ def test_a_setting_reaches_run_json_and_the_report_from_the_command_line(
     assert recipes["cut"]["min-p"] == "0.2"
     plain = recipes["plain"]
     assert (float(plain["temperature"]), int(plain["top-k"])) == (1.0, small_images.sampling.top_k)
-    assert plain["lanternbench"].startswith(f"{lanternbench.__version__}, commit ")
+    assert plain["version"].startswith(f"{lanternbench.__version__}, commit ")
 
 
 def test_a_sweep_file_may_list_any_setting_that_is_no_list_itself(tmp_path):

@@ -93,7 +93,7 @@ class Run:
             "batch": str(record.config.batch),
             "device": f"{device} ({self.hardware})",
             "threads": threads,
-            "lanternbench": ", ".join(version),
+            "version": ", ".join(version),
         }
         if record.target.top_k is not None and "top_k" not in record.config.model_fields_set:
             recipe["top-k"] = str(record.target.top_k)

@@ -604,7 +604,7 @@ def test_the_table_of_a_plain_folder_has_every_metric(photographs, tmp_path, mon
 
 @pytest.mark.parametrize(
     ("metrics", "cause"),
-    [("image-reward", "`lanternbench fetch image-reward` gets"), ("", "no metric was named")],
+    [("image-reward", "ImageReward.pt"), ("", "no metric was named")],
 )
 def test_a_command_that_scores_nothing_fails_also_where_other_metrics_have_scores(
     run, brightness, no_caches, metrics, cause, tmp_path, monkeypatch, capfd

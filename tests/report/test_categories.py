@@ -46,7 +46,7 @@ def run(folder: Path, lines: list[dict]) -> Path:
 
 
 def table_of(folder: Path) -> str:
-    return category_table(read_contents(load_run(folder), 0).figures, ["ar", "fast"])
+    return category_table(read_contents(load_run(folder), 0).figures, {"ar": "ar", "fast": "fast"})
 
 
 def test_a_row_states_what_its_samples_say():
