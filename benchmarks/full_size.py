@@ -8,6 +8,9 @@ imports: ru_maxrss would start from what the process that wrote the files had he
 count.  Text features are random: Flan-T5-XL is not loaded.  Weights are random, so drafts are
 accepted as noise accepts noise: times of images say that a full size decodes, not how fast a
 trained drafter is.
+
+``--images TARGET …`` decodes one image of random tokens by the image tokeniser of each target, with
+random weights, and prints a line of seconds of the processor and peak memory.
 """
 
 from __future__ import annotations
@@ -35,6 +38,39 @@ from lanternbench.models.vq import VQConfig, VQModel
 
 ROW = entry("llamagen-xl-stage1")
 STEPS = ("ar", "cool-sd")
+
+_DECODE = """
+import json, sys, time
+from pathlib import Path
+
+import torch
+
+from lanternbench.models.entries import entry, family
+from lanternbench.models.loading import random_net
+
+
+def megabytes(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024 / 1e6
+
+
+torch.set_num_threads(1)
+row = entry(sys.argv[1])
+checkpoint = family(row.family).at(row, None, "cpu")
+before = megabytes("VmRSS")
+vq = random_net(checkpoint.new_vq, "cpu", torch.float32)
+weights = sum(parameter.numel() for parameter in vq.parameters())
+rows, columns = checkpoint.config.grid
+tokens = torch.randint(checkpoint.config.vocab_size, (1, rows, columns))
+held = megabytes("VmRSS") - before
+began = time.process_time()
+with torch.inference_mode():
+    image = vq.decode(tokens)
+seconds = time.process_time() - began
+assert image.isfinite().all()
+print(json.dumps([weights, rows, columns, *image.shape[-2:], seconds, megabytes("VmHWM") - before, held]))
+"""
 
 _LOAD = """
 import json, sys, time
@@ -149,11 +185,31 @@ def measure(layout: Layout, steps: int) -> tuple[float, dict]:
         return size, json.loads(done.stdout)
 
 
+def decoded(target: str) -> str:
+    """Decode an image in a child; return the line of a table about it."""
+    command = [sys.executable, "-c", _DECODE, target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    weights, rows, columns, height, width, seconds, peak, held = json.loads(done.stdout)
+    return (
+        f"| `{target}` | {weights / 1e6:.0f} M | {rows} × {columns} | {height} × {width} "
+        f"| {seconds:.0f} | {peak:,.0f} MB | {held:,.0f} MB |"
+    )
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     options.add_argument("--write", type=Path)
     options.add_argument("--steps", type=int, default=0, help="0: whole images; -1: none")
+    options.add_argument("--images", nargs="+", default=(), metavar="TARGET")
     chosen = options.parse_args()
+    if chosen.images:
+        print("| image tokeniser of | weights | tokens | pixels | CPU seconds | peak | held |")
+        print("|---|---|---|---|---|---|---|")
+        for target in chosen.images:
+            print(decoded(target), flush=True)
+        return
     lines = ["| layout | stored | loaded | files | seconds | peak | peak / files | held |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     images = []

@@ -158,7 +158,7 @@ def small_images(shallow_8x8: Target, monkeypatch: pytest.MonkeyPatch) -> Target
     return shallow_8x8
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """Official data beside the checkout; a test that needs it is skipped, loudly, where it is
     absent.

@@ -16,6 +16,7 @@ from tools.small_targets import WORLDS, World
 
 DOC = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 HEADINGS = {"llamagen": "LlamaGen", "chameleon": "Anole", "janus": "Janus", "emu3": "Emu3"}
+HEADINGS |= {"lumina-mgpt-2": "Lumina-mGPT 2.0"}
 HEADINGS |= {"glm-image": "GLM-Image", "transformers": "Any model that transformers runs"}
 
 
@@ -34,6 +35,8 @@ def test_every_family_has_a_section():
         ("llamagen/checkpoint.py", "it is of another"),
         ("llamagen/checkpoint.py", "it has to be Flan-T5-XL"),
         ("chameleon/checkpoint.py", "use Lumina-mGPT"),
+        ("lumina2/checkpoint.py", "other ids than "),
+        ("lumina2/checkpoint.py", "names no bos_token and no eos_token"),
         ("token_decoder.py", "not every one once"),
         ("emu3/checkpoint.py", "name the target that it belongs to"),
         ("token_decoder.py", "name the target it "),

@@ -31,7 +31,8 @@ from lanternbench.models.janus import checkpoint as janus
 from lanternbench.models.janus.checkpoint import Janus, JanusConfig
 from lanternbench.models.key_names import to_published
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig, to_official
-from lanternbench.models.movq import VideoMoVQ
+from lanternbench.models.lumina2 import checkpoint as lumina2
+from lanternbench.models.movq import MoVQ, VideoMoVQ
 from lanternbench.models.places import Source
 from lanternbench.models.vq import VQConfig, VQModel
 
@@ -63,6 +64,14 @@ LLAMAGEN: dict[str, Any] = {
 EMU3_VQ: dict[str, Any] = {
     "base_channels": 32,
     "channel_multiplier": [1],
+    "num_res_blocks": 1,
+    "attn_resolutions": [1],
+    "codebook_size": CODES,
+    "hidden_size": 32,
+}
+MOVQ: dict[str, Any] = {
+    "base_channels": 32,
+    "channel_multiplier": [1, 1],
     "num_res_blocks": 1,
     "attn_resolutions": [1],
     "codebook_size": CODES,
@@ -254,6 +263,23 @@ def chameleon_release(hub: Path, row: Entry) -> Chameleon:
     return net
 
 
+def lumina2_release(hub: Path, row: Entry) -> Chameleon:
+    model = hub / row.files["model"].repo
+    size = lumina2.size_name(8 * row.shape["grid"])
+    codes = [f"{lumina2.CODE}{code}>" for code in range(CODES)]
+    special = [*lumina2.SPECIAL, size, *codes]
+    vocabulary = len(write_words(model / "tokenizer.json", special))
+    write_json(model / "tokenizer_config.json", {"eos_token": lumina2.BOS})
+    net = new_chameleon(vocabulary)
+    write_shards(model, hugging_face(net.state_dict(), "model."))
+    config = LLAMA | {"model_type": "chameleon", "vocab_size": vocabulary}
+    write_json(model / "config.json", config)
+    vq = row.files["vq"]
+    tokeniser = MoVQ(Emu3VQVAEConfig(**lumina2.VQ | MOVQ))
+    save(hub / vq.repo / vq.files[0], tokeniser.state_dict())
+    return net
+
+
 def split_official(state: State) -> State:
     from lanternbench.models.key_names import OFFICIAL, split
 
@@ -350,6 +376,12 @@ META = Source(repo="GAIR/Anole-7b-v0.1", files=("models/7b/*",))
 META_WORDS = Source(repo="GAIR/Anole-7b-v0.1", files=("tokenizer/text_tokenizer.json",))
 META_VQ = Source(repo="GAIR/Anole-7b-v0.1", files=("tokenizer/vqgan.ckpt",))
 IMAGES: dict[str, Any] = {"grid": 4, "vq": asdict(VQ)}
+LUMINA2: dict[str, Any] = {
+    "grid": 4,
+    "vocab_size": CODES,
+    "first_image_id": len(WORDS) + len(lumina2.SPECIAL) + 1,  # after the token of the size
+    "vq": MOVQ,
+}
 WORLDS = (
     World("LlamaGen t2i", "llamagen-xl-stage1", LLAMAGEN, llamagen),
     World("LlamaGen c2i", "llamagen-b-c2i", LLAMAGEN | {"model_type": "c2i"}, llamagen),
@@ -367,6 +399,7 @@ WORLDS = (
         IMAGES | {"dialect": "anole"},  # whose prompts need no ids of sizes
         chameleon_conversion,
     ),
+    World("Lumina-mGPT 2.0", "lumina-mgpt-2", LUMINA2, lumina2_release),
     World("Janus-Pro", "janus-pro-1b", IMAGES, janus_release),
     World("Emu3", "emu3-gen", {"grid": 4, "vq": EMU3_VQ}, emu3_conversion),
     World(

@@ -8,6 +8,7 @@ MODULES = {
     "tiny": "tiny.checkpoint",
     "llamagen": "llamagen.checkpoint",
     "chameleon": "chameleon.checkpoint",
+    "lumina-mgpt-2": "lumina2.checkpoint",
     "janus": "janus.checkpoint",
     "emu3": "emu3.checkpoint",
     "glm-image": "glm_image.checkpoint",

@@ -311,6 +311,11 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
         return None
 
     @property
+    def named_tokens(self) -> dict[str, int]:
+        """``special``, or what replaces it if it depends on the files or the image's size."""
+        return self.special
+
+    @property
     def config_file(self) -> Path:
         return self.folder / "config.json"
 
@@ -377,8 +382,8 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
     def text(self) -> IdTokeniser:
         """The tokeniser of prompts; no caption can write an image token."""
         if self.is_random:
-            return WordIds(self.config.prompt_ids, self.special)
-        text = self.tokeniser_class(self.tokeniser, self.special, self.template)
+            return WordIds(self.config.prompt_ids, self.named_tokens)
+        text = self.tokeniser_class(self.tokeniser, self.named_tokens, self.template)
         if self.image_ids is not None:
             text.reserved |= set(self.image_ids.tolist())
         return text

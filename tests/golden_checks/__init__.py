@@ -18,6 +18,7 @@ from golden_checks import (
     llamagen_c2i,
     llamagen_hf,
     llamagen_t2i,
+    lumina2_lm,
     movqgan,
     scd,
     sjd,
@@ -51,5 +52,6 @@ CHECKS: dict[str, Callable[[Path], list[Found]]] = {
     "eagle_chameleon": eagle_chameleon.check,
     "image_reward": image_reward.check,
     "hpsv2_preprocess": hpsv2_preprocess.check,
+    "lumina2_lm": lumina2_lm.check,
     "movqgan_decode": movqgan.check,
 }

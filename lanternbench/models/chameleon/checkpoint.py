@@ -93,6 +93,13 @@ def from_params(params: Json) -> Json:
     return config
 
 
+def described_decoder(config: Json, title: str) -> Json:
+    """A config.json -> fields of a ``ChameleonConfig``.  Raises UserError for another model."""
+    check_type(config, title, "chameleon")
+    fields = ChameleonConfig.llama_fields(config)
+    return fields | {"swin_norm": bool(config.get("swin_norm"))}
+
+
 def vq_config(config: Json) -> VQConfig:
     """vqgan.yaml's ``params`` or a config.json's ``vq_config``, whose gaps are filled -> ours.
 
@@ -118,14 +125,19 @@ def is_special(name: str) -> bool:
     return name.startswith("<") and name != "<"
 
 
-def size_id(pixels: int) -> int:
-    """Return Lumina-mGPT's id for a width or height.  Raises UserError."""
+def size_units(pixels: int) -> int:
+    """Return a width or height in the unit of Lumina-mGPT's size tokens.  Raises UserError."""
     if pixels % SIZE_UNIT or not 0 < pixels <= MAX_UNITS * SIZE_UNIT:
         raise UserError(
             f"an image cannot be {pixels} pixels wide or high: "
             f"use a multiple of {SIZE_UNIT}, such as 768"
         )
-    return SIZE_ZERO + pixels // SIZE_UNIT
+    return pixels // SIZE_UNIT
+
+
+def size_id(pixels: int) -> int:
+    """Return Lumina-mGPT's id for a width or height.  Raises UserError."""
+    return SIZE_ZERO + size_units(pixels)
 
 
 def check_sizes(names: dict[str, int]) -> None:
@@ -219,9 +231,7 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
     def described(self, config: Json) -> ChameleonConfig:
         if "model_type" not in config:
             config = from_params(config)
-        check_type(config, self.title, "chameleon")
-        fields = ChameleonConfig.llama_fields(config)
-        return ChameleonConfig(**fields, swin_norm=bool(config.get("swin_norm")))
+        return ChameleonConfig(**described_decoder(config, self.title))
 
     @cached_property
     def vq_config(self) -> VQConfig:
