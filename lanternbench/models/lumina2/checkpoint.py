@@ -9,7 +9,6 @@ folder holds ``model`` (config.json, tokenizer.json, tokenizer_config.json, safe
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ BOS = "<|endoftext|>"  # without a tokeniser
 SPECIAL = {IMAGE_START: 151665, ROW_END: 151670, TURN_END: 151664, BOS: 151643}
 SIZE_ZERO = 151671  # without a tokeniser the id of n units is SIZE_ZERO + n
 PIXELS = 8  # a side of one image token
-VQ: dict[str, Any] = {  # MoVQGAN's of 270 million weights
+VQ: Json = {  # MoVQGAN's of 270 million weights
     "codebook_size": 16384,
     "embed_dim": 4,
     "latent_channels": 4,
