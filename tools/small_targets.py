@@ -172,10 +172,14 @@ def hugging_face(state: State, prefix: str) -> State:
     return named | {"lm_head.weight": head}
 
 
-def write_drafter(folder: Path, config: Any) -> None:
+def write_drafter(hub: Path, source: Source, config: Any) -> None:
     """Write an EAGLE drafter as LANTERN publishes them."""
-    net = Eagle(config)
-    save(folder / "pytorch_model.bin", to_published(net.state_dict()))
+    folder = hub / source.repo
+    state = to_published(Eagle(config).state_dict())
+    if "pytorch_model.bin" in source.files:
+        save(folder / "pytorch_model.bin", state)
+    else:
+        write_shards(folder, state, 1)
     write_json(folder / "config.json", {"num_attention_heads": config.n_head})
 
 
@@ -194,7 +198,7 @@ def llamagen(hub: Path, row: Entry) -> LlamaGen:
         write_shards(text, {"shared.weight": torch.ones(2, 2), "encoder.weight": torch.ones(2)})
         write_json(text / "config.json", {"model_type": "t5"})
     if "eagle" in row.files:
-        write_drafter(hub / row.files["eagle"].repo, net.eagle_config)
+        write_drafter(hub, row.files["eagle"], net.eagle_config)
     return net
 
 
@@ -235,7 +239,7 @@ def chameleon_conversion(hub: Path, row: Entry) -> Chameleon:
     write_json(model / "config.json", chameleon_config(vocabulary))
     chameleon_vq(hub / row.files["vq"].repo / row.files["vq"].files[0])
     if "eagle" in row.files:
-        write_drafter(hub / row.files["eagle"].repo, net.eagle_config)
+        write_drafter(hub, row.files["eagle"], net.eagle_config)
     return net
 
 

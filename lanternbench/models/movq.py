@@ -2,7 +2,10 @@
 2209.09002): MoVQGAN's and Emu3's, of transformers' layers.
 """
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,9 @@ from transformers import Emu3VQVAE, Emu3VQVAEConfig
 
 from lanternbench.models.loading import State
 from lanternbench.models.vq import Codebook
+
+if TYPE_CHECKING:
+    from transformers.models.emu3.modeling_emu3 import Emu3VQVAEDecoder
 
 _RENAMED = (  # names of the original releases -> transformers'
     (r"^decoder\.mid\.attn_1\.norm\.", "decoder.middle_block.attn_norm."),
@@ -65,7 +71,7 @@ class VideoMoVQ(nn.Module):
         return drawn(self.decoder, latents, codes)
 
 
-def drawn(decoder: nn.Module, latents: Tensor, codes: Tensor) -> Tensor:
+def drawn(decoder: Emu3VQVAEDecoder, latents: Tensor, codes: Tensor) -> Tensor:
     """Return the images [B, 3, H, W] of latents and codes [B, d, h, w]."""
     x = decoder.middle_block(decoder.conv_in(latents), codes)
     x = decoder.up_block(x, codes)

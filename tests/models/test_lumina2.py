@@ -246,7 +246,7 @@ def test_norms_of_queries_and_keys_may_have_a_row_for_every_head(vectors, folder
     [
         ("tokenizer_config.json", {}, "names no bos_token and no eos_token"),
         ("tokenizer_config.json", None, "tokenizer_config.json"),
-        ("config.json", {"model_type": "llama"}, "not Lumina-mGPT 2.0"),
+        ("config.json", {"model_type": "llama"}, r"not Lumina-mGPT 2\.0"),
     ],
 )
 def test_what_is_missing_is_named(vectors, tmp_path, name, change, says):
@@ -262,7 +262,7 @@ def test_what_is_missing_is_named(vectors, tmp_path, name, change, says):
 def test_a_tokeniser_that_numbers_image_tokens_otherwise_is_refused(vectors, folder):
     row = small(vectors)
     shape = row.shape | {"first_image_id": 39}
-    with pytest.raises(UserError, match="gives 24 image tokens other ids than Lumina-mGPT 2.0"):
+    with pytest.raises(UserError, match=r"gives 24 image tokens other ids than Lumina-mGPT 2\.0"):
         Lumina2Family().load(row.model_copy(update={"shape": shape}), folder, "cpu")
 
 
