@@ -78,6 +78,12 @@ def close(group: str, got: Tensor, want: Tensor, limit: float = FLOAT) -> Found:
     return Found(group, float(error.max()) if error.numel() else 0.0, limit)
 
 
+def close_for_size(group: str, got: Tensor, want: Tensor) -> Found:
+    """As ``close``, but float32 rounds a number above 1 in proportion to its size."""
+    size = want.double().abs().clamp(min=1)
+    return close(group, got.double() / size, want.double() / size, FLOAT / 10)
+
+
 def logits_in_float64(model: LlamaGen, prefix: Prefix, tokens: Tensor) -> Tensor:
     """Teacher-forced logits of ``model``, whose weights become float64.
 

@@ -72,7 +72,9 @@ def by_sequence(ids: list[int], vocab: Vocabulary, size: int) -> list[list[int]]
 
 
 def by_position(rule: TokenRule, size: int, vectors: Vectors, start: int) -> list[Found]:
-    """Windows and trees: past the image's end the reference goes on with image tokens."""
+    """Windows and trees: past the image's end the reference goes on with image tokens, in windows
+    with row ends among them.
+    """
 
     def at(position: int) -> list[int]:
         over = position >= rule.length
@@ -80,12 +82,18 @@ def by_position(rule: TokenRule, size: int, vectors: Vectors, start: int) -> lis
             rule.allowed(0 if over else position, size), None if over else rule.forced(position)
         )
 
+    def in_window(position: int) -> list[int]:
+        number = position + 1  # counted on past the end
+        if number % rule.length == 0:
+            return at(rule.length - 1)
+        return at(rule.width if number % rule.stride == 0 else 0)
+
     window = vectors["sjd_window4.rule_per_length"]
     target, drafter = (
         vectors["eagle.position_ids_of_last_token"],
         vectors["eagle_drafter.position_ids_in_image"],
     )
-    rows = [[at(k + i) for i in range(window.shape[1])] for k in range(len(window))]
+    rows = [[in_window(k + i) for i in range(window.shape[1])] for k in range(len(window))]
     return [
         same("by window", rows, window),
         same(

@@ -105,7 +105,9 @@ class Ranks:
 
 def at_root(root: Tensor, warp: Warp) -> Any:
     """As much of a decode's state as a tree policy reads; root [1]."""
-    return SimpleNamespace(now=SimpleNamespace(root=root), warp=warp)
+    return SimpleNamespace(
+        now=SimpleNamespace(root=root), warp=warp, drawn_after=lambda p, depth: p
+    )
 
 
 def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list[Found]:

@@ -90,10 +90,10 @@ MUTANTS = (
             ),
             (
                 "lanternbench/engine/decode.py",
-                "        q = state.warp(outputs.logits)\n        verified",
+                "        q = state.warp(outputs.logits)\n        drawn = q\n",
                 "        from lanternbench.models.transformer import guide\n\n"
                 "        warped = state.warp(outputs.logits).clamp(min=1e-12).log()\n"
-                "        q = guide(warped, state.guidance).softmax(-1)\n        verified",
+                "        q = guide(warped, state.guidance).softmax(-1)\n        drawn = q\n",
             ),
         ),
         "ar",
