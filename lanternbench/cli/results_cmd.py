@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -44,6 +44,10 @@ CLOCKED = {
 }
 GATE = (
     "A change that fails: FIGURE<BOUND or FIGURE>BOUND; % for relative. Figures: speedup, tau, …"
+)
+MAP = (
+    'A method of the old run and its name in the new one, such as sjd="sjd window=16"; repeat'
+    " the option for several."
 )
 CAPTIONS = "Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image."
 LAYOUT = "Copy images for an official scorer, geneval or dpg, to a folder instead of scoring."
@@ -103,7 +107,7 @@ def report(
     """
     from lanternbench.experiment import find
     from lanternbench.notes import headlines
-    from lanternbench.report.load import differing, joined_rows, load_runs
+    from lanternbench.report.load import differing, intervals_of, joined_rows, load_runs
     from lanternbench.report.write import report as write
 
     folders = find(results, runs or [])
@@ -124,6 +128,8 @@ def report(
         for line in headlines(run.notes):
             print(one_line(prefix + line, LONGEST))
     print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
+    if any(row.seeds for row in rows):
+        print(f"Intervals: {intervals_of(rows)}.")
     print_files(files)
 
 
@@ -142,18 +148,34 @@ def print_files(files: Sequence[Path]) -> None:
 
 
 class ComparedRun(NamedTuple):
-    """One of two runs; ``noisy``: why its timing was noisy, if it was."""
+    """One of two runs, with the notes on its figures."""
 
     folder: Path
     record: RunRecord
     figures: Figures
-    noisy: Note | None
+    notes: list[Note]
+
+    @property
+    def noisy(self) -> bool:
+        return any(note.fact == "noisy timing" for note in self.notes)
+
+    def with_labels(self, names: Mapping[str, str]) -> ComparedRun:
+        """Return the run with methods under other labels, which are given by their own."""
+        from lanternbench.experiment import iter_samples
+        from lanternbench.measure.figures import Figures
+
+        figures = Figures()
+        for sample in iter_samples(self.folder):
+            label = names.get(sample.label, sample.label)
+            figures.add(sample.model_copy(update={"label": label}))
+        return self._replace(figures=figures)
 
 
 def compare(
     old: Annotated[str, Argument(help="Run id or folder.")],
     new: Annotated[str, Argument(help="Run id or folder.")],
     fail_if: Annotated[list[str] | None, Option(help=GATE)] = None,
+    mapped: Annotated[list[str] | None, Option("--map", metavar="OLD=NEW", help=MAP)] = None,
     results: options.Results = Path("results"),
     as_json: options.AsRows = False,
 ) -> None:
@@ -169,6 +191,9 @@ def compare(
 
     conditions = [condition(text) for text in fail_if or []]
     runs = [read_compared(results, old), read_compared(results, new)]
+    names_of_old = renamings(mapped or [], runs[0].figures.labels, runs[1].figures.labels)
+    if names_of_old:
+        runs[0] = runs[0].with_labels(names_of_old)
     known = {name for run in runs for name in run.figures.metrics}
     conditions = [one._replace(figure=key_of(one.figure, known)) for one in conditions]
     wanted = [one.figure for one in conditions]
@@ -183,7 +208,7 @@ def compare(
     verdict = judge(before, after, conditions) if conditions else None
     if verdict is None and not found:
         text = f"{old} and {new} share no method with two prompts or more"
-        raise UserError(f"{text}: compare runs of the same sweep")
+        raise UserError(f"{text}: compare runs of the same sweep, or name methods with --map")
     judged = judgements(found, verdict)
     if as_json:
         print_comparison_as_json(judged, unjudged, verdict, notes)
@@ -198,23 +223,46 @@ def compare(
 def read_compared(results: Path, name: str) -> ComparedRun:
     from lanternbench.experiment import find, iter_samples, read_run
     from lanternbench.measure.figures import Figures
-    from lanternbench.measure.run_notes import contention
+    from lanternbench.measure.summary import summarise
 
     folder = find(results, [name])[0]
     run = read_run(folder)
     figures = Figures(iter_samples(folder))
-    return ComparedRun(folder, run, figures, contention(figures, run.environment))
+    return ComparedRun(folder, run, figures, summarise(figures, run).notes)
+
+
+def renamings(texts: Sequence[str], old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
+    """Return labels of the new run by those of the old run that mean the same method.
+
+    ``texts``: OLD=NEW each.  Raises UserError for labels that the runs do not have.
+    """
+    names: dict[str, str] = {}
+    for text in texts:
+        signs = [place for place, sign in enumerate(text) if sign == "="]
+        pairs = [(text[:place], text[place + 1 :]) for place in signs]
+        fitting = [pair for pair in pairs if pair[0] in old and pair[1] in new]
+        if len(fitting) != 1:
+            choice = (
+                f"a method of the old run ({', '.join(old)}) = one of the new ({', '.join(new)})"
+            )
+            raise UserError(f"--map {text}: give {choice}")
+        names |= fitting
+    labels = [names.get(label, label) for label in old]
+    twice = [label for label in labels if labels.count(label) > 1]
+    if twice:
+        raise UserError(f"--map: two methods of the old run become {twice[0]!r}: map both or none")
+    return names
 
 
 def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return how the runs differ, and whose timing was noisy."""
+    """Return how the runs differ, and the warnings that concern one of them."""
     from lanternbench.report.load import Run, differing
 
     difference = differing([Run(run.folder, run.record, [], []) for run in runs])
     notes = [difference.text] if difference is not None else []
     for run in runs:
-        if run.noisy is not None:
-            notes.append(f"{run.folder.name}: {run.noisy.text}")
+        facts = [note.text for note in run.notes if note.fact is not None]
+        notes += [f"{run.folder.name}: {text}" for text in facts]
     return notes
 
 

@@ -4,6 +4,7 @@ cite.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -34,6 +35,7 @@ from lanternbench.settings import (
     Sampling,
     Sweep,
 )
+from lanternbench.utils.device import load_average
 
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Summary
@@ -55,7 +57,16 @@ Methods = Annotated[list[str], Option("--method", "-m", metavar="NAME", help=PRE
 
 
 @dataclass(frozen=True)
-class Execution(options.Place):
+class Measuring(options.Place):
+    """A place where times are measured."""
+
+    remeasure_disturbed: Annotated[
+        bool, Option("--remeasure-disturbed", help="Measure prompts with noisy timing once more.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Execution(Measuring):
     """A place with workers."""
 
     executor: Annotated[str, Option(help=RAY)] = "local"
@@ -85,7 +96,7 @@ class TimedExecution(Execution):
 def run(
     methods: Methods,
     given: Annotated[Given, Takes(Sweep)],
-    place: Annotated[options.Place, Takes()],
+    place: Annotated[Measuring, Takes()],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -346,20 +357,33 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
     device = execution.device
     if execution.executor == "local":  # a cluster's workers choose for themselves
         device = execution.choose()
+    warn_of_load()
     with display(config.name) as bars:
+        watch = runner.Callbacks(
+            bars.show, bars.step, execution.seconds, execution.remeasure_disturbed
+        )
         finished = runner.run(
             config,
             execution.out,
             fresh=execution.fresh,
             device=device,
             executor=workers,
-            watch=runner.Callbacks(bars.show, bars.step, execution.seconds),
+            watch=watch,
         )
     if bars.done < bars.of:
         images = f"{bars.done} of {bars.of} images are finished"
         minutes = f"{execution.seconds / 60:g}"
         print_notes([f"--time-budget {minutes}: {images}; the same command continues"])
     return finished
+
+
+def warn_of_load() -> None:
+    """Print a warning if other programs use the machine now."""
+    load = load_average()
+    cores = os.cpu_count()
+    if load is not None and cores is not None and load > cores:
+        text = f"The load is {load:.1f} on {cores} cores before anything is measured: timing will be noisy;"
+        print_notes([f"{text} stop other programs, or give --remeasure-disturbed"], bullet="")
 
 
 def finish(path: Path, summary: Summary, as_json: bool, title: str | None = None) -> None:

@@ -332,16 +332,12 @@ class RunFolder(Ledger):
             self.record(metric_weights=recorded | dict(weights))
 
     def replace(self, samples: Iterable[Sample]) -> None:
-        """Rewrite ``samples.jsonl`` as a whole, for metrics computed after the run."""
-        figures = Figures()
-
-        def counted() -> Iterator[Sample]:
-            for sample in samples:
-                figures.add(sample)
-                yield sample
-
-        self.samples.rewrite(counted())
-        self.figures = figures
+        """Rewrite ``samples.jsonl`` as a whole: with other metrics, or without some samples."""
+        self.samples.rewrite(samples)
+        self.figures = Figures()
+        self.images = {}
+        for sample in self.samples:
+            self._count(sample)
 
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both

@@ -22,6 +22,7 @@ from lanternbench.experiment.run_folder import RunFolder
 from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
 from lanternbench.experiment.worker import Executor, Facts, Finished, Job, OnStep, Say, Unit
 from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.run_notes import noisy_prompts
 from lanternbench.measure.run_record import MethodRecord, PromptsRecord, RunConfig, RunRecord
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
@@ -47,6 +48,7 @@ class Callbacks(NamedTuple):
     # (tokens done, of), after each step of an image, where this process decodes it
     on_step: OnStep | None = None
     budget_s: float = inf  # once the models are loaded
+    remeasure: bool = False  # prompts whose timing was noisy, once
 
 
 def run(
@@ -75,6 +77,8 @@ def run(
         with open_run(out, config, facts, prompts, expand(config), fresh) as folder:
             folder.score_with(weights_of(scorers))
             costs = _measure(folder, config, workers, prompts, watch)
+            if watch.remeasure and _discard_noisy(folder):
+                costs = _measure(folder, config, workers, prompts, watch)
             remarks = workers.notes()
             if facts.target.remark:
                 remarks.append(facts.target.remark)
@@ -277,6 +281,16 @@ def _measure(
     folder.record(left_out=left_out, told_apart_after=complete if decided else None)
     say("scoring")
     return executor.costs
+
+
+def _discard_noisy(folder: RunFolder) -> bool:
+    """Discard the samples of prompts whose timing was noisy, of all methods because times are
+    paired; return whether there were any.
+    """
+    noisy = noisy_prompts(folder.figures, folder.run.environment)
+    if noisy:
+        folder.replace(s for s in folder.samples if (s.prompt_id, s.seed) not in noisy)
+    return bool(noisy)
 
 
 def _stored(

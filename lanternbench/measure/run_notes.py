@@ -46,6 +46,21 @@ def contention(figures: Figures, environment: Environment) -> Note | None:
     return Note("unfit", "latency_s", text, "noisy timing")
 
 
+def noisy_prompts(figures: Figures, environment: Environment) -> set[tuple[str, int]]:
+    """Return (prompt id, seed) of the samples whose timing was noisy, as ``contention`` judges."""
+    load, loaded = figures.column("load")
+    slow, steps = figures.column("slow_steps")
+    busy, timed = figures.column("cpu_share")
+    noisy = slow > SLOW_SHARE * steps
+    if environment.cores is not None:
+        noisy |= load > environment.cores * loaded
+    if environment.on_cpu:
+        noisy |= busy < IDLE_SHARE * timed
+    ids = list(figures.ids)
+    places = np.flatnonzero(noisy)
+    return {(ids[figures.codes("id")[i]], int(figures.codes("seed")[i])) for i in places}
+
+
 def run_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     """Yield the notes that a reader needs to read the rows of a run correctly."""
     if not len(figures):

@@ -9,6 +9,7 @@ each).
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -188,6 +189,21 @@ def holm_in_two(p: ArrayLike, first: ArrayLike, looks: int = 1) -> Floats:
     for family in (chosen, ~chosen):
         adjusted[family] = holm(values[family])
     return adjusted
+
+
+def mean_over_runs(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of the values of independent runs with Student's 95 % interval; no value if
+    a run has none.
+    """
+    values = [estimate.value for estimate in estimates if estimate.value is not None]
+    counts = [estimate.n for estimate in estimates if estimate.n is not None]
+    images = sum(counts) if counts else None
+    runs = len(values)
+    if runs < max(len(estimates), 2):
+        return Estimate(n=images)
+    mean = float(np.mean(values))
+    half = student_t(runs - 1, ALPHA) * float(np.std(values, ddof=1)) / math.sqrt(runs)
+    return Estimate(mean, mean - half, mean + half, images)
 
 
 def prompts_needed(tests: int, looks: int = 1) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -12,10 +13,11 @@ import yaml
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import read_run, samples_digest, scan_samples
-from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.figures import BASELINE, Figures, acceptance
 from lanternbench.measure.run_notes import counts
 from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
+from lanternbench.measure.statistics import mean_over_runs
 from lanternbench.measure.summary import Row, read_summary, renewed
 from lanternbench.metrics import key_of
 from lanternbench.notes import Note, by_importance
@@ -116,6 +118,7 @@ class ReportRow(Row):
     setup: int = 1
     hardware: str = "–"
     warnings: tuple[str, ...] = ()  # sentences that stand wherever its figures do
+    seeds: tuple[int, ...] = ()  # of the runs whose mean it is, if it is one
 
 
 @dataclass
@@ -171,7 +174,67 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
     return [load_run(folder) for folder in folders]
 
 
+def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs that differ in nothing but the seed, and the prompts that it chooses,
+    together.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        setup = {**run.setup, **run.weights, "prompts": run.dataset, "seed": ""}
+        groups.setdefault(str(setup), []).append(run)
+    for group in groups.values():
+        if len({run.record.config.seed for run in group}) < len(group):
+            return [[run] for run in runs]
+    return list(groups.values())
+
+
 def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
+    """Return the rows of all runs; a row of runs that differ in the seed alone is their mean."""
+    groups = seed_groups(runs)
+    rows = rows_by_run(runs)
+    if len(groups) == len(runs):
+        return rows
+    joined = []
+    for group in groups:
+        ids = [run.run_id for run in group]
+        of_group = [row for row in rows if row.run in ids]
+        name = ids[0] if len(groups) > 1 else None
+        for label in dict.fromkeys(row.label for row in of_group):
+            of_label = [row for row in of_group if row.label == label]
+            joined.append(mean_over_seeds(of_label, group, name))
+    return joined
+
+
+def mean_over_seeds(rows: Sequence[ReportRow], runs: Sequence[Run], name: str | None) -> ReportRow:
+    """Return the mean of a method's rows in runs of several seeds, with intervals over the runs."""
+    first = rows[0]
+    lengths = [row.accept_histogram for row in rows]
+    histogram = [sum(counts) for counts in zip_longest(*lengths, fillvalue=0)]
+    figures = {}
+    for key in first.figures:
+        figures[key] = mean_over_runs([row.figure(key) for row in rows])
+    changes = {
+        "run": name,
+        "n": sum(row.n for row in rows),
+        "figures": figures,
+        "accept_histogram": histogram,
+        "acceptance": acceptance(histogram),
+        "warnings": tuple(dict.fromkeys(text for row in rows for text in row.warnings)),
+        "seeds": tuple(run.record.config.seed for run in runs),
+    }
+    return first.model_copy(update=changes)
+
+
+def intervals_of(rows: Sequence[ReportRow]) -> str:
+    """Say what the intervals of rows are."""
+    seeds = dict.fromkeys(seed for row in rows for seed in row.seeds)
+    if not seeds:
+        return "bootstrap 95 % intervals over prompts"
+    listed = ", ".join(map(str, seeds))
+    return f"Student's 95 % intervals over runs with the seeds {listed}, whose means these are"
+
+
+def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
     """Return the rows of all runs, each with its hardware, and of several runs with the run's name
     and setup.
     """
@@ -216,6 +279,7 @@ def differing(runs: Sequence[Run]) -> Note | None:
     values; None if nothing does.
     """
     differences = []
+    runs = [group[0] for group in seed_groups(runs)]
     for name in dict.fromkeys(name for run in runs for name in run.setup):
         values = dict.fromkeys(run.setup.get(name, "–") for run in runs)
         if len(values) > 1:

@@ -40,7 +40,9 @@ from lanternbench.report.load import (
     Run,
     View,
     differing,
+    intervals_of,
     paper_name,
+    seed_groups,
     warnings_of,
 )
 from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
@@ -153,7 +155,8 @@ def report(
     if "html" not in wanted:
         return files
     speeds = speed_pictures(content.rows)
-    steps = step_pictures(content.rows, row_steps(content.parts))
+    by_run = content.view.named(load.rows_by_run(content.runs))
+    steps = step_pictures(by_run, row_steps(content.parts))
     for picture in [*speeds, *steps]:
         picture.add_warnings(content.warnings)
     if formats is None:
@@ -410,6 +413,9 @@ def report_notes(runs: Sequence[Run]) -> list[Note]:
     difference = differing(runs)
     if difference is not None:
         notes.append(difference)
+    if len(seed_groups(runs)) < len(runs):
+        text = f"Intervals are {intervals_of(load.joined_rows(runs))}."
+        notes.append(Note("info", None, text))
     return by_importance([*notes, *metric_notes(rows)])
 
 
@@ -462,6 +468,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             notes=list(dict.fromkeys(notes)),
             results=results_table(content),
             glossary=glossary(columns(content.rows)),
+            intervals=intervals_of(content.rows),
             plots=speeds,
             step_pictures=steps,
             view=content.view,
@@ -528,7 +535,10 @@ class TexCell(NamedTuple):
 
 
 def latex_table(
-    rows: Sequence[Row], caption: str = "", recipe: str = "", fixed: Sequence[Column] | None = None
+    rows: Sequence[ReportRow],
+    caption: str = "",
+    recipe: str = "",
+    fixed: Sequence[Column] | None = None,
 ) -> str:
     """Return a booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
 
@@ -551,6 +561,7 @@ def latex_table(
         caption=f"{tex_escape(caption, 4000)} ".lstrip(),
         recipe=" ".join(recipe.split()),
         left_out=left_out,
+        intervals=tex_escape(intervals_of(rows)),
         heads=head,
         rows=lines,
     )

@@ -204,9 +204,12 @@ class Lines(Generic[Entry]):
 
     def rewrite(self, entries: Iterable[Entry]) -> None:
         """Replace the file as a whole, atomically."""
+        keys: set[Hashable] = set()
         with replacing(self.path, OUT) as file:
             for entry in entries:
                 file.write(entry.model_dump_json().encode() + b"\n")
+                keys.add(self.key_of(entry))
+        self.keys = keys
         self.close()
         self._fd = self._open()
 

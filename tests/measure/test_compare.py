@@ -220,3 +220,60 @@ def test_json_has_every_change_with_its_interval(stored):
 )
 def test_a_wrong_comparison_is_one_sentence(stored, monkeypatch, capfd, args, says):
     assert says in mistake(monkeypatch, capfd, "compare", *args, "--results", str(stored))
+
+
+def run_of(root, name: str, label: str, config=None, **changes) -> None:
+    facts = {"environment": {"cores": 2, "device": "cpu"}}
+    with RunFolder.open(
+        root, run_record(name, {"name": name, **(config or {})}, **facts)
+    ) as folder:
+        for sample in samples(1.0, 1):
+            shown = label if sample.label == "eagle-1" else "ar"
+            key = sample.key.replace(sample.label, shown)
+            folder.append(sample.model_copy(update={"key": key, "label": shown, **changes}))
+
+
+def test_methods_that_have_other_names_in_two_runs_are_mapped(tmp_path, monkeypatch, capfd):
+    run_of(tmp_path, "old", "sjd")
+    run_of(tmp_path, "new", "sjd window=16")
+    args = ["compare", "old", "new", "--results", str(tmp_path), "--json"]
+    alone = json.loads(CliRunner().invoke(app, args).stdout)
+    assert {one["label"] for one in alone["unjudged"]} == {"sjd", "sjd window=16"}
+    mapped = json.loads(CliRunner().invoke(app, [*args, "--map", "sjd=sjd window=16"]).stdout)
+    changed = {one["figure"]: one for one in mapped["changes"] if one["label"] == "sjd window=16"}
+    assert changed["speedup"]["difference"][0] == 0
+    assert changed["accept_len"]["prompts"] == 24
+    assert mapped["unjudged"] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sjd=gsd", "a method of the old run (ar, sjd) = one of the new (ar, sjd window=16)"),
+        ("sjd", "--map sjd: give a method of the old run"),
+        ("sjd=ar", "two methods of the old run become 'ar'"),
+    ],
+)
+def test_a_map_of_methods_that_are_not_there_is_refused(text, said, tmp_path, monkeypatch, capfd):
+    run_of(tmp_path, "old", "sjd")
+    run_of(tmp_path, "new", "sjd window=16")
+    args = ["compare", "old", "new", "--results", str(tmp_path), "--map", text]
+    assert said in mistake(monkeypatch, capfd, *args)
+
+
+def test_the_warnings_of_both_runs_stand_before_their_comparison(tmp_path):
+    run_of(tmp_path, "old", "sjd", {"random_weights": True})
+    run_of(tmp_path, "new", "sjd", {"simulate_acceptance": 3.0}, load=40.0)
+    done = CliRunner().invoke(app, ["compare", "old", "new", "--results", str(tmp_path)])
+    notes = done.output.partition("method")[0]
+    for words in ("old: Random weights", "new: Timing was noisy", "new: Accepted lengths are"):
+        assert words in notes
+
+
+def test_clip_in_a_gate_means_the_bundled_clip_where_that_alone_was_measured(tmp_path):
+    for name, score in (("old", 0.9), ("new", 0.5)):
+        run_of(tmp_path, name, "sjd", metrics={"clip-tiny": score})
+    args = ["compare", "old", "new", "--results", str(tmp_path), "--fail-if", "clip<-5%"]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 1
+    assert "sjd by its clip-tiny" in done.stdout.splitlines()[-1]
