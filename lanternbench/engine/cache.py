@@ -92,7 +92,12 @@ class Layout:
 
 @lru_cache(maxsize=64)
 def raster(
-    length: int, width: int, before: int, lag: int, capacity: int, device: torch.device
+    length: int,
+    width: int,
+    before: int,
+    lag: int,
+    capacity: int,
+    device: torch.device,
 ) -> Layout:
     """``length`` image tokens, and drafts past them, after ``before`` slots; ``width``: see
     ``Layout``.
@@ -129,7 +134,11 @@ def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
 
 
 def shared_address(
-    base: int, first: int, n: int, positions: Tensor | slice, visible: Tensor | None
+    base: int,
+    first: int,
+    n: int,
+    positions: Tensor | slice,
+    visible: Tensor | None,
 ) -> Address:
     """As ``Cursor.entries``, for prompts of the same length."""
     start = base + first
@@ -147,13 +156,10 @@ class Cursor(NamedTuple):
     shared: int | None  # see ``Lengths.shared``
     span: Span | None = None  # while a CUDA graph is recorded
 
-    @classmethod
-    def at(cls, layout: Layout, lengths: Lengths, span: Span | None) -> Cursor:
-        return cls(layout, lengths, lengths.shared, span)
-
     def tree(self, tree: Tree, visible: Tensor | None, is_chain: bool = False) -> Address:
-        """A draft tree without row ends; visible: additive [b, N, N] of its ancestors, None for a
-        lone root.
+        """Address a draft tree without row ends.
+
+        visible: additive [b, N, N] of its ancestors; None for a lone root.
         """
         n = tree.depth.shape[1]
         if self.shared is None:
@@ -165,8 +171,9 @@ class Cursor(NamedTuple):
         return shared_address(base, 0, n, tree.depth + base, visible)
 
     def append(self, new: Lengths, n: int) -> Address:
-        """The last ``new`` ≤ n committed tokens of every prompt, none of them after a row end; the
-        rest of n is void.
+        """Address the last ``new`` ≤ n committed tokens of every prompt; the rest of n is void.
+
+        None of the tokens follows a row end.
         """
         layout = self.layout
         visible = None if n == 1 else causal(n, new.device.device)
@@ -177,13 +184,18 @@ class Cursor(NamedTuple):
             offsets = torch.arange(layout.lag, layout.lag + n, device=after.device)
             return self.entries(after, 0, n, after[:, None] + offsets, visible)
         base = layout.slots[self.shared - fresh] + 1
-        positions = slice(base + layout.lag, base + layout.lag + n)
-        return shared_address(base, 0, n, positions, visible)
+        position = base + layout.lag
+        return shared_address(base, 0, n, slice(position, position + n), visible)
 
     def level(
-        self, filled: int, m: int, depth: int, visible: Tensor | None, past: int = 0
+        self,
+        filled: int,
+        m: int,
+        depth: int,
+        visible: Tensor | None,
+        past: int = 0,
     ) -> Address:
-        """``m`` drafted nodes at ``depth`` in the next slots after ``filled`` ones of this step.
+        """Address ``m`` drafted nodes at ``depth`` in the slots after ``filled`` ones of this step.
 
         visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes
         of that depth.
@@ -199,23 +211,29 @@ class Cursor(NamedTuple):
         return shared_address(base_slot, filled, m, slice(position, position + 1), visible)
 
     def entries(
-        self, base: Tensor, first: int, n: int, positions: Tensor, visible: Tensor | None
+        self,
+        base: Tensor,
+        first: int,
+        n: int,
+        positions: Tensor,
+        visible: Tensor | None,
     ) -> Address:
-        """``n`` entries in slots base [B] + ``first`` … of prompts of different lengths; all
-        before base is attended to.
+        """Address ``n`` entries in slots base [B] + ``first`` … of prompts of different lengths.
 
-        visible: additive [b, n, first + n] over the slots from base on; None: all.
+        All slots before base are attended to; visible: additive [b, n, first + n] over the slots
+        from base on, None: all.
         """
         width = first + n
         span = min(self.reach(width), self.layout.capacity)
-        # [B, span], entry number if ≥ 0
-        column = torch.arange(span, device=base.device) - base[:, None]
         if visible is None:
             visible = torch.zeros(1, n, width, device=base.device)
+        # [B, span] number of the entry in each slot, negative before base
+        column = torch.arange(span, device=base.device) - base[:, None]
         index = column.clamp(0, width - 1)[:, None].expand(-1, n, -1)
+        column = column[:, None]
         entries = visible.expand(len(base), -1, -1).gather(-1, index)
-        entries = entries.masked_fill(column[:, None] >= width, -torch.inf)
-        mask = torch.where(column[:, None] < 0, 0.0, entries)[:, None]
+        entries = entries.masked_fill(column >= width, -torch.inf)
+        mask = torch.where(column < 0, 0.0, entries)[:, None]
         slots = base[:, None] + torch.arange(first, width, device=base.device)
         return Address(slots, positions, mask, span)
 
@@ -284,7 +302,11 @@ class DecoderCache:
             self.pads.zero_()
 
     def forward(
-        self, x: Tensor, at: Address, last: bool = False, aux_layers: Depths = ()
+        self,
+        x: Tensor,
+        at: Address,
+        last: bool = False,
+        aux_layers: Depths = (),
     ) -> Tensor:
         """x [R, n, dim] -> states [R, n, (1 + aux) · dim], or [R, 1, dim] of the ``last`` input
         alone.
@@ -299,11 +321,12 @@ class DecoderCache:
             pads = self.pads[..., : at.span]
             mask = pads.expand(-1, -1, x.shape[1], -1) if mask is None else mask + pads
         if isinstance(at.slots, Tensor) and self.compiled is not None and not watched():
-            slots = self.per_row(at.slots)
-            parts = CacheParts(self.keys, self.values, slots, at.span)
-            states = self._in_fused_kernels(self.compiled, x, rope, mask, parts, last, aux_layers)
-            if states is not None:
-                return states
+            parts = CacheParts(self.keys, self.values, self.per_row(at.slots), at.span)
+            angles = torch.view_as_real(rope)
+            try:
+                return self.compiled(x, angles, mask, parts, last, aux_layers)
+            except CompilationFailed:
+                self.compiled = None
         if isinstance(at.slots, slice):
             put = partial(write_run, self.layers, at.slots.start, at.span)
         else:
@@ -312,28 +335,8 @@ class DecoderCache:
             return self.net(x, rope, mask, put, last, aux_layers)
         return self.net(x, rope, mask, put, last)
 
-    def _in_fused_kernels(
-        self,
-        compiled: CompiledForward,
-        x: Tensor,
-        rope: Tensor,
-        mask: Tensor | None,
-        parts: CacheParts,
-        last: bool,
-        aux_layers: Depths,
-    ) -> Tensor | None:
-        """As ``forward``; None if the forward pass cannot be compiled."""
-        angles = torch.view_as_real(rope)
-        try:
-            return compiled(x, angles, mask, parts, last, aux_layers)
-        except CompilationFailed:
-            self.compiled = None
-            return None
-
     def compile(self, graphs: Graphs) -> None:
-        """Let forward passes whose slots are tensors run in fused kernels, if ``graphs`` has
-        them.
-        """
+        """Let forward passes whose slots are tensors run in fused kernels if ``graphs`` has any."""
         self.compiled = graphs.compiled(self.net)
         if self.compiled is None:
             return
@@ -353,17 +356,9 @@ class DecoderCache:
             return self.forward(x, at, True)
         return self.states_at(self.forward(x, at), (count.device - 1).clamp(min=0)[:, None])
 
-    def prefill(self, x: Tensor, at: Address, valid: Tensor, aux_layers: Depths = ()) -> Tensor:
-        """The prompt x [R, P, dim] -> states; from then on its slots that are not valid [R, P] are
-        hidden.
-        """
-        states = self.forward(x, at, aux_layers=aux_layers)
-        self.hide_pads(valid)
-        return states
-
     def cursor(self, lengths: Lengths, span: Span | None) -> Cursor:
-        """The end of ``lengths`` committed image tokens."""
-        return Cursor.at(self.layout, lengths, span)
+        """Return the end of ``lengths`` committed image tokens."""
+        return Cursor(self.layout, lengths, lengths.shared, span)
 
     def hide_pads(self, valid: Tensor) -> None:
         """Let no later input attend to slots that are not valid [R, P]."""
@@ -423,7 +418,11 @@ def write_run(layers: list[Tensor], start: int, span: int, layer: int, kv: Tenso
 
 
 def write_places(
-    layers: list[Tensor], places: Tensor, span: int, layer: int, kv: Tensor
+    layers: list[Tensor],
+    places: Tensor,
+    span: int,
+    layer: int,
+    kv: Tensor,
 ) -> Tensor:
     """As ``write_run``, to ``places`` among all slots of all rows and heads."""
     slots = layers[layer]

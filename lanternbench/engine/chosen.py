@@ -1,5 +1,4 @@
-"""Verification of children that were chosen, so that p is 1 there, of a lone root, and of any tree
-at temperature 0.
+"""Verification of children that were chosen (p counts as 1), of a lone root, and at temperature 0.
 
 B batch, N nodes, V vocabulary, W widest family, D depth of the tree.
 """
@@ -36,7 +35,8 @@ class Siblings(NamedTuple):
 
     def by_rank(self) -> Iterator["Siblings"]:
         """Yield the first children, the second children, …"""
-        return map(Siblings, *(part.unbind(-1) for part in self))
+        parts = [part.unbind(-1) for part in self]
+        return map(Siblings, *parts)
 
     def first(self, nodes: int) -> "Siblings":
         """Those of the first ``nodes`` nodes."""
@@ -49,27 +49,39 @@ class Siblings(NamedTuple):
 
 
 def closed_form(draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
-    """The exact rule and its standard residual: a_j = q(x_j) / (1 − Σ_{i<j} q(x_i))."""
+    """Verify by the exact rule with its standard residual.
+
+    Child j is accepted with probability q(x_j) / (1 − Σ_{i<j} q(x_i)).
+    """
     tree = draft.tree
     children = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
     exists = children.exists
     q_child = torch.where(exists, q.gather(-1, children.tokens), 0.0)
     left = 1.0 - (q_child.cumsum(-1) - q_child)
-    path, accepted, tried = walk(tree, exists, exists & (children.u * left < q_child))
+    passed = exists & (children.u * left < q_child)
+    path, accepted, tried = walk(tree, exists, passed)
     stop = path[:, -1]
-    q_stop = rows_at(q, stop)
-    # [B, W]; absent children strike a spare cell
+    weights = without_children(rows_at(q, stop), children, stop)
+    return VerifyResult(path, accepted, draw(weights, u[:, 0]), tried)
+
+
+def without_children(q: Tensor, children: Siblings, stop: Tensor) -> Tensor:
+    """Return q [B, V] without the children of the nodes ``stop`` [B], or q if nothing remains."""
     vocab = q.shape[-1]
-    struck = rows_at(torch.where(exists, children.tokens, vocab), stop)
-    weights = F.pad(q_stop, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
-    final = torch.where(weights.sum(-1, keepdim=True) > 0, weights, q_stop)
-    return VerifyResult(path, accepted, draw(final, u[:, 0]), tried)
+    # [B, W]; absent children strike a spare cell
+    struck = rows_at(torch.where(children.exists, children.tokens, vocab), stop)
+    weights = F.pad(q, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, q)
 
 
 def rank_by_rank(
-    test: TokenTest, draft: Draft, q: Tensor, u: Tensor, residual: ResidualWeights
+    test: TokenTest,
+    draft: Draft,
+    q: Tensor,
+    u: Tensor,
+    residual: ResidualWeights,
 ) -> VerifyResult:
-    """Any rule and residual: first children everywhere, then second children, …"""
+    """Verify by any rule and residual: first children everywhere, then second children, …"""
     tree = draft.tree
     families = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
     depth = (tree.depth.expand(len(q), -1) + 1).clamp(0, tree.max_depth)
@@ -82,11 +94,12 @@ def rank_by_rank(
         after = normalised(weights, q_left)
         q_left = torch.where(siblings.exists[..., None], after, q_left)
     path, accepted, tried = walk(tree, families.exists, torch.stack(passed, -1))
-    return VerifyResult(path, accepted, draw(rows_at(q_left, path[:, -1]), u[:, 0]), tried)
+    token = draw(rows_at(q_left, path[:, -1]), u[:, 0])
+    return VerifyResult(path, accepted, token, tried)
 
 
 def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
-    """Nothing was drafted: the next token is the target's."""
+    """Return the target's own token, because nothing was drafted."""
     zero = torch.zeros_like(draft.tokens)
     q_root = q[:, 0]
     token = q_root.argmax(-1) if greedy else draw(q_root, u[:, 0])
@@ -94,12 +107,12 @@ def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
 
 
 def verify_greedy(test: TokenTest, draft: Draft, q: Tensor) -> VerifyResult:
-    """Temperature 0; of several accepted paths the longest counts."""
+    """Verify at temperature 0; of several accepted paths the longest counts."""
     tree = draft.tree
     best = q.argmax(-1)  # [B, N]
     parent = parents(tree)
-    passed = test.accept_greedily(q, best, parent.clamp(min=0).expand_as(best), draft)
-    passed = passed & (parent >= 0)
+    known_parent = parent.clamp(min=0).expand_as(best)
+    passed = test.accept_greedily(q, best, known_parent, draft) & (parent >= 0)
     path, accepted, last = longest_path(tree, passed, test.order_greedily(draft))
     token = best.gather(1, last[:, None])[:, 0]
     return VerifyResult(path, accepted, token, torch.zeros_like(best))
@@ -108,10 +121,10 @@ def verify_greedy(test: TokenTest, draft: Draft, q: Tensor) -> VerifyResult:
 def longest_path(
     tree: Tree, passed: Tensor, order: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the longest path from the root whose other nodes all ``passed`` [B, N], its length,
-    and its last node.
+    """Return the longest path from the root, its length, and its last node.
 
-    order [b, N]: of equally long ones the lowest value counts; None: the last node's number.
+    All nodes of the path but the root have ``passed`` [B, N].  order [b, N]: of equally long paths
+    the one with the lowest value counts; None: the one whose last node has the lowest number.
     """
     # every ancestor but the root passed
     reached = (tree.ancestors & ~passed[:, None, :]).sum(-1) == 1

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.cache import Cursor, DecoderCache, Lengths
+from lanternbench.engine.cache import DecoderCache, Lengths
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.opening import begin as begin
 from lanternbench.engine.opening import row_seed as row_seed
@@ -322,7 +322,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
     def feed(self, state: DecodeState, draft: Draft) -> Feed:
         static = draft.static
         tree = draft.tree if static is None else static.tree
-        cursor = Cursor.at(state.cache.layout, state.now.length, state.span)
+        cursor = state.cache.cursor(state.now.length, state.span)
         if cursor.layout.any_row_end(cursor.lengths, tree.max_depth):
             return row_ends.tree_feed(cursor, draft.tokens, tree)
         if static is None:
@@ -330,7 +330,11 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         return Feed(draft.tokens, cursor.tree(tree, static.mask, static.is_chain))
 
     def decide(
-        self, state: DecodeState, draft: Draft, outputs: Outputs, u: Uniforms
+        self,
+        state: DecodeState,
+        draft: Draft,
+        outputs: Outputs,
+        u: Uniforms,
     ) -> tuple[Commit, StepResult]:
         q = state.warp(outputs.logits)
         drawn = q
@@ -351,7 +355,11 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         return self.proposer.update(state, carried, result)
 
     def plan(
-        self, state: DecodeState, carried: Carried, result: StepResult, figures: list[list[int]]
+        self,
+        state: DecodeState,
+        carried: Carried,
+        result: StepResult,
+        figures: list[list[int]],
     ) -> Carried:
         return self.proposer.plan(state, carried)
 

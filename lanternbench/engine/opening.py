@@ -85,13 +85,13 @@ def begin(
 
 
 def row_seed(seed: int, key: str, method: str) -> int:
-    """The seed of one image: a function of (seed, prompt, method) and of nothing else."""
+    """Return the seed of one image, a function of (seed, prompt, method) and of nothing else."""
     digest = hashlib.blake2b(f"{seed}\0{key}\0{method}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device) -> Tensor:
-    """Uniforms [B, length + 1, count]: a row per step, and the last row for token 0."""
+    """Return uniforms [B, length + 1, count]: a row per step, and the last row for token 0."""
     draws: list[Tensor] = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -103,7 +103,8 @@ def prefill(state: DecodeState, noise: Tensor) -> None:
     """Run the prompt and draw the first token; ``noise`` [B]: keys of the images' noise."""
     prefix = state.prefix
     at = prefix_address(prefix.valid, 0, state.target.pad_rows)
-    states = state.cache.prefill(prefix.embeddings, at, prefix.valid, state.aux_layers)
+    states = state.cache.forward(prefix.embeddings, at, aux_layers=state.aux_layers)
+    state.cache.hide_pads(prefix.valid)
     logits = state.target.model.logits(state.final(states[:, -1:]), state.guidance)
     q = state.warp(logits)
     law = q
@@ -112,12 +113,12 @@ def prefill(state: DecodeState, noise: Tensor) -> None:
     law = law[:, 0]
     first = law.argmax(-1) if state.warp.greedy else draw(law, state.uniforms[:, -1, 0])
     length = state.limit + state.max_nodes + 1
-    tokens = torch.zeros(state.batch, length, dtype=torch.long, device=state.device)
+    tokens = first.new_zeros(state.batch, length)
     tokens[:, 0] = first
     host = PerPrompt((1,) * state.batch)
-    one = Lengths(torch.ones_like(first), host)
     advance = Lengths(torch.ones_like(first), host)
     last = LastCommit(states[:, -1:], first[:, None], advance)
+    one = Lengths(torch.ones_like(first), host)
     state.now = Progress(one, first, tokens, last, noise)
     state.first = q[:, 0]
     state.prefix_states = states
@@ -133,11 +134,10 @@ def open_cache(
     lm: Any = None,
     row_ends: bool = True,
 ) -> DecoderCache:
-    """Return a cache of ``net``, the target's decoder or a drafter's; ``step_slots``: slots that a
-    step fills at most.
+    """Return a cache of ``net``, the target's decoder or a drafter's.
 
-    ``lm``: the decoder whose rotary table it uses, one position ahead of its slots; None: its own.
-    ``row_ends``: whether they have slots.
+    ``step_slots``: slots that a step fills at most.  ``lm``: the decoder whose rotary table it
+    uses, one position ahead of its slots; None: its own.  ``row_ends``: whether they have slots.
     """
     like = prefix.embeddings
     positions = prefix.valid.shape[1]
@@ -166,10 +166,15 @@ def open_cache(
 
 
 def shared_cache(
-    graphs: Graphs, net: Any, layout: Layout, rope: Tensor, like: Tensor
+    graphs: Graphs,
+    net: Any,
+    layout: Layout,
+    rope: Tensor,
+    like: Tensor,
 ) -> DecoderCache:
-    """Return an empty cache in memory that all decodes of this size share, whatever the length of
-    their prompts: recordings have addresses of memory.
+    """Return an empty cache in memory that all decodes of this size share.
+
+    Recordings hold addresses of memory; the length of the prompts does not matter.
     """
     rows = len(like)
     key = (id(net), rows, layout.capacity, like.dtype)
@@ -195,14 +200,20 @@ def shared_cache_bytes(target: Target) -> int:
 
 
 def teacher_forced(
-    target: Target, prefix: Prefix, tokens: Tensor, guidance: float, warp: Warp
+    target: Target,
+    prefix: Prefix,
+    tokens: Tensor,
+    guidance: float,
+    warp: Warp,
 ) -> Tensor:
-    """q of every token given all that precede it in raster order: tokens [B, L] -> [B, L, V],
-    image by image.
+    """Return q of every token given all that precede it in raster order, image by image.
+
+    tokens [B, L] -> [B, L, V]
     """
     images: list[Tensor] = []
     for i in range(len(tokens)):
-        images.append(torch.cat(list(pieces(target, prefix, tokens, i, guidance, warp)), 1))
+        parts = list(pieces(target, prefix, tokens, i, guidance, warp))
+        images.append(torch.cat(parts, 1))
     return torch.cat(images)
 
 
@@ -214,9 +225,7 @@ def pieces(
     guidance: float,
     warp: Warp | Callable[[Tensor], Tensor],
 ) -> Iterator[Tensor]:
-    """Apply ``warp`` to the logits of image ``i``, [1, n, V] after [1, n, V], in bounded
-    memory.
-    """
+    """Apply ``warp`` to the logits of image ``i``, [1, n, V] after [1, n, V], in bounded memory."""
     rows = slice(i, None, len(tokens))  # conditional and unconditional
     embeddings = prefix.embeddings[rows]
     valid = prefix.valid[rows]
@@ -227,8 +236,9 @@ def pieces(
 
 
 def _hidden(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
-    """The states that predict tokens [R, L], with an end after each row but the last if the model
-    writes one.
+    """Return the states that predict tokens [R, L].
+
+    An end follows each row but the last if the model writes row ends.
     """
     model = target.model
     if target.row_end is None:

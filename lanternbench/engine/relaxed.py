@@ -51,5 +51,11 @@ class ResidualWeights(Protocol):
     """Return the law of the token after x was rejected, unnormalised [..., V]; p is None for a chosen child."""
 
     def __call__(
-        self, q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest, /
+        self,
+        q: Tensor,
+        p: Tensor | None,
+        x: Tensor,
+        depth: Tensor,
+        rule: TokenTest,
+        /,
     ) -> Tensor: ...

@@ -1,9 +1,9 @@
-"""Row ends, the tokens that some models write after each row of an image: they cost no step of
-their own.
+"""Row ends, the tokens that some models write after each row of an image.
 
-They are further inputs of a forward pass.  A row end is the child of the node it follows, and
-whatever attends to that node attends to it as well.  While a graph is recorded, and the host knows
-no length, one is computed after every node, and nothing attends to one that does not follow.
+They take no step of their own but are further inputs of a forward pass.  A row end is the child of
+the node it follows, and whatever attends to that node attends to it as well.  While a graph is
+recorded, the host knows no length: one is computed after every node, and nothing attends to one
+that does not follow.
 
 B prompts, R rows, N nodes, A new tokens, D depth of a tree.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lanternbench.engine.cache import Address, Cursor, DecoderCache, Layout, Lengths, causal
 from lanternbench.engine.state import Feed
-from lanternbench.engine.tree import Tree
+from lanternbench.engine.tree import Tree, numbers
 from lanternbench.models.transformer import additive
 
 # states [R, m, dim] at rows' last tokens, like -> inputs of row ends
@@ -26,38 +26,31 @@ RowEnd = Callable[[Tensor, Tensor], Tensor]
 
 
 def tree_row_ends(layout: Layout, count: Tensor) -> Tensor:
-    """Return after which nodes a row end follows: bool [B, N]; count [B, N] image tokens up to
-    each.
-    """
+    """Return the nodes that a row end follows: bool [B, N]; count [B, N] image tokens up to each."""
     return layout.row_end_of[count]
 
 
 def tree_feed(cursor: Cursor, tokens: Tensor, tree: Tree) -> Feed:
-    """A draft tree's N nodes and, after them, the N row ends that may follow each; tokens [B, N]."""
+    """Feed a draft tree's N nodes and then the N row ends that may follow them; tokens [B, N]."""
     n = tokens.shape[1]
     count = cursor.lengths.device[:, None] + tree.depth
     follows = tree_row_ends(cursor.layout, count)
-    inputs = _numbers(2 * n, follows.device)
+    inputs = numbers(2 * n, follows.device)
     return Feed(
-        torch.cat([tokens, tokens], 1),
-        tree_address(cursor, count, tree.ancestors, follows),
+        tokens=torch.cat([tokens, tokens], 1),
+        address=tree_address(cursor, count, tree.ancestors, follows),
         reads=torch.where(follows, inputs[n:], inputs[:n]),
         row_ends=_second_half(n, follows.device),
     )
 
 
 def tree_address(cursor: Cursor, count: Tensor, ancestors: Tensor, follows: Tensor) -> Address:
-    """The slots of the target's N nodes and N row ends; its cache has no lag."""
+    """Return the slots of the target's N nodes and N row ends; its cache has no lag."""
     slot_of = cursor.layout.slot_of
     positions = slot_of[count]
     both = torch.cat([positions, positions + 1], 1)
     visible = additive(with_row_ends(ancestors, follows))
     return cursor.entries(slot_of[cursor.lengths.device], 0, both.shape[1], both, visible)
-
-
-@cache
-def _numbers(n: int, device: torch.device) -> Tensor:
-    return torch.arange(n, device=device)
 
 
 @cache
@@ -69,17 +62,19 @@ def _others(n: int, device: torch.device) -> Tensor:
 @cache
 def _second_half(n: int, device: torch.device) -> Tensor:
     """[1, 2n] bool: n inputs are tokens, the n after them row ends."""
-    return torch.arange(2 * n, device=device)[None] >= n
+    return numbers(2 * n, device)[None] >= n
 
 
 def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
-    """Return which of N nodes and, after them, row ends (``follows`` [B, N]) attend to which: bool
-    [B, 2N, 2N].
+    """Return what each of N nodes and the N row ends after them attends to: bool [B, 2N, 2N].
+
+    follows [B, N]: the nodes that have a row end.
     """
     nodes = ancestors.expand(len(follows), -1, -1)
-    upper = nodes & follows[:, None]
-    of_nodes = torch.cat([nodes, upper & _others(follows.shape[1], follows.device)], -1)
-    of_row_ends = torch.cat([nodes, upper], -1)
+    ends = nodes & follows[:, None]
+    earlier_ends = ends & _others(follows.shape[1], follows.device)
+    of_nodes = torch.cat([nodes, earlier_ends], -1)
+    of_row_ends = torch.cat([nodes, ends], -1)
     return torch.cat([of_nodes, of_row_ends], 1)
 
 
@@ -92,13 +87,15 @@ class PathSlots(NamedTuple):
 
 def path_slots(layout: Layout, length: Tensor, path: Tensor, nodes: int) -> PathSlots:
     """path [B, D + 1] in a draft of ``nodes`` nodes, after ``length`` [B] committed tokens."""
-    count = length[:, None] + _numbers(path.shape[1], path.device)
+    count = length[:, None] + numbers(path.shape[1], path.device)
     slot = layout.slot_of[count]
     root = layout.slot_of[length][:, None]
     unread = layout.capacity - 1
     row_end = torch.where(layout.row_end_of[count], slot + 1, unread)
-    computed = torch.cat([root + path, root + nodes + path], 1)
-    return PathSlots(computed, torch.cat([slot, row_end], 1))
+    return PathSlots(
+        computed=torch.cat([root + path, root + nodes + path], 1),
+        belong=torch.cat([slot, row_end], 1),
+    )
 
 
 class Group(NamedTuple):
@@ -124,8 +121,9 @@ def filled(groups: Groups) -> int:
 
 
 def spread(visible: Tensor | None, groups: Groups) -> Tensor | None:
-    """A mask over drafted nodes, additive [b, m, nodes], -> over the slots of this step; None: all
-    are attended to.
+    """Spread a mask over drafted nodes, additive [b, m, nodes], over the slots of this step.
+
+    None: all are attended to.
     """
     ends = [group.ends for group in groups]
     partial = [x for x in ends if isinstance(x, Tensor)]
@@ -155,13 +153,15 @@ class RowEnds(NamedTuple):
     cursor: Cursor
 
     def append(
-        self, x: Tensor, before: Callable[[Tensor], Tensor] | None, new: Lengths
+        self,
+        x: Tensor,
+        before: Callable[[Tensor], Tensor] | None,
+        new: Lengths,
     ) -> tuple[Tensor, Groups]:
-        """Read the ``new`` last tokens of every prompt, x [R, A, dim], with the row ends before
-        and after them.
+        """Read the ``new`` last tokens of every prompt, with the row ends before and after them.
 
-        ``before``: like x -> inputs of row ends before each; None after the prompt, where there
-        are none.  Returns the states [R, 1, dim] that predict the next token.
+        ``before``: x [R, A, dim] -> inputs of row ends before each; None after the prompt, where
+        there are none.  Returns the states [R, 1, dim] that predict the next token.
         """
         count = self.slots_of(new)
         if count is not None and count.host == new.host:
@@ -172,8 +172,9 @@ class RowEnds(NamedTuple):
         return self._append_with_row_ends(x, before(x), new, count)
 
     def slots_of(self, new: Lengths) -> Lengths | None:
-        """Return how many slots the last ``new`` tokens and the row ends between them take; None
-        if the host knows no length.
+        """Return how many slots the last ``new`` tokens and the row ends between them take.
+
+        None: the host knows no length.
         """
         lengths = self.cursor.lengths.host
         if lengths is None or new.host is None:
@@ -183,45 +184,58 @@ class RowEnds(NamedTuple):
         return Lengths(new.device, tuple(slots[n] - slots[n - count] for n, count in pairs))
 
     def _append_with_row_ends(
-        self, x: Tensor, ends: Tensor, new: Lengths, count: Lengths | None
+        self,
+        x: Tensor,
+        ends: Tensor,
+        new: Lengths,
+        count: Lengths | None,
     ) -> tuple[Tensor, Groups]:
-        """``append`` of tokens x and the inputs of row ends before each; ``count`` as
-        ``slots_of`` returns it.
+        """Read tokens x with ``ends``, the inputs of row ends before each.
+
+        ``count``: see ``slots_of``.
         """
         cache = self.cache
         layout = self.cursor.layout
         length = self.cursor.lengths.device
-        new_tokens = x.shape[1]
-        n = new_tokens + 1 + new_tokens // layout.width if count is None else count.longest
+        if count is None:
+            n = x.shape[1] + 1 + x.shape[1] // layout.width
+            host = None
+        else:
+            n = count.longest
+            host = count.host
         start = length - new.device
         base = layout.slot_of[start] + 1
-        slot = base[:, None] + torch.arange(n, device=x.device)
+        slot = base[:, None] + numbers(n, x.device)
         token, is_end = token_in(slot - layout.slot_of[1], layout.width)
-        index = (token - start[:, None]).clamp(0, new_tokens - 1)
+        index = (token - start[:, None]).clamp(0, x.shape[1] - 1)
         is_end = cache.per_row(is_end)[..., None]
         x = torch.where(is_end, cache.states_at(ends, index), cache.states_at(x, index))
         at = self.cursor.entries(base, 0, n, slot + layout.lag, causal(n, x.device))
-        host = None if count is None else count.host
         slots = Lengths(layout.slot_of[length] - layout.slot_of[start], host)
         return self._after(cache.forward_last(x, at, slots), ROOT, None, 0)
 
     def level(
-        self, x: Tensor, groups: Groups, visible: Tensor | None, depth: int
+        self,
+        x: Tensor,
+        groups: Groups,
+        visible: Tensor | None,
+        depth: int,
     ) -> tuple[Tensor, Groups]:
-        """Drafted nodes x [R, m, dim] at ``depth`` -> their states, or those at the row ends after
-        them.
-        """
+        """Read drafted nodes x [R, m, dim] at ``depth`` -> states there, or at their row ends."""
         m = x.shape[1]
         groups = (*groups, Group(m))
-        mask = spread(visible, groups)
-        at = self.cursor.level(filled(groups) - m, m, depth, mask)
+        at = self.cursor.level(filled(groups) - m, m, depth, spread(visible, groups))
         return self._after(self.cache.forward(x, at), groups, visible, depth)
 
     def _after(
-        self, states: Tensor, groups: Groups, visible: Tensor | None, depth: int
+        self,
+        states: Tensor,
+        groups: Groups,
+        visible: Tensor | None,
+        depth: int,
     ) -> tuple[Tensor, Groups]:
-        """The states [R, m, dim] at the last group's nodes -> those at their row ends, for prompts
-        that have these.
+        """Replace the states [R, m, dim] at the last group's nodes by those at their row ends, for
+        prompts that have these.
         """
         layout = self.cursor.layout
         lengths = self.cursor.lengths
@@ -234,16 +248,19 @@ class RowEnds(NamedTuple):
         follows = layout.row_end_of[lengths.device + depth]  # [B]
         first = filled(groups)
         groups = (*groups[:-1], groups[-1]._replace(ends=everywhere or follows))
-        at = self.cursor.level(first, states.shape[1], depth, spread(visible, groups), past=1)
+        mask = spread(visible, groups)
+        at = self.cursor.level(first, states.shape[1], depth, mask, past=1)
         after = self.cache.forward(self.row_end(states, states), at)
-        if everywhere:
-            return after, groups
-        return torch.where(self.cache.per_row(follows)[:, None, None], after, states), groups
+        if not everywhere:
+            has_end = self.cache.per_row(follows)[:, None, None]
+            after = torch.where(has_end, after, states)
+        return after, groups
 
 
 def token_in(slot: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the image token in each slot, both counted from the image's first, or before a row
-    end; and whether the slot holds a row end.
+    """Return the image token in each slot, or before the row end there, and whether it is a row end.
+
+    Slots and tokens are counted from the image's first.
     """
     if not width:
         return slot, torch.zeros_like(slot, dtype=torch.bool)

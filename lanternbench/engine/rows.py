@@ -75,16 +75,6 @@ class RowState(NamedTuple):
             return rows
         return rows._replace(law=change(self.law))
 
-    def canonical(self) -> RowState:
-        """Return the state with unused entries set to zero; equivalent states compare equal."""
-        free = numbers(self.drafts.shape[2], self.p.device) >= self.draft_count[..., None]
-        free_law = free[..., None]
-        return self._replace(
-            drafts=self.drafts.masked_fill(free, 0),
-            p=self.p.masked_fill(free_law, 0.0),
-            law=None if self.law is None else self.law.masked_fill(free_law, 0.0),
-        )
-
 
 class Active(NamedTuple):
     """The rows that a step works on, [B, A] each."""
@@ -458,7 +448,11 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         return Feed(inputs.tokens, address, reads, row_ends)
 
     def decide(
-        self, state: DecodeState, draft: RowDraft, outputs: Outputs, u: Tensor
+        self,
+        state: DecodeState,
+        draft: RowDraft,
+        outputs: Outputs,
+        u: Tensor,
     ) -> tuple[Commit, RowResult]:
         geometry = self.rows
         active = draft.active
@@ -504,7 +498,13 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         return state.cache.layout.slots[1 + self.rows.first] + _largest(carried).slots
 
     def canonical(self, carried: RowState) -> RowState:
-        return carried.canonical()
+        free = numbers(self.stored, carried.p.device) >= carried.draft_count[..., None]
+        free_law = free[..., None]
+        return carried._replace(
+            drafts=carried.drafts.masked_fill(free, 0),
+            p=carried.p.masked_fill(free_law, 0.0),
+            law=None if carried.law is None else carried.law.masked_fill(free_law, 0.0),
+        )
 
 
 def _work(figures: list[list[int]]) -> PerPrompt:

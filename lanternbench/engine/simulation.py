@@ -1,26 +1,21 @@
-"""Simulated acceptance: accepted lengths are drawn to a given mean, or to rates by position, in
-otherwise real steps.
+"""Simulated acceptance: real steps whose accepted lengths are drawn to a given mean or to rates.
 
 With random weights, whose drafts are never accepted, it shows what a method would gain on this
 machine: the time of every step is real, the number of tokens that it commits is not.
 """
 
-from itertools import accumulate
-from operator import mul
-
 import torch
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft, VerifyResult, path_to
+from lanternbench.engine.tree import Draft, VerifyResult, numbers, path_to
 from lanternbench.errors import UserError
 
 
 def level_rates(tau: float, depth: int) -> Tensor:
-    """The probability a of accepting one more level of a draft of depth D, for D = 0 … ``depth``:
-    [depth + 1].
+    """Return the probability a of accepting one more level of a draft of depth D = 0 … ``depth``.
 
-    Σ_{d=1…D} a^d = τ − 1, so that steps give τ tokens on average; 1 where the draft is too shallow
-    for that. Raises UserError for a τ that no draft of the method can have.
+    Σ_{d=1…D} a^d = τ − 1, so that steps give τ tokens on average; 1 if the draft is too shallow for
+    that.  Returns [depth + 1].  Raises UserError for a τ that no draft of the method can have.
     """
     if not 1 <= tau <= depth + 1:
         raise UserError(
@@ -31,40 +26,43 @@ def level_rates(tau: float, depth: int) -> Tensor:
 
 
 def reach(acceptance: float | list[float], depth: int) -> Tensor:
-    """P(a draft of depth D has d levels accepted), D = 0 … ``depth``, d = 1 … ``depth``: [depth +
-    1, depth].
+    """Return P(a draft of depth D has d levels accepted): [depth + 1, depth].
 
-    acceptance: mean tokens a step τ, as ``level_rates``; or P(level d accepted | those before it
-    were) for d = 1, 2, …, whose last holds for all deeper levels.
+    D = 0 … ``depth``, d = 1 … ``depth``.  acceptance: the accepted length τ; or P(level d is
+    accepted | the levels before it were) for d = 1, 2, …, whose last holds for all deeper levels.
     """
+    levels = torch.arange(1, depth + 1)
     if not isinstance(acceptance, list):
-        return level_rates(acceptance, depth)[:, None] ** torch.arange(1, depth + 1)
-    rates = [*acceptance, *[acceptance[-1]] * (depth - len(acceptance))][:depth]
-    return torch.tensor([*accumulate(rates, mul)], dtype=torch.float32).expand(depth + 1, -1)
+        return level_rates(acceptance, depth)[:, None] ** levels
+    given = torch.tensor(acceptance, dtype=torch.float64)
+    rates = given[levels.clamp(max=len(given)) - 1]
+    return rates.cumprod(0).float().expand(depth + 1, -1)
 
 
 def _rate(tau: float, depth: int) -> float:
-    low, high = 0.0, 1.0
+    """Solve Σ_{d=1…depth} a^d = τ − 1 for a in 0 … 1 by bisection."""
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if sum(middle**d for d in range(1, depth + 1)) < tau - 1
-            else (low, middle)
-        )
+        drafted = sum(middle**d for d in range(1, depth + 1))
+        if drafted < tau - 1:
+            low = middle
+        else:
+            high = middle
     return high
 
 
 def simulate(draft: Draft, result: VerifyResult, rates: Tensor, u: Tensor) -> VerifyResult:
-    """Replace the accepted path by one to the first deepest node, of random length: P(length ≥ d)
-    by ``reach``.
+    """Replace the accepted path by one to the first deepest node.
+
+    Its length is random: P(length ≥ d) by ``reach``, u [B].
     """
     depth = draft.tree.depth.expand_as(draft.tokens)
     deepest = depth.amax(1)
     passed = (u[:, None] < rates[deepest, : result.path.shape[1] - 1]).sum(1)
     accepted = torch.minimum(passed, deepest)
     path = path_to(draft.tree, depth.argmax(1))
-    columns = torch.arange(path.shape[1], device=u.device)
-    return result._replace(
-        path=path.gather(1, torch.minimum(columns, accepted[:, None])), accepted=accepted
-    )
+    columns = numbers(path.shape[1], u.device)
+    kept = torch.minimum(columns, accepted[:, None])
+    return result._replace(path=path.gather(1, kept), accepted=accepted)

@@ -65,7 +65,10 @@ class Log:
                 self.steps[prompt].append(Step(count, depth, nodes))
 
     def generations(
-        self, state: DecodeState, encode_s: float, decode_s: float
+        self,
+        state: DecodeState,
+        encode_s: float,
+        decode_s: float,
     ) -> list[Generation]:
         clock = state.clock
         generations: list[Generation] = []

@@ -332,7 +332,12 @@ class RowWindows(RowStrategy):
         )
 
     def _reused(
-        self, rows: RowState, new: RowState, active: Active, q: Tensor, accepted: Tensor
+        self,
+        rows: RowState,
+        new: RowState,
+        active: Active,
+        q: Tensor,
+        accepted: Tensor,
     ) -> RowState:
         """Return the ``new`` drafts [B, A, K], or the old ones that pass the threshold."""
         if rows.law is None or new.law is None:

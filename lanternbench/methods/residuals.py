@@ -74,7 +74,11 @@ def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTe
 
 @residual("lantern-reference", lossless=True)
 def lantern_reference(
-    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest
+    q: Tensor,
+    p: Tensor | None,
+    x: Tensor,
+    depth: Tensor,
+    rule: TokenTest,
 ) -> Tensor:
     """Return the law that LANTERN's public code samples from after a rejection.
 

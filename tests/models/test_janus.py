@@ -174,7 +174,7 @@ def test_cached_decoding_gives_the_states_of_one_pass(loaded):
     layout = raster(8, 0, n, 0, n + 8, prefix.embeddings.device)
     cache = DecoderCache(model, model.config.decoder, layout, 1, model.rope, prefix.embeddings)
     x = torch.cat([prefix.embeddings, model.tok_embeddings(tokens[:, :-1])], 1)
-    made = [cache.prefill(x[:, :n], prefix_address(prefix.valid), prefix.valid)[:, -1:]]
+    made = [cache.forward(x[:, :n], prefix_address(prefix.valid))[:, -1:]]
     made += [cache.forward(x[:, i : i + 1], run_address(i, 1)) for i in range(n, x.shape[1])]
     assert torch.allclose(torch.cat(made, 1), whole, atol=1e-4)
 

@@ -95,7 +95,11 @@ class BlockTest(ExactTest):
     """
 
     def verify_sampled(
-        self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: SampledDraft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
         chain = block(q, draft.p, draft.tokens[:, 1:])
         length = draft.p.shape[1]
@@ -185,7 +189,11 @@ class SegmentTest(ExactTest):
     test_excluded: bool
 
     def verify_sampled(
-        self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: SampledDraft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
         x = draft.tokens[:, 1:]
         q_x = at(q[:, :-1], x)
@@ -222,7 +230,12 @@ class FixedPoint(ExactTest):
     by_position: ClassVar[bool] = True
 
     def verify(
-        self, draft: Draft, q: Tensor, u: Uniforms, residual: ResidualWeights, greedy: bool
+        self,
+        draft: Draft,
+        q: Tensor,
+        u: Uniforms,
+        residual: ResidualWeights,
+        greedy: bool,
     ) -> VerifyResult:
         again = q.argmax(-1) if greedy else draw(q, u.of_positions)
         accepted = (again[:, :-1] == draft.tokens[:, 1:]).cumprod(1).sum(1)

@@ -162,7 +162,11 @@ class NearbyTest(RatioTest):
         return RelaxedProb((q_near * inside).sum(-1), Group(near, inside))
 
     def verify_chosen(
-        self, draft: Draft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: Draft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
         """Chosen children, at a cost that grows with k and not with V.
 

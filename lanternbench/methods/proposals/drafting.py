@@ -164,9 +164,7 @@ class LayeredDrafter(Drafter[DecoderCache]):
         return states
 
     def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
-        """The tokens of the last commit are appended; drafted nodes fill the next slots, level by
-        level.
-        """
+        """Append the tokens of the last commit; drafted nodes fill the next slots level by level."""
         state.clock.tick("other")
         last = state.now.last
         cursor = cache.cursor(state.now.length, state.span)
@@ -187,7 +185,10 @@ class LayeredDrafter(Drafter[DecoderCache]):
             states, groups = ends.append(x, before, last.advance)
 
         def expand(
-            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+            tokens: Tensor,
+            parent: Tensor | None,
+            visible: Tensor | None,
+            depth: int,
         ) -> Tensor:
             nonlocal states, filled, groups
             state.clock.tick("other")
@@ -204,8 +205,9 @@ class LayeredDrafter(Drafter[DecoderCache]):
         return self._logits(state, states[:, 0]), expand
 
     def row_end(self, embedding: Tensor, states: Tensor, like: Tensor) -> Tensor:
-        """The inputs of row ends, of the shape of ``like``, after tokens with these states;
-        ``embedding`` [dim] of a row end.
+        """Return the inputs of row ends after tokens with these states, shaped as ``like``.
+
+        embedding [dim] of a row end
         """
         return self.inputs(embedding.expand_as(like), states)
 
@@ -241,7 +243,8 @@ class EagleDrafter(LayeredDrafter):
         if states.shape[1] > 0:
             ahead = self.net.embed_prompt(prefix.ahead_ids, self.lm)
             x = self.net.fuse(ahead, self.net.read(states))
-            cache.prefill(x, prefix_address(prefix.seen, 1), prefix.seen)
+            cache.forward(x, prefix_address(prefix.seen, 1))
+            cache.hide_pads(prefix.seen)
         return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -269,7 +272,8 @@ class ModelDrafter(LayeredDrafter):
         prefix = state.prefix
         cache = open_cache(state.target, self.lm, prefix, max_nodes)
         x = self.lm.cls_embedding(prefix.features)
-        cache.prefill(x, prefix_address(prefix.valid), prefix.valid)
+        cache.forward(x, prefix_address(prefix.valid))
+        cache.hide_pads(prefix.valid)
         return cache
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -308,7 +312,11 @@ class ModelProposal(DrafterProposal):
 
 
 def parent_states(
-    cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int, depth: int
+    cache: DecoderCache,
+    states: Tensor,
+    parent: Tensor | None,
+    m: int,
+    depth: int,
 ) -> Tensor:
     """The states [R, m, dim] at the parents of m nodes, out of those of the last level (see
     ``Expand``).

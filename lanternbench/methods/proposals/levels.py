@@ -44,7 +44,10 @@ class LevelsDrafter(Drafter[S], Generic[S]):
         state.clock.tick("draft")
 
         def expand(
-            tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
+            tokens: Tensor,
+            parent: Tensor | None,
+            visible: Tensor | None,
+            depth: int,
         ) -> Tensor:
             return logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
 

@@ -52,7 +52,11 @@ def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ..
 
 
 def context_nodes(
-    children: Tensor, chain: Tensor, depth: int, path: Tensor, accepted: Tensor
+    children: Tensor,
+    chain: Tensor,
+    depth: int,
+    path: Tensor,
+    accepted: Tensor,
 ) -> Tensor:
     """The node after which the target's distribution is the new law of column c + 1, for every c:
     [B, W + 1].
@@ -357,7 +361,12 @@ class PublicSiblingWindow(SiblingWindow):
         return passed
 
     def redraw(
-        self, draft: SampledDraft, q: Tensor, passed: Tensor, path: Tensor, accepted: Tensor
+        self,
+        draft: SampledDraft,
+        q: Tensor,
+        passed: Tensor,
+        path: Tensor,
+        accepted: Tensor,
     ) -> Redrawn:
         """``passed`` [B, N]: see ``judge``."""
         columns = self.columns
@@ -413,7 +422,11 @@ class LongestPathTest(ExactTest):
     window: PublicSiblingWindow
 
     def verify_sampled(
-        self, draft: SampledDraft, q: Tensor, u: Tensor, residual: ResidualWeights
+        self,
+        draft: SampledDraft,
+        q: Tensor,
+        u: Tensor,
+        residual: ResidualWeights,
     ) -> VerifyResult:
         window = self.window
         passed = window.judge(draft, q, u)

@@ -243,7 +243,12 @@ class AdaptiveTree(TreeGrower[Plan]):
         return depth, self.size.width
 
     def grow(
-        self, state: DecodeState, plan: Plan, logits: Tensor, expand: Expand, u: Tensor
+        self,
+        state: DecodeState,
+        plan: Plan,
+        logits: Tensor,
+        expand: Expand,
+        u: Tensor,
     ) -> Draft:
         total = self.size.nodes
         if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device

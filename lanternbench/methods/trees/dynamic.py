@@ -216,7 +216,10 @@ def keep_best(pool: Candidates, root: Tensor, bounds: Bounds) -> Draft:
 
 
 def kept_places(
-    parents: Tensor, best: Tensor, is_used: Tensor, bounds: Bounds
+    parents: Tensor,
+    best: Tensor,
+    is_used: Tensor,
+    bounds: Bounds,
 ) -> tuple[Tensor, Tensor]:
     """Return depth and parent of the root and of the candidates ``best`` [B, keep]: [B, 1 + keep]
     each, the depth of unused ones −1.  parents [B, C].
@@ -326,7 +329,12 @@ class DynamicTree(TreeGrower[None]):
         return None
 
     def grow(
-        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
+        self,
+        state: DecodeState,
+        own: None,
+        logits: Tensor,
+        expand: Expand,
+        u: Tensor,
     ) -> Draft:
         return grow_by_confidence(state, logits, expand, self.bounds)
 

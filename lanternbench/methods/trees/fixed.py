@@ -41,7 +41,12 @@ class FixedTree(TreeGrower[None]):
         return None
 
     def grow(
-        self, state: DecodeState, own: None, logits: Tensor, expand: Expand, u: Tensor
+        self,
+        state: DecodeState,
+        own: None,
+        logits: Tensor,
+        expand: Expand,
+        u: Tensor,
     ) -> Draft:
         sampled = self.samples and not state.warp.greedy
         tokens = [state.now.root.unsqueeze(1)]
