@@ -19,8 +19,8 @@ from windows_on_tables import output_distribution
 from lanternbench import lossless as verification
 from lanternbench import registry
 from lanternbench.cli.study_cmd import checks_table
-from lanternbench.engine import decode as engine
 from lanternbench.engine import chosen, row_ends, verify
+from lanternbench.engine import decode as engine
 from lanternbench.engine.cache import DecoderCache
 from lanternbench.engine.relaxed import RelaxedProb
 from lanternbench.engine.sampling import at
