@@ -108,8 +108,10 @@ def clones(world: World, hub: Path, place: Path) -> Path:
 @layout("one flat folder")
 def flat(world: World, hub: Path, place: Path) -> Path:
     for role, source in world.published.items():
-        if world.role is None and role in ("eagle", "diffusion"):
+        if world.role is None and "config.json" in source.files and role in ("eagle", "vq"):
             continue  # whose config.json would replace the model's
+        if world.role is None and role == "diffusion":
+            continue
         if world.role is not None and role != world.role:
             continue
         here = place / "flan-t5-xl" if role == "text" else place

@@ -159,6 +159,11 @@ def write_shards(folder: Path, state: State, count: int = 2) -> None:
     write_json(folder / "model.safetensors.index.json", {"weight_map": where})
 
 
+def save_tensors(path: Path, state: State) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(state, path)
+
+
 def save(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(value, path)
@@ -208,7 +213,7 @@ def chameleon_words(path: Path) -> dict[str, int]:
 
 
 def chameleon_vq(path: Path) -> None:
-    state = VQModel(VQ, spherical=False).state_dict()
+    state = VQModel(VQ, comparison="distance").state_dict()
     save(path, {"state_dict": state, "global_step": 1})
 
 
@@ -317,32 +322,44 @@ def janus_release(hub: Path, row: Entry) -> Janus:
     return Janus(config)
 
 
+def emu3_vq(prefix: str = "") -> State:
+    state = VideoMoVQ(Emu3VQVAEConfig(**EMU3_VQ)).state_dict()
+    return {f"{prefix}{name}": value for name, value in state.items()}
+
+
 def emu3_conversion(hub: Path, row: Entry) -> Emu3:
     model = hub / row.files["model"].repo
     images = [f"<|visual token {code:06d}|>" for code in range(CODES)]
     vocabulary = len(write_words(model / "tokenizer.json", [*emu3.PUBLISHED, *images]))
     net = Emu3(Emu3Config(**DECODER, n_kv_head=2, vocab_size=vocabulary))
     state = hugging_face(net.state_dict(), "model.text_model.")
-    vq = VideoMoVQ(Emu3VQVAEConfig(**EMU3_VQ)).state_dict()
-    state |= {f"model.vqmodel.{name}": value for name, value in vq.items()}
-    write_shards(model, state)
+    write_shards(model, state | emu3_vq("model.vqmodel."))
     text = LLAMA | {"vocab_size": vocabulary}
     write_json(model / "config.json", {"model_type": "emu3", "text_config": text})
     return net
 
 
-def emu35_release(hub: Path, row: Entry) -> Emu3:
-    model = hub / row.files["model"].repo
+def emu3_decoder(model: Path, **shape: Any) -> Emu3:
+    """Write a decoder in the layout of both original releases, with the merge table of bytes."""
     table = [base64.b64encode(bytes([byte])).decode() + f" {byte}" for byte in range(256)]
-    words = hub / row.files["tokenizer"].repo / "emu3.tiktoken"
-    words.parent.mkdir(parents=True, exist_ok=True)
-    words.write_text("\n".join(table))
     vocabulary = 256 + len(tiktoken.SPECIAL) + CODES
-    config = Emu3Config(**DECODER, n_kv_head=2, vocab_size=vocabulary, qk_norm="rms")
-    net = Emu3(config)
+    net = Emu3(Emu3Config(**DECODER, n_kv_head=2, vocab_size=vocabulary, **shape))
     write_shards(model, hugging_face(net.state_dict(), "model."))
     write_json(model / "config.json", LLAMA | {"model_type": "Emu3", "vocab_size": vocabulary})
+    (model / "emu3.tiktoken").write_text("\n".join(table))
     return net
+
+
+def emu3_release(hub: Path, row: Entry) -> Emu3:
+    save_tensors(hub / EMU3_RELEASED_VQ.repo / "model.safetensors", emu3_vq())
+    return emu3_decoder(hub / EMU3_RELEASED.repo)
+
+
+def emu35_release(hub: Path, row: Entry) -> Emu3:
+    vq = hub / row.files["vq"].repo
+    save_tensors(vq / "model.safetensors", VQModel(VQ).state_dict())
+    write_json(vq / "config.json", {"model_type": "Emu3p5VisionVQ", "codebook_size": CODES})
+    return emu3_decoder(hub / row.files["model"].repo, qk_norm="rms")
 
 
 def glm_release(hub: Path, row: Entry) -> GlmImage:
@@ -379,6 +396,10 @@ def glm_release(hub: Path, row: Entry) -> GlmImage:
 META = Source(repo="GAIR/Anole-7b-v0.1", files=("models/7b/*",))
 META_WORDS = Source(repo="GAIR/Anole-7b-v0.1", files=("tokenizer/text_tokenizer.json",))
 META_VQ = Source(repo="GAIR/Anole-7b-v0.1", files=("tokenizer/vqgan.ckpt",))
+EMU3_RELEASED = Source(
+    repo="BAAI/Emu3-Gen", files=("config.json", "emu3.tiktoken", "model*.safetensors*")
+)
+EMU3_RELEASED_VQ = Source(repo="BAAI/Emu3-VisionTokenizer", files=("model.safetensors",))
 IMAGES: dict[str, Any] = {"grid": 4, "vq": asdict(VQ)}
 LUMINA2: dict[str, Any] = {
     "grid": 4,
@@ -407,9 +428,16 @@ WORLDS = (
     World("Janus-Pro", "janus-pro-1b", IMAGES, janus_release),
     World("Emu3", "emu3-gen", {"grid": 4, "vq": EMU3_VQ}, emu3_conversion),
     World(
+        "Emu3, original release",
+        "emu3-gen",
+        {"grid": 4, "vq": EMU3_VQ},
+        emu3_release,
+        sources={"model": EMU3_RELEASED, "vq": EMU3_RELEASED_VQ},
+    ),
+    World(
         "Emu3.5",
         "emu3.5-image",
-        {"grid": 4, "dialect": "emu3.5", "qk_norm": "rms"},
+        IMAGES | {"dialect": "emu3.5", "qk_norm": "rms"},
         emu35_release,
     ),
     World("GLM-Image", "glm-image", {"grid": 4}, glm_release),

@@ -34,7 +34,7 @@ class MoVQ(nn.Module):
     def __init__(self, config: Emu3VQVAEConfig):
         super().__init__()
         whole = Emu3VQVAE(config)  # its encoder is dropped
-        self.quantize = Codebook(config.codebook_size, config.embed_dim, spherical=False)
+        self.quantize = Codebook(config.codebook_size, config.embed_dim, comparison="distance")
         self.decoder = whole.decoder
         self.decoder.time_res_stack = nn.ModuleList()  # of videos alone
         self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
@@ -53,7 +53,7 @@ class VideoMoVQ(nn.Module):
     def __init__(self, config: Emu3VQVAEConfig):
         super().__init__()
         whole = Emu3VQVAE(config)  # its encoder is dropped
-        self.quantize = Codebook(config.codebook_size, config.embed_dim, spherical=False)
+        self.quantize = Codebook(config.codebook_size, config.embed_dim, comparison="distance")
         self.post_quant_conv = whole.post_quant_conv
         self.decoder = whole.decoder
 

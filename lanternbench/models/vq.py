@@ -1,20 +1,21 @@
 """VQGANs as image tokenisers, under LlamaGen's parameter names: its VQ-16, the bundled VQ-4,
-Janus's and Chameleon's.
+Janus's, Chameleon's and Emu3.5's.
 
 Sources: Sun et al. 2024, LlamaGen, section 2.1; Esser et al. 2021, VQGAN; Gafni et al. 2022,
-Make-A-Scene.
+Make-A-Scene; Shi et al. 2024, IBQ (arXiv 2412.02692).
 """
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lanternbench.models.loading import State
+from lanternbench.errors import UserError
+from lanternbench.models.loading import Json, State
 
 _norm = partial(nn.GroupNorm, eps=1e-6)
 _PARTS = ("encoder.", "decoder.", "quantize.", "quant_conv.", "post_quant_conv.")
@@ -24,6 +25,17 @@ _BLOCKS = {
     ".mid.block_2.": ".mid.2.",
     ".block.": ".res.",
 }
+_FIELDS = {  # ours -> those of VQGAN's configurations and of a Hugging Face config.json
+    "ch": ("ch", "base_channels"),
+    "ch_mult": ("ch_mult", "channel_multiplier"),
+    "num_res_blocks": ("num_res_blocks",),
+    "z_channels": ("z_channels", "latent_channels"),
+    "codebook_size": ("n_embed", "num_embeddings", "codebook_size"),
+    "codebook_dim": ("embed_dim",),
+}
+# how latents and codes are compared: by angle (unit norm, also when decoded), by distance, by
+# their product
+Comparison = Literal["angle", "distance", "product"]
 
 
 class Codes(Protocol):
@@ -54,7 +66,35 @@ class VQConfig:
     codebook_size: int = 16384
     codebook_dim: int = 8
     norm_groups: int = 32
-    attention: bool = True  # at the coarsest level; in the middle there always is
+    # at these levels, the finest being 0, or at the coarsest alone; in the middle there always is
+    attention: bool | tuple[int, ...] = True
+
+    @classmethod
+    def described(cls, config: Json, default: "VQConfig") -> "VQConfig":
+        """A VQGAN's configuration, flat or with a ``ddconfig`` -> ours, ``default`` filling gaps.
+
+        Raises UserError for a double latent.
+        """
+        shape = config | config.get("ddconfig", {})
+        if shape.get("double_z") or shape.get("double_latent"):
+            raise UserError("the image tokeniser has a double latent: use the published one")
+        fields: Json = {}
+        for ours, names in _FIELDS.items():
+            for name in names:
+                if name in shape:
+                    fields[ours] = shape[name]
+        fields["ch_mult"] = tuple(fields.get("ch_mult", default.ch_mult))
+        attended = shape.get("attn_resolutions")
+        if attended is not None:
+            sides = [shape["resolution"] >> level for level in range(len(fields["ch_mult"]))]
+            fields["attention"] = tuple(sides.index(side) for side in attended if side in sides)
+        return replace(default, **fields)
+
+    @property
+    def attention_levels(self) -> tuple[int, ...]:
+        if isinstance(self.attention, bool):
+            return (len(self.ch_mult) - 1,) if self.attention else ()
+        return self.attention
 
     @property
     def widths(self) -> list[int]:
@@ -95,7 +135,7 @@ class AttnBlock(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks at one resolution, with attention at the coarsest; ``upsample`` or
+    """Residual blocks at one resolution, each with attention if asked for; ``upsample`` or
     ``downsample`` follows, named by ``change``.
     """
 
@@ -146,7 +186,7 @@ def _levels(config: VQConfig, decodes: bool) -> nn.Sequential:
         change = "upsample"
     levels = nn.Sequential()
     for level in order:
-        attention = config.attention and level == coarsest
+        attention = level in config.attention_levels
         following = change if level != order[-1] else ""
         shape = (width, config.widths[level], blocks, config.norm_groups)
         levels.append(Level(*shape, attention, following))
@@ -190,39 +230,39 @@ def _decoder(config: VQConfig) -> nn.Sequential:
 
 
 class Codebook(nn.Module):
-    """``spherical``: latents and codes are compared, and decoded, with unit norm; else by squared
-    distance.
-    """
-
-    def __init__(self, size: int, dim: int, spherical: bool = True):
+    def __init__(self, size: int, dim: int, comparison: Comparison = "angle"):
         super().__init__()
         self.embedding = nn.Embedding(size, dim)
-        self.spherical = spherical
+        self.comparison = comparison
 
     def codes(self) -> Tensor:
         """[V, d]."""
         table = self.embedding.weight
-        return F.normalize(table, dim=-1) if self.spherical else table
+        return F.normalize(table, dim=-1) if self.comparison == "angle" else table
 
     def nearest(self, z: Tensor) -> Tensor:
         """z [..., d] -> indices [...], the first of equally near ones."""
         codes = self.codes()
-        if self.spherical:
-            return (F.normalize(z, dim=-1) @ codes.T).argmax(-1)
-        return (codes.square().sum(-1) - 2 * z @ codes.T).argmin(-1)  # ‖z‖² is the same for all
+        if self.comparison == "distance":
+            return (codes.square().sum(-1) - 2 * z @ codes.T).argmin(
+                -1
+            )  # ‖z‖² is the same for all
+        if self.comparison == "angle":
+            z = F.normalize(z, dim=-1)
+        return (z @ codes.T).argmax(-1)
 
 
 class VQModel(nn.Module):
     """Images [B, 3, H, W] in −1…1 ↔ token grids [B, h, w]."""
 
-    def __init__(self, config: VQConfig, spherical: bool = True):
+    def __init__(self, config: VQConfig, comparison: Comparison = "angle"):
         super().__init__()
         self.config = config
         self.encoder = _encoder(config)
         self.decoder = _decoder(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_dim, config.z_channels, 1)
-        self.quantize = Codebook(config.codebook_size, config.codebook_dim, spherical)
+        self.quantize = Codebook(config.codebook_size, config.codebook_dim, comparison)
 
     def latents(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> [B, d, h, w], before quantisation."""

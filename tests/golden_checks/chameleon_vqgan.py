@@ -15,7 +15,7 @@ from torch import Tensor
 from golden_checks.common import IMAGE, Found, Vectors, close, loaded, read, same
 from lanternbench.models.chameleon import checkpoint as chameleon
 from lanternbench.models.target import truncated
-from lanternbench.models.vq import VQModel, from_vqgan
+from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 
 CLEAR = 1e-4  # where the second-best code is nearer than this, rounding decides
 
@@ -47,8 +47,10 @@ def centre_square(image: Image.Image, size: int) -> Image.Image:
 
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "chameleon_vqgan.safetensors")
-    cfg = chameleon.vq_config(vectors.meta["config"])
-    vq = loaded(VQModel(cfg, spherical=False), from_vqgan(vectors.under("sd."), len(cfg.ch_mult)))
+    cfg = VQConfig.described(vectors.meta["config"], chameleon.VQ)
+    vq = loaded(
+        VQModel(cfg, comparison="distance"), from_vqgan(vectors.under("sd."), len(cfg.ch_mult))
+    )
     return [
         *decoded(vq, vectors),
         *encoded(vq, vectors),

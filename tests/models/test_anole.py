@@ -297,7 +297,10 @@ def written(tmp_path_factory) -> tuple[Path, Chameleon, Any, Any]:
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     (tmp_path / "model" / "config.json").write_text(json.dumps(PUBLISHED))
     net = scrambled(Chameleon(replace(ALL_IDS, vocab_size=len(WORDS))), 4)
-    vq, drafter = scrambled(VQModel(VQ, spherical=False), 5), scrambled(Eagle(IMAGES.decoder), 6)
+    vq, drafter = (
+        scrambled(VQModel(VQ, comparison="distance"), 5),
+        scrambled(Eagle(IMAGES.decoder), 6),
+    )
     top = {"tok_embeddings.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
     state = {top[k]: v for k, v in net.state_dict().items() if k in top}
     layers = halves({k: v for k, v in net.state_dict().items() if k not in top}, 16)

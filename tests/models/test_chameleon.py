@@ -36,7 +36,6 @@ from lanternbench.models.chameleon.checkpoint import (
     anole_frame,
     check_sizes,
     lumina_frame,
-    vq_config,
 )
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import from_published
@@ -130,8 +129,8 @@ def test_the_decoder_computes_what_transformers_computes(swin):
 
 def test_the_image_encoder_computes_what_transformers_computes():
     net = reference(False)
-    cfg = vq_config(net.config.vq_config.to_dict())
-    vq = VQModel(cfg, spherical=False).requires_grad_(False)
+    cfg = VQConfig.described(net.config.vq_config.to_dict(), VQ)
+    vq = VQModel(cfg, comparison="distance").requires_grad_(False)
     missing, unexpected = vq.load_state_dict(
         from_vqgan(net.state_dict(), len(cfg.ch_mult)), strict=False
     )
@@ -234,14 +233,17 @@ def test_a_config_of_another_model_is_refused(change, message):
         config_from_hf(config)
 
 
-def test_a_tokeniser_with_attention_in_its_levels_is_refused():
+def test_a_tokeniser_s_configuration_says_its_sizes_and_which_levels_have_attention():
     shape = {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "z_channels": 256}
-    assert vq_config({"embed_dim": 8, "n_embed": 16, "ddconfig": shape}) == TINY_VQ
-    with pytest.raises(UserError, match="attention in its levels"):
-        vq_config({"embed_dim": 8, "n_embed": 16, "ddconfig": shape | {"attn_resolutions": [16]}})
-    assert vq_config({"embed_dim": 8, "ddconfig": shape}) == replace(
+    config = {"embed_dim": 8, "n_embed": 16, "ddconfig": shape}
+    assert VQConfig.described(config, VQ) == TINY_VQ
+    attending = shape | {"attn_resolutions": [16, 99], "resolution": 32}
+    assert VQConfig.described(config | attending, VQ) == replace(TINY_VQ, attention=(1,))
+    assert VQConfig.described({"embed_dim": 8, "ddconfig": shape}, VQ) == replace(
         TINY_VQ, codebook_size=VQ.codebook_size
     )
+    with pytest.raises(UserError, match="double latent"):
+        VQConfig.described(config | {"double_z": True}, VQ)
 
 
 def test_pixels_survive_the_way_in_and_out():

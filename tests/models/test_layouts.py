@@ -374,7 +374,7 @@ def chameleon(tmp_path) -> tuple[Chameleon, Any]:
     for name, p in net.named_parameters():
         if ".q_norm." in name or ".k_norm." in name:
             p.copy_(p[:1].expand_as(p))  # one row for all heads, as in the files of a 7B model
-    vq = scrambled(VQModel(SMALL_VQ, spherical=False), 5)
+    vq = scrambled(VQModel(SMALL_VQ, comparison="distance"), 5)
     (tmp_path / "vq" / "tokenizer").mkdir(parents=True)  # where the hub has it
     torch.save(
         {"state_dict": official(vq.state_dict(), 1)}, tmp_path / "vq" / "tokenizer" / "vqgan.ckpt"

@@ -55,14 +55,6 @@ _PARAMS = {  # transformers' names in a config.json -> Meta's in params.json
     "rms_norm_eps": "norm_eps",
     "swin_norm": "swin_norm",
 }
-_VQ_FIELDS = {  # ours -> those of the official vqgan.yaml and of a Hugging Face config.json
-    "ch": ("ch", "base_channels"),
-    "ch_mult": ("ch_mult", "channel_multiplier"),
-    "num_res_blocks": ("num_res_blocks",),
-    "z_channels": ("z_channels", "latent_channels"),
-    "codebook_size": ("n_embed", "num_embeddings"),
-    "codebook_dim": ("embed_dim",),
-}
 
 
 @dataclass(frozen=True)
@@ -98,26 +90,6 @@ def described_decoder(config: Json, title: str) -> Json:
     check_type(config, title, "chameleon")
     fields = ChameleonConfig.llama_fields(config)
     return fields | {"swin_norm": bool(config.get("swin_norm"))}
-
-
-def vq_config(config: Json) -> VQConfig:
-    """vqgan.yaml's ``params`` or a config.json's ``vq_config``, whose gaps are filled -> ours.
-
-    Raises UserError for a tokeniser of another architecture.
-    """
-    shape = config | config.get("ddconfig", {})
-    if shape.get("attn_resolutions") or shape.get("double_z") or shape.get("double_latent"):
-        raise UserError(
-            "the image tokeniser has attention in its levels or a double latent: "
-            "use the published one"
-        )
-    fields: Json = {}
-    for ours, names in _VQ_FIELDS.items():
-        for name in names:
-            if name in shape:
-                fields[ours] = shape[name]
-    fields["ch_mult"] = tuple(fields.get("ch_mult", VQ.ch_mult))
-    return replace(VQ, **fields)
 
 
 def is_special(name: str) -> bool:
@@ -238,10 +210,10 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
         if self.is_random:
             return replace(VQ, **self.row.shape.get("vq", {}))
         with explain_errors(self.config_file, "has a vq_config that cannot be read"):
-            return vq_config(read_config(self.config_file).get("vq_config") or {})
+            return VQConfig.described(read_config(self.config_file).get("vq_config") or {}, VQ)
 
     def new_vq(self) -> VQModel:
-        return VQModel(self.vq_config, spherical=False)
+        return VQModel(self.vq_config, comparison="distance")
 
     def vq_state(self, where: Path) -> State:
         return from_vqgan(read_state(where), len(self.vq_config.ch_mult))

@@ -1,15 +1,15 @@
 """Emu3-Gen and Emu3.5: from published files, or with random weights to measure speed alone.
 
-Sources: the published code of Emu3 (arXiv 2409.18869) and of Emu3.5 (2510.26583), whose images no
-code here decodes; key names of the original releases and of transformers' ``emu3``.  A folder
-holds ``model`` (config.json, weights, tokenizer.json), ``vq`` (the image tokeniser) where the
-model's checkpoint has none, and drafters such as ``eagle``.
+Sources: the published code of Emu3 (arXiv 2409.18869) and of Emu3.5 (2510.26583); key names of the
+original releases and of transformers' ``emu3``.  A folder holds ``model`` (config.json, weights,
+tokenizer.json or emu3.tiktoken), ``vq`` (the image tokeniser) if the model's checkpoint has none,
+and drafters such as ``eagle``.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,8 +22,9 @@ from lanternbench.errors import UserError
 from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, read_tokeniser
 from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of, written
-from lanternbench.models.loading import Json, State, read_state
+from lanternbench.models.loading import Json, State, explain_errors, read_config, read_state
 from lanternbench.models.movq import VideoMoVQ, from_movq
+from lanternbench.models.places import folder_of
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     IdTokeniser,
@@ -32,7 +33,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoderConfig,
     check_type,
 )
-from lanternbench.models.vq import ImageTokeniser
+from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ NEGATIVE = (  # in place of a caption, in the unconditional prompt
 SYSTEM = "You are a helpful assistant"
 END = " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d+)\|>")
+# of Emu3.5's image tokeniser, IBQ (arXiv 2412.02692); 455 million weights, as the release has
+IBQ = VQConfig(ch=256, num_res_blocks=4, codebook_size=131072, codebook_dim=256)
 TABLE = "emu3.tiktoken"  # the releases' tokeniser, in place of a tokenizer.json
 
 
@@ -71,7 +74,7 @@ class Dialect(NamedTuple):
     after: str  # the caption
     negative: str  # in place of all three
     turn: tuple[str, ...] = ()  # the tokens after either
-    images: bool = True  # whether image tokens can be decoded
+    ibq: bool = False  # whether images are decoded by IBQ, else by Emu3's video tokeniser
 
 
 DIALECTS = {
@@ -81,7 +84,7 @@ DIALECTS = {
         after=END,
         negative=f"{SYSTEM}. USER: {END}",
         turn=(TURN,),
-        images=False,
+        ibq=True,
     ),
 }
 
@@ -147,14 +150,25 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
             return torch.arange(FIRST_IMAGE_ID, self.described_config.prompt_ids)
         return self.named_image_ids()
 
-    def new_vq(self) -> VideoMoVQ:
+    @cached_property
+    def ibq_config(self) -> VQConfig:
+        """The published sizes, unless the row or a config.json with the weights has others."""
+        config = replace(IBQ, **self.row.shape.get("vq", {}))
+        path = folder_of(self.files.get("vq")) / "config.json"
+        if self.is_random or not path.is_file():
+            return config
+        with explain_errors(path, "is no configuration of an image tokeniser"):
+            return VQConfig.described(read_config(path), config)
+
+    def new_vq(self) -> VQModel | VideoMoVQ:
+        if self.dialect.ibq:
+            return VQModel(self.ibq_config, "product")
         return VideoMoVQ(Emu3VQVAEConfig(**self.row.shape.get("vq", {})))
 
     def vq_state(self, where: Path) -> State:
+        if self.dialect.ibq:
+            return from_vqgan(read_state(where), len(self.ibq_config.ch_mult))
         return from_movq(read_state(where))
-
-    def vq(self) -> ImageTokeniser | None:
-        return super().vq() if self.dialect.images else None
 
     @cached_property
     def template(self) -> tuple[str, str]:
@@ -180,7 +194,7 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
         fields = Emu3Config.llama_fields(config.get("text_config") or config)
         grid = grid_of(self.row.shape["grid"])
         published = round(config["image_area"] ** 0.5 / 8) if "image_area" in config else grid
-        if self.dialect.images and grid_of(published) != grid:
+        if not self.dialect.ibq and grid_of(published) != grid:
             raise UserError(
                 f"config.json is of images of {written(published)} tokens but target "
                 f"'{self.row.name}' has {written(grid)}: name the target that it belongs to"

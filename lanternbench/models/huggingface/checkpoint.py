@@ -352,7 +352,7 @@ class InnerTokeniser:
 
     def __init__(self, net: Any):
         table = net.float().quantize.embedding.weight.detach()
-        self.quantize = Codebook(len(table), table.shape[1], spherical=False)
+        self.quantize = Codebook(len(table), table.shape[1], comparison="distance")
         self.quantize.embedding.weight.data = table
         self.decode = net.decode
 
