@@ -256,8 +256,10 @@ class Checkpoint(Generic[Config]):
             state = self.vq_state(where)
         if not any(key.startswith("decoder.") for key in state):
             place = self.files.place / "vq"
+            source = self.row.files.get("vq")
+            file = f"{', '.join(source.files)} of {source.repo}" if source else self.vq_file
             raise UserError(
-                f"the checkpoint in {where} has no image decoder: put {self.vq_file} into {place}"
+                f"the checkpoint in {where} has no image decoder: put {file} into {place}"
             )
         return loading.load_into(self.new_vq, state, where, self.device, torch.float32)
 

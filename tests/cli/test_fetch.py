@@ -323,7 +323,7 @@ def test_targets_lists_every_size_grid_and_licence():
         (rows[name]["size"], rows[name]["grid"], rows[name]["licence"])
         for name in ("glm-image", "emu3.5-image")
     ]
-    assert new == [("36 GB", "16×16 + 32×32", "MIT"), ("68 GB", "64×64", "Apache-2.0")]
+    assert new == [("36 GB", "16×16 + 32×32", "MIT"), ("70 GB", "64×64", "Apache-2.0")]
 
 
 @pytest.mark.parametrize(

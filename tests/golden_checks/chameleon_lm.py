@@ -17,7 +17,8 @@ from lanternbench.models.chameleon.checkpoint import Chameleon, ChameleonConfig,
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import from_published
-from lanternbench.models.transformer import guide
+from lanternbench.models.token_decoder import TokenDecoder
+from lanternbench.models.transformer import guide, mask_of_heads
 
 
 def check(folder: Path) -> list[Found]:
@@ -63,7 +64,9 @@ def one(vectors: Vectors, kind: str) -> list[Found]:
     logits = model.output(hidden[-1])
     images = [i for name, i in config["vocabulary_map"].items() if name.startswith("IMGIMG")]
     masked = logits.index_fill(-1, torch.tensor(images), torch.finfo(logits.dtype).min)
-    stepwise, stack = incremental(model, ids, vectors.meta["prefill_len"])
+    prefill = vectors.meta["prefill_len"]
+    pieces = [prefill, 1, 1, 3, ids.shape[1] - prefill - 5]
+    stepwise, stack = incremental(model, ids, pieces)
     return [
         worst(
             "hidden states",
@@ -77,18 +80,21 @@ def one(vectors: Vectors, kind: str) -> list[Found]:
     ]
 
 
-def by_layer(model: Chameleon, ids: Tensor) -> list[Tensor]:
+def by_layer(model: TokenDecoder, ids: Tensor) -> list[Tensor]:
     """Embeddings, every layer's output, the last one after the final norm: [B, L, dim] each."""
     n = ids.shape[1]
     x = model.tok_embeddings(ids)
     states = [x]
+    mask = mask_of_heads(causal(n, x.device), model.group)
     for layer in model.layers:
-        x = layer(x, model.rope[None, :n, None], causal(n, x.device)[:, None])
+        x = layer(x, model.rope[None, :n, None], mask)
         states.append(x)
     return [*states[:-1], model.norm(x)]
 
 
-def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, DecoderCache]:
+def incremental(
+    model: TokenDecoder, ids: Tensor, pieces: list[int]
+) -> tuple[Tensor, DecoderCache]:
     """Logits [B, L, V] with a cache, in pieces of recorded lengths, and the cache."""
     x = model.tok_embeddings(ids)
     rows, length, _ = x.shape
@@ -96,7 +102,7 @@ def incremental(model: Chameleon, ids: Tensor, prefill: int) -> tuple[Tensor, De
         model, model.config.decoder, raster(length, 0, 0, 0, length, x.device), rows, model.rope, x
     )
     out, base = [], 0
-    for n in (prefill, 1, 1, 3, length - prefill - 5):
+    for n in pieces:
         out.append(cache.forward(x[:, base : base + n], run_address(base, n, causal(n, x.device))))
         base += n
     return model.output(torch.cat(out, 1)), cache

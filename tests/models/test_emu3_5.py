@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import slow_but
@@ -22,14 +23,16 @@ from torch import Tensor
 from lanternbench import settings
 from lanternbench.engine.decode import generate
 from lanternbench.engine.sampling import Warp
+from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.drafters.eagle import new_eagle
-from lanternbench.models.emu3.checkpoint import DIALECTS, Emu3Family
+from lanternbench.models.emu3.checkpoint import IBQ, Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.packing import packed
 from lanternbench.models.target import Target
+from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs
 
@@ -51,6 +54,7 @@ WORDS = re.findall(
 )
 VOCAB = {w: i for i, w in enumerate([*WORDS, *SPECIAL])}
 FIRST = VOCAB["<|visual token 000000|>"]
+VQ = {"ch": 32, "ch_mult": [1, 2], "num_res_blocks": 1, "z_channels": 16, "embed_dim": 8}
 HEADS, KV_HEADS, HEAD_WIDTH, DIM = 4, 2, 8, 24  # the heads together are wider than the stack
 
 
@@ -93,6 +97,11 @@ def loaded(theirs, tmp_path_factory) -> Target:
     save_file({k: v.clone() for k, v in theirs.state_dict().items()}, here / "model.safetensors")
     config = theirs.config.to_dict() | {"model_type": "Emu3", "image_area": 720 * 720}
     (here / "config.json").write_text(json.dumps(config))
+    vq = VQModel(VQConfig.described(VQ | {"n_embed": CODES}, IBQ), "product")
+    (folder / "vq").mkdir()
+    save_file(vq.state_dict(), folder / "vq" / "model.safetensors")
+    described = VQ | {"model_type": "Emu3p5VisionVQ", "codebook_size": CODES}
+    (folder / "vq" / "config.json").write_text(json.dumps(described))
     shape = {"dialect": "emu3.5", "grid": [ROWS, COLUMNS], "qk_norm": "rms"}
     return Emu3Family().load(small_row(shape, GUIDANCE), folder, "cpu")
 
@@ -225,10 +234,26 @@ def test_the_distribution_is_that_of_the_published_rules(loaded, theirs):
     assert (found - want).abs().max() < 1e-6
 
 
-def test_without_a_network_that_decodes_them_there_are_tokens_and_no_images(loaded):
-    assert loaded.vq is None
-    assert loaded.evaluators == "none"
-    assert loaded.images(torch.zeros(1, ROWS * COLUMNS, dtype=torch.long)) == [None]
+def test_its_tokens_become_rectangular_images_in_the_published_pixels(loaded):
+    tokens = torch.arange(ROWS * COLUMNS)[None]
+    decoded = loaded.vq.decode(tokens.view(1, ROWS, COLUMNS))
+    wanted = ((decoded[0] + 1) * 127.5).clamp(0, 255).byte().permute(1, 2, 0)
+    (image,) = loaded.images(tokens)
+    assert image.size == (2 * COLUMNS, 2 * ROWS)
+    assert torch.equal(torch.from_numpy(np.array(image)), wanted)
+
+
+def test_files_without_its_image_tokeniser_name_the_repository_that_has_it(loaded, tmp_path):
+    row = entry("emu3.5-image")
+    save_file({"lm_head.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        UserError, match=r"no image decoder: put .* of BAAI/Emu3\.5-VisionTokenizer into"
+    ):
+        Emu3Family().at(row, tmp_path, "cpu").vq()
+    (tmp_path / "vq").mkdir()
+    (tmp_path / "vq" / "config.json").write_text('{"resolution": "big", "attn_resolutions": [16]}')
+    with pytest.raises(UserError, match="is no configuration of an image tokeniser"):
+        Emu3Family().at(row, tmp_path, "cpu").new_vq()
 
 
 def test_the_catalogue_has_the_published_sizes_and_defaults():
@@ -247,4 +272,8 @@ def test_the_catalogue_has_the_published_sizes_and_defaults():
         + 3 * config.dim * config.hidden
     )
     assert weights / 1e9 == pytest.approx(31.2, abs=0.05)  # as the paper counts the transformer
-    assert not DIALECTS["emu3.5"].images
+    with torch.device("meta"):
+        ibq = VQModel(IBQ)
+    assert sum(weight.numel() for weight in ibq.parameters()) / 1e6 == pytest.approx(
+        455.3, abs=0.1
+    )

@@ -61,7 +61,7 @@ NEGATIVE = (  # in place of a caption, in the unconditional prompt
 )
 SYSTEM = "You are a helpful assistant"
 END = " ASSISTANT: "
-_VISUAL = re.compile(r"<\|visual token (\d+)\|>")
+_VISUAL = re.compile(r"<\|visual token (\d{6})\|>")
 # of Emu3.5's image tokeniser, IBQ (arXiv 2412.02692); 455 million weights, as the release has
 IBQ = VQConfig(ch=256, num_res_blocks=4, codebook_size=131072, codebook_dim=256)
 TABLE = "emu3.tiktoken"  # the releases' tokeniser, in place of a tokenizer.json
@@ -117,7 +117,14 @@ class Emu3Text(IdTokeniser):
         return IdTokeniser.read(path)
 
     def encode(self, caption: str, before: str = "", after: str = "") -> list[int]:
-        return super().encode(_VISUAL.sub("", caption), before, after)
+        return super().encode(_VISUAL.sub(self._allowed, caption), before, after)
+
+    def _allowed(self, name: re.Match[str]) -> str:
+        """Return the name of an image token if the model has none of this name, so that it is
+        text.
+        """
+        number = self.names.get(name[0], FIRST_IMAGE_ID + int(name[1]))
+        return "" if number in self.reserved else name[0]
 
 
 class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
@@ -126,7 +133,7 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     configuration = Emu3Config
     title = "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
-    vq_file = "Emu3's tokeniser"
+    vq_file = "BAAI/Emu3-VisionTokenizer"
     special = PUBLISHED
 
     @property
