@@ -1,24 +1,32 @@
 """The leaderboard: submissions of a folder by target and device, as Markdown and as a page."""
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import ChoiceLoader, PackageLoader
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
-from lanternbench.report.columns import BASE, MISSING, Column, columns
+from lanternbench.report.columns import (
+    BASE,
+    MISSING,
+    Column,
+    columns,
+    metric_column,
+    metric_keys,
+)
 from lanternbench.report.load import Run
 from lanternbench.report.tables import Cell, Head, Table, column_head, figure_cell, markdown
 from lanternbench.report.write import templates
 from lanternbench.suite.protocol import Submission, judged, ms_per_token, of_stamp, read
+from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.text import one_line
 
 NAMES = ("LEADERBOARD.md", "leaderboard.html")
-LABEL = 25  # signs of a method in Markdown: its tables fit 80 columns
+LABEL = 20  # signs of a method in Markdown: its tables fit 80 columns
 _ONE = {c.key: c for c in BASE}
 AR = Column(
     "ar_ms",
@@ -29,7 +37,7 @@ AR = Column(
     True,
     help="milliseconds of an autoregressive token in the same run",
 )
-BRIEF = (AR, _ONE["accept_len"], _ONE["fidelity_loss"])
+SHORT = {AR.key: "AR ms", "fidelity_loss": "loss"}  # titles in Markdown
 
 
 class Entry(NamedTuple):
@@ -57,6 +65,14 @@ class Entry(NamedTuple):
         return [f"{name} {value}".strip() for name, value in facts.items() if value is not None]
 
 
+class Line(NamedTuple):
+    """A line of a board: its rank, the number of its entry, and its row."""
+
+    rank: int
+    file: int
+    row: Row
+
+
 class Board(NamedTuple):
     """The entries of one suite on one device, in the order of their files."""
 
@@ -71,29 +87,66 @@ class Board(NamedTuple):
         return protocol.recipe if protocol else MISSING
 
     @property
-    def lines(self) -> list[tuple[int, Row]]:
-        """(number of its entry, row) of every method but the baseline, the fastest first."""
+    def lines(self) -> list[Line]:
+        """The rows of every method but the baseline, the fastest first, without ranks."""
         lines = []
         for number, entry in enumerate(self.entries, 1):
             ar = ms_per_token(entry.run.rows)
             for row in entry.run.rows:
                 if row.label != BASELINE:
                     figures = row.figures | {AR.key: ar}
-                    lines.append((number, row.model_copy(update={"figures": figures})))
-        lines.sort(key=lambda line: (line[1].label, line[0]))
-        return sorted(lines, key=lambda line: line[1].value("speedup") or 0.0, reverse=True)
+                    lines.append(Line(0, number, row.model_copy(update={"figures": figures})))
+        lines.sort(key=lambda line: (line.row.label, line.file))
+        return sorted(lines, key=lambda line: line.row.value("speedup") or 0.0, reverse=True)
+
+    @property
+    def rankings(self) -> dict[str, list[Line]]:
+        """The lossless methods and the others, ranked apart, by title."""
+        lossless = [line for line in self.lines if line.row.lossless]
+        relaxed = [line for line in self.lines if not line.row.lossless]
+        titles = {"Lossless": ranked(lossless), "Relaxed": ranked(relaxed)}
+        return {title: lines for title, lines in titles.items() if lines}
+
+    @property
+    def quality(self) -> list[Column]:
+        """The first quality metric of the suite that was measured, if any was."""
+        rows = [row for entry in self.entries for row in entry.run.rows]
+        return [metric_column(key) for key in metric_keys(rows)[:1]]
+
+
+def ranked(lines: Sequence[Line]) -> list[Line]:
+    """Return lines, the fastest first, with ranks; those whose speedup's interval overlaps that of
+    the first of a rank share it.
+    """
+    found: list[Line] = []
+    rank = 1
+    lowest = inf
+    for place, line in enumerate(lines, 1):
+        speedup = line.row.figure("speedup")
+        value = speedup.value or 0.0
+        highest = value if speedup.hi is None else speedup.hi
+        if place == 1 or highest < lowest:
+            rank = place
+            lowest = value if speedup.lo is None else speedup.lo
+        found.append(line._replace(rank=rank))
+    return found
 
 
 def read_folder(folder: Path) -> tuple[list[Entry], dict[str, list[str]]]:
     """Return the submissions that fit, and by file the reasons why the others do not."""
     entries = []
     refused = {}
+    files: dict[str, str] = {}  # by the digest of their samples
     for path in sorted(folder.glob("*.json")):
         try:
             submission = read(path)
             summary, reasons = judged(submission)
         except UserError as error:
-            summary, reasons = None, [str(error)]
+            refused[path.name] = [str(error)]
+            continue
+        first = files.setdefault(config_hash(submission.samples), path.name)
+        if first != path.name:
+            reasons = [*reasons, f"its samples are those of {first}"]
         if summary is None or reasons:
             refused[path.name] = reasons
         else:
@@ -112,40 +165,73 @@ def boards(entries: Sequence[Entry]) -> list[Board]:
 
 def markdown_page(boards: Sequence[Board]) -> str:
     """LEADERBOARD.md: no line of text over 80 columns, no table wider."""
-    titles = ["method", "speedup ↑", "AR ms", "τ ↑", "loss ↓", "file"]
-    is_right = [title != "method" for title in titles]
-    tables = []
+    pages = []
     for board in boards:
-        lines = []
-        for number, row in board.lines:
-            brief = [column.value(row) for column in BRIEF]
-            label = one_line(row.label, LABEL)
-            lines.append([label, _ONE["speedup"].cell(row), *brief, str(number)])
-        tables.append((board, markdown(titles, lines, is_right)))
-    return _rendered("leaderboard.md", tables)
+        tables = {}
+        for title, lines in board.rankings.items():
+            tables[title] = _brief_table(lines, board.quality)
+        pages.append((board, tables))
+    return _rendered("leaderboard.md", pages)
+
+
+def _brief_table(lines: Sequence[Line], quality: Sequence[Column]) -> str:
+    """Return the most important columns as Markdown; the loss of lossless methods is left out."""
+    chosen = [AR, _ONE["accept_len"], *quality]
+    if not all(line.row.lossless for line in lines):
+        chosen.insert(2, _ONE["fidelity_loss"])
+    titles = [
+        "",
+        "method",
+        "speedup ↑",
+        *(SHORT.get(c.key, c.title) + c.arrow for c in chosen),
+        "file",
+    ]
+    cells = []
+    for rank, file, row in lines:
+        brief = [column.value(row) for column in chosen]
+        label = one_line(row.label, LABEL)
+        cells.append([str(rank), label, half_interval(row), *brief, str(file)])
+    return markdown(titles, cells, [title != "method" for title in titles])
+
+
+def half_interval(row: Row) -> str:
+    """Return the speedup ± the distance to the farther end of its interval."""
+    value, lo, hi, *_ = row.figure("speedup")
+    if value is None or lo is None or hi is None:
+        return _ONE["speedup"].value(row)
+    return f"{value:.2f}× ± {max(hi - value, value - lo):.2f}"
 
 
 def html_page(boards: Sequence[Board]) -> str:
-    """One file without network: a sortable table for each suite and device."""
-    return _rendered("leaderboard.html", [(board, _table(board)) for board in boards])
+    """One file without network: sortable tables for each suite and device."""
+    pages = []
+    for board in boards:
+        tables = {title: _table(board, lines) for title, lines in board.rankings.items()}
+        pages.append((board, tables))
+    return _rendered("leaderboard.html", pages)
 
 
-def _table(board: Board) -> Table:
+def _table(board: Board, lines: Sequence[Line]) -> Table:
     """Every column of a report; those that were not chosen for Markdown are folded."""
-    rows = itertools.chain.from_iterable(entry.run.rows for entry in board.entries)
-    first, *others = columns(list(rows))
-    speedup = _ONE["speedup"]
-    chosen = [first, speedup, AR, *(column for column in others if column.key != speedup.key)]
-    folded = frozenset(i for i, column in enumerate(chosen) if i > 1 and column not in BRIEF)
-    lines = []
-    for number, row in board.lines:
-        cells = [figure_cell(column, row) for column in chosen]
-        lines.append([*cells, Cell(str(number), number)])
+    first, *others = columns([line.row for line in lines])
+    shown = [_ONE["speedup"], AR, *board.quality, _ONE["accept_len"]]
+    if not all(line.row.lossless for line in lines):
+        shown.append(_ONE["fidelity_loss"])
+    others = [column for column in others if column.key != "speedup"]
+    chosen = [first, _ONE["speedup"], AR, *others]
+    folded = frozenset(i for i, column in enumerate(chosen, 1) if i > 1 and column not in shown)
+    cells = []
+    for rank, file, row in lines:
+        figures = [figure_cell(column, row) for column in chosen]
+        label, *figures = figures
+        cells.append([label, Cell(str(rank), rank), *figures, Cell(str(file), file)])
     heads = [*map(column_head, chosen), Head("file", "number of the submission below")]
-    return Table(heads, lines, folded)
+    heads.insert(1, Head("rank", "methods of overlapping intervals share a rank"))
+    on_wide_screens = [i for i, column in enumerate(chosen, 1) if column.key == "accept_len"]
+    return Table(heads, cells, folded, frozenset(on_wide_screens))
 
 
-def _rendered(name: str, boards: list[tuple[Board, Any]]) -> str:
+def _rendered(name: str, boards: Sequence[tuple[Board, Mapping[str, str | Table]]]) -> str:
     environment = templates()
     environment.loader = ChoiceLoader(
         [PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")]

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +18,15 @@ from pydantic import BaseModel, ConfigDict
 
 from lanternbench import __version__, prompts
 from lanternbench.errors import UserError, unknown
-from lanternbench.experiment.config import sweep
+from lanternbench.experiment.config import labelled, sweep
 from lanternbench.experiment.environment import commit
 from lanternbench.experiment.run_folder import iter_samples, read_run, reason
 from lanternbench.measure.figures import BASELINE, Figures
-from lanternbench.measure.run_record import IMPORTED, RunRecord
+from lanternbench.measure.run_record import IMPORTED, MethodRecord, RunRecord
 from lanternbench.measure.samples import Sample, sample_key
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import NOTHING, Row, Summary, read_summary, summarise
+from lanternbench.methods.method import Method, method
 from lanternbench.notes import Note
 from lanternbench.prompts import Prompt
 from lanternbench.prompts.sources import prompts_hash
@@ -37,6 +38,7 @@ VERSION = "v1"
 FOLDER = Path(__file__).parent
 PLACE = "choose another file with -o"
 CLOCK = ("load", "slow_steps", "cpu_share")  # signs of noisy timing
+CLOCKS_DIFFER = timedelta(days=1)
 TOLERANCE = 1e-6  # relative: sums in another order
 # what the method and the prompt say of a sample, its tokens and its image: no submission repeats it
 KNOWN = {
@@ -235,17 +237,17 @@ def _without_places(value: Any, key: str = "") -> Any:
 def samples_of(run: RunRecord, selected: Sequence[Prompt], samples: Measured) -> Iterator[Sample]:
     """Yield the samples, method by method.  Raises ValueError for one that no run can have."""
     by_id = {prompt.id: prompt for prompt in selected}
-    for method in run.methods:
-        for values in samples.get(method.label, []):
+    for one in run.methods:
+        for values in samples.get(one.label, []):
             prompt = by_id.get(str(values.get("prompt_id")))
             if prompt is None or values.keys() - MEASURED:
-                text = f"a sample of {method.label} has no prompt, or what no sample has"
+                text = f"a sample of {one.label} has no prompt, or what no sample has"
                 raise ValueError(text)
             known = {
-                "key": sample_key(prompt.id, str(method.key), values.get("seed", 0)),
-                "label": method.label,
-                "method": method.method,
-                "options": method.options,
+                "key": sample_key(prompt.id, str(one.key), values.get("seed", 0)),
+                "label": one.label,
+                "method": one.method,
+                "options": one.options,
                 "prompt": prompt.text,
                 "category": prompt.category,
                 "challenge": prompt.challenge,
@@ -291,6 +293,7 @@ def _judged(stated: Submission, frozen: Protocol) -> tuple[Summary | None, list[
     if stated.run.config.suite != stated.suite:
         reasons.append("its run followed another suite")
     reasons += frozen.deviations(stated.run) + _incomplete(stated, frozen, samples)
+    reasons += _misdated(stated) + _unregistered(stated.run)
     if not samples:
         reasons = reasons or ["it has no samples"]
     if reasons:
@@ -318,6 +321,40 @@ def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample])
     if not reasons and (found != expected or stated.samples.keys() - set(labels)):
         reasons.append("it has samples that no run of the suite has")
     return reasons + _impossible(stated.run, samples)
+
+
+def _misdated(stated: Submission) -> list[str]:
+    """Return what is wrong with its dates: they are in order, and none is yet to come."""
+    run = stated.run
+    texts = [run.created, *(entry.at for entry in run.resumed), str(stated.submitted.get("at"))]
+    try:
+        dates = [datetime.fromisoformat(text).astimezone(UTC) for text in texts]
+    except ValueError:
+        return [f"it has a date that is none ({', '.join(texts)})"]
+    if dates != sorted(dates) or dates[-1] > datetime.now(UTC) + CLOCKS_DIFFER:
+        return [f"its dates are not in order, or yet to come ({', '.join(texts)})"]
+    return []
+
+
+def _unregistered(run: RunRecord) -> list[str]:
+    """Return what its methods claim and the registry does not say of them."""
+    reasons = []
+    pairs: list[tuple[MethodRecord, Method]] = []
+    for one in run.methods:
+        try:
+            pairs.append((one, method(one.method, **one.options)))
+        except UserError:
+            if one.lossless:
+                reasons.append(f"{one.label} claims to be lossless, and is not registered")
+    methods = [known for _, known in pairs]
+    labels = {known.label for known in [*methods, *labelled(methods)]}
+    for one, known in pairs:
+        if one.lossless != known.lossless:
+            claim = "lossless" if one.lossless else "not lossless"
+            reasons.append(f"{one.label} claims to be {claim}, unlike the method of its options")
+        if one.label not in labels:
+            reasons.append(f"{one.label} is no label of the method of its options")
+    return reasons
 
 
 def _impossible(run: RunRecord, samples: Sequence[Sample]) -> list[str]:

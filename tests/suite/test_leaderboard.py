@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from jsonschema import Draft202012Validator
 from suite_runs import ENVIRONMENT, PROMPTS, schema, short_protocol, suite_run
 
 from lanternbench.errors import UserError
-from lanternbench.measure.summary import read_summary
+from lanternbench.measure.statistics import Estimate
+from lanternbench.measure.summary import Row, read_summary
 from lanternbench.suite import leaderboard
 from lanternbench.suite.protocol import judged, ms_per_token, read, submission, write
 
@@ -166,6 +168,26 @@ def edits():
     def no_baseline(s):
         s["run"]["methods"] = s["run"]["methods"][1:]
 
+    def tomorrow(s):
+        s["submitted"]["at"] = "2999-01-01T00:00:00+00:00"
+
+    def submitted_before_it_was_made(s):
+        s["run"]["created"], s["submitted"]["at"] = s["submitted"]["at"], s["run"]["created"]
+
+    def no_date(s):
+        s["run"]["created"] = "yesterday"
+
+    def claimed_lossless(s):
+        s["run"]["methods"][1] |= {"method": "cool-sd", "options": {}, "label": "cool-sd λ=2"}
+        s["samples"]["cool-sd λ=2"] = s["samples"].pop("eagle-1")
+
+    def other_label(s):
+        s["run"]["methods"][1]["label"] = "eagle-3"
+        s["samples"]["eagle-3"] = s["samples"].pop("eagle-1")
+
+    def unregistered(s):
+        s["run"]["methods"][1]["method"] = "mine"
+
     def other_kinds(s):
         s["run"]["target"]["weights"] = [1]
 
@@ -188,6 +210,12 @@ def edits():
         suite: "is none of this version",
         method_unknown: "it has samples that no run of the suite has",
         no_baseline: "it has no baseline ar",
+        tomorrow: "its dates are not in order, or yet to come",
+        submitted_before_it_was_made: "its dates are not in order, or yet to come",
+        no_date: "it has a date that is none (yesterday",
+        claimed_lossless: "cool-sd λ=2 claims to be lossless, unlike the method of its options",
+        other_label: "eagle-3 is no label of the method of its options",
+        unregistered: "eagle-1 claims to be lossless, and is not registered",
         other_kinds: "is no submission (run.target.weights must be a mapping)",
         no_config: "its run followed another suite",
     }.items()
@@ -252,10 +280,11 @@ def test_a_board_has_the_fastest_first_and_ar_s_time_beside_every_speedup(
     assert (len(entries), refused) == (1, {})
     boards = leaderboard.boards(entries)
     text = leaderboard.markdown_page(boards)
-    row = next(line for line in text.splitlines() if line.startswith("| eagle-1 |"))
+    row = next(line for line in text.splitlines() if line.startswith("| 1 | eagle-1 |"))
     ar = ms_per_token(entries[0].run.rows).value
     assert f"| {ar:.2f} |" in row
-    assert r"1.67× \[1.67, 1.67\]" in row
+    assert "| 1.67× ± 0.00 |" in row
+    assert row.endswith("| 0.3250 | 1 |")  # its CLIP-tiny
     assert max(map(len, text.splitlines())) <= 80
     assert "Quiet CPU" in text
     monkeypatch.setattr("sys.argv", ["lanternbench", "leaderboard", str(folder)])
@@ -274,6 +303,46 @@ def test_a_board_has_the_fastest_first_and_ar_s_time_beside_every_speedup(
     said = mistake(monkeypatch, capfd, "leaderboard", str(folder))
     assert "1 of 2 submissions are refused (two.json:" in said
     assert (folder / "LEADERBOARD.md").read_text() == text  # of those that fit
+
+
+def test_the_same_samples_under_another_name_are_refused(path, tmp_path):
+    values = json.loads(path.read_text())
+    values["submitted"]["commit"] = "b" * 40
+    (tmp_path / "copy.json").write_text(json.dumps(values))
+    entries, refused = leaderboard.read_folder(tmp_path)
+    assert [entry.run.folder.name for entry in entries] == ["board.json"]
+    assert refused == {"copy.json": ["its samples are those of board.json"]}
+
+
+def line(label: str, value: float, half: float, lossless: bool = True) -> leaderboard.Line:
+    estimate = Estimate(value, value - half, value + half)
+    row = Row(label=label, method=label, n=9, figures={"speedup": estimate}, lossless=lossless)
+    return leaderboard.Line(0, 1, row)
+
+
+def test_methods_of_overlapping_intervals_share_a_rank():
+    lines = [line("a", 2.0, 0.2), line("b", 1.9, 0.1), line("c", 1.7, 0.1), line("d", 1.6, 0.3)]
+    assert [one.rank for one in leaderboard.ranked(lines)] == [1, 1, 1, 1]
+    lines = [line("a", 2.0, 0.1), line("b", 1.9, 0.1), line("c", 1.7, 0.1), line("d", 1.6, 0.1)]
+    assert [one.rank for one in leaderboard.ranked(lines)] == [1, 1, 3, 3]
+    assert leaderboard.ranked([]) == []
+
+
+def test_lossless_and_relaxed_methods_are_ranked_apart(path, tmp_path):
+    entries, _ = leaderboard.read_folder(tmp_path)
+    (entry,) = entries
+    relaxed = entry.run.rows[1].model_copy(update={"label": "mine", "lossless": None})
+    run = replace(entry.run, rows=[*entry.run.rows, relaxed])
+    (board,) = leaderboard.boards([entry._replace(run=run)])
+    ranks = {
+        title: [(x.rank, x.row.label) for x in lines] for title, lines in board.rankings.items()
+    }
+    assert ranks == {"Lossless": [(1, "eagle-1")], "Relaxed": [(1, "mine")]}
+    text = leaderboard.markdown_page([board])
+    assert text.index("### Lossless") < text.index("eagle-1") < text.index("### Relaxed")
+    assert "| loss ↓ |" not in text[: text.index("### Relaxed")]
+    assert "| loss ↓ |" in text[text.index("### Relaxed") :]
+    assert leaderboard.html_page([board]).count("<table") == 2
 
 
 def test_text_in_a_submission_is_shown_as_text(path, tmp_path):
