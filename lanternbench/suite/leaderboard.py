@@ -37,6 +37,7 @@ AR = Column(
     True,
     help="milliseconds of an autoregressive token in the same run",
 )
+STAYING = ("speedup", "fidelity_loss")
 SHORT = {AR.key: "AR ms", "fidelity_loss": "loss"}  # titles in Markdown
 
 
@@ -219,7 +220,10 @@ def _table(board: Board, lines: Sequence[Line]) -> Table:
         shown.append(_ONE["fidelity_loss"])
     others = [column for column in others if column.key != "speedup"]
     chosen = [first, _ONE["speedup"], AR, *others]
-    folded = frozenset(i for i, column in enumerate(chosen, 1) if i > 1 and column not in shown)
+    places = list(enumerate(chosen[1:], 2))  # the rank is between the method and its figures
+    folded = [place for place, column in places if column not in shown]
+    # on a narrow screen speedup and loss stay
+    dispensable = [place for place, column in places if column.key not in STAYING]
     cells = []
     for rank, file, row in lines:
         figures = [figure_cell(column, row) for column in chosen]
@@ -227,8 +231,8 @@ def _table(board: Board, lines: Sequence[Line]) -> Table:
         cells.append([label, Cell(str(rank), rank), *figures, Cell(str(file), file)])
     heads = [*map(column_head, chosen), Head("file", "number of the submission below")]
     heads.insert(1, Head("rank", "methods of overlapping intervals share a rank"))
-    on_wide_screens = [i for i, column in enumerate(chosen, 1) if column.key == "accept_len"]
-    return Table(heads, cells, folded, frozenset(on_wide_screens))
+    dispensable.append(len(chosen) + 1)  # the file
+    return Table(heads, cells, frozenset(folded), frozenset(dispensable))
 
 
 def _rendered(name: str, boards: Sequence[tuple[Board, Mapping[str, str | Table]]]) -> str:
