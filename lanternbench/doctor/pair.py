@@ -7,7 +7,6 @@ weights' dtype is no difference.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from lanternbench.doctor.check import Check
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.engine.opening import pieces
 from lanternbench.engine.sampling import at
+from lanternbench.lossless.shared_noise import rounding_error
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, named
 from lanternbench.models.entries import Entry, expectation, shortfall
@@ -25,7 +25,6 @@ from lanternbench.settings import Sampling
 
 STEPS = 40  # what a minute allows on a laptop, for a model of some hundred million weights
 TEMPERATURES = (0.0, 1.0)
-SUMMATION_ERROR = 1e-4  # of float32 sums in another order, as a share of the largest logit
 
 
 def drafting_method(kind: str) -> Method:
@@ -126,16 +125,6 @@ def first_rows(drafted: list[Generation], count: int, row_width: int) -> Tensor:
     if row_width:
         count = -(-count // row_width) * row_width
     return torch.stack([g.tokens[:count] for g in drafted])
-
-
-def rounding_error(target: Target) -> float:
-    """Return by how much two correct logits may differ, as a share of the largest logit.
-
-    A layer adds twice to its input and rounds both sums to the dtype.  Errors of 2 · layers
-    roundings add up like a random walk.
-    """
-    roundings = sqrt(2 * len(target.model.layers))
-    return max(roundings * torch.finfo(target.dtype).eps, SUMMATION_ERROR)
 
 
 def gaps_to_best(logits_of_piece: Iterable[Tensor], tokens: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from torch import Tensor
 from lanternbench.engine import row_ends
 from lanternbench.engine.cache import DecoderCache, Lengths
 from lanternbench.engine.carry import PerPrompt, select
+from lanternbench.engine.noise import NoiseAt, gumbel_noise
 from lanternbench.engine.opening import begin as begin
 from lanternbench.engine.opening import row_seed as row_seed
 from lanternbench.engine.proposal import AnyProposer, DraftSize, Size
@@ -461,6 +462,7 @@ class SpeculativeDecoder:
     guidance: float
     strategy: AnyStrategy
     recordings: Recordings = field(default_factory=Recordings)
+    noise: NoiseAt = gumbel_noise  # that draws share
 
     @property
     def proposer(self) -> AnyProposer:

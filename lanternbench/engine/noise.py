@@ -6,10 +6,15 @@ image depends on the noise and the target alone, whatever method draws it (draft
 speculative decoding, arXiv 2408.07978): a lossless one gives ``ar``'s very tokens.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 BITS = 52  # of a uniform
+NoiseAt = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # g of keys [B], positions [B, …], p [B, …, V]
 
 
 def uniform_noise(

@@ -61,6 +61,7 @@ def start(
         max_nodes=nodes,
         clock=Clock(target.device),
         aux_layers=strategy.aux_layers,
+        noise=decoder.noise,
     )
     if trace:
         length = target.length + nodes + 1

@@ -6,7 +6,6 @@ forward pass, D depth of a tree, A new tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,15 +14,13 @@ from torch import Tensor
 
 from lanternbench.engine.cache import Address, DecoderCache, Lengths, Span
 from lanternbench.engine.carry import select
-from lanternbench.engine.noise import gumbel_noise, perturbed
+from lanternbench.engine.noise import NoiseAt, gumbel_noise, perturbed
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.trace import Trace
 from lanternbench.engine.tree import Draft, VerifyResult
 from lanternbench.engine.verify import Uniforms
 from lanternbench.models.target import Prefix, Target
-
-NoiseAt = Callable[[Tensor, Tensor, Tensor], Tensor]  # of keys [B], positions [B, …], p [B, …, V]
 
 
 class Feed(NamedTuple):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
+from lanternbench.lossless import shared_noise
 from lanternbench.lossless.definitions import definition
 from lanternbench.lossless.exact import (
     Enumerated,
@@ -53,6 +54,7 @@ EXACT = 1e-6  # largest deviation of a sequence's probability
 IMAGES = 8  # of a statistical test
 OVERLAP = {"eagle": 0.59, "eagle-3": 0.62}  # of the bundled drafters, mean of 24 images
 SHORT = 0.15  # five standard errors of eight images
+SAME_NOISE = 1e-9  # largest probability of noise with which a lossless image is not ar's
 FORWARD = 1e-3  # largest deviation of a cached forward pass's probability from a plain one's
 GUIDED = Sampling(guidance=1.5, temperature=1.3, top_k=3, top_p=0.95)
 MILD = Sampling(guidance=1.5, temperature=0.9)
@@ -164,6 +166,7 @@ def _outcomes(
         yield _on_large_tables(method, seed)
     if method.lossless:
         yield _greedy_on_tables(method, seed)
+        yield _shared_noise_on_tables(method, seed)
     yield from _row_ends(method, seed)
     if target is not None:
         yield from _on_target(target, method, seed, images)
@@ -210,6 +213,17 @@ def _greedy_on_tables(method: Method, seed: int) -> Row:
         differ += int(not torch.equal(tokens, argmax))
     detail = "images that are not the argmax, of 16"
     return outcome("tables: greedy identity", differ, 0.0, detail)
+
+
+def _shared_noise_on_tables(method: Method, seed: int) -> Row:
+    worst = 0.0
+    decodes = 0
+    for i, tables in enumerate(WORLDS):
+        found = shared_noise.missed(tables(seed + i), method, seed)
+        worst = max(worst, found.probability)
+        decodes += found.tables
+    detail = f"P(noise whose image is not ar's), {decodes:,} tables of noise"
+    return outcome("tables: shared noise", worst, SAME_NOISE, detail)
 
 
 class OnTables(NamedTuple):
@@ -458,6 +472,15 @@ def changed(method: Method, options: dict[str, object]) -> Method:
     return make(method.preset, **kept | chosen)
 
 
+def _shared_noise_on_target(target: Target, method: Method, seed: int, images: int) -> Row:
+    differing = shared_noise.tokens_of_ar(target, method, images, seed)
+    detail = f"images that are not ar's token for token, of {images}"
+    if differing.ties:
+        dtype = str(target.dtype).removeprefix("torch.")
+        detail += f"; {differing.ties} more part at a near-tie of {dtype}"
+    return outcome(f"{target.name}: shared noise", differing.images, 0.0, detail)
+
+
 def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterator[Row]:
     """Greedy identity and statistics on a model; of a lossy method with half the images."""
     try:
@@ -470,6 +493,7 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
         differ = greedy_difference(target, method, half, seed)
         detail = f"images that greedy ar would not make, of {half}"
         yield outcome(f"{target.name}: greedy identity", differ, 0.0, detail)
+        yield _shared_noise_on_target(target, method, seed, images)
     else:
         images = half
     tests = sampled_tests(target, method, images, seed)

@@ -217,6 +217,22 @@ class TableDecoder:
         merged.weight = weight
         return merged
 
+    def images_of(self, noise: Tensor) -> Tensor:
+        """The images [R, L] that the engine draws with shared noise g [R, L, V]."""
+        rows = list(range(len(noise)))
+        last = noise.shape[1] - 1
+
+        def in_tables(key: Tensor, position: Tensor, p: Tensor) -> Tensor:
+            row = key.view(-1, *[1] * (position.ndim - 1))
+            return noise[row, position.clamp(max=last)]
+
+        self.decoder.noise = in_tables
+        state, carried = opening.begin(self.decoder, [""] * len(rows), rows, noise=rows)
+        carried = double(carried)
+        while state.active:
+            carried, _ = engine.step(self.decoder, state, carried)
+        return state.finish()
+
     def sample(self, count: int, generator: torch.Generator) -> Sample:
         """``count`` whole decodes."""
         shape = (count, self.tables.length + 1, self.uniforms)

@@ -69,7 +69,7 @@ def test_gumbel_coupling_with_its_own_noise_keeps_the_targets_distribution():
     rows = list(verify_method(method("scd", coupling="gumbel"), None, 0, 8))
     assert [row.check for row in rows] == [
         "tables: images", "large tables, published sizes: token ranks", "tables: greedy identity",
-        "row ends: cached forward",
+        "tables: shared noise", "row ends: cached forward",
     ]  # fmt: skip
     assert all(row.passed for row in rows)
 

@@ -1,0 +1,140 @@
+"""Shared noise is verified exactly on tables, and token by token on a target."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import slow_but
+
+from lanternbench.engine.noise import gumbel_noise, perturbed
+from lanternbench.engine.state import DecodeState
+from lanternbench.engine.verify import OrderedTest
+from lanternbench.lossless import SAME_NOISE, WORLDS, shared_noise, verify_method
+from lanternbench.lossless.shared_noise import missed, noise_tables, tokens_of_ar
+from lanternbench.lossless.tables import Tables, random_rows
+from lanternbench.methods.method import method
+from lanternbench.registry import components
+from lanternbench.settings import Sampling
+
+FORMS = {
+    "chain": ("eagle-1", {"tree": "chain", "depth": 2}),
+    "static": ("eagle-1", {"tree": "static"}),
+    "dynamic": ("eagle-2", {}),
+    "adaptive": ("adt-tree", {}),
+    "window": ("sjd", {}),
+    "siblings": ("sjd-pac", {}),
+    "chosen": ("medusa", {}),
+}
+CUT = Sampling(guidance=1.5, temperature=1.3, top_k=3, top_p=0.9, min_p=0.05)
+
+
+@pytest.mark.parametrize("world", range(len(WORLDS)))
+@pytest.mark.parametrize("form", slow_but(["chain", "dynamic", "window"], FORMS))
+def test_every_image_comes_of_the_noise_of_which_ar_draws_it(form, world):
+    name, options = FORMS[form]
+    assert missed(WORLDS[world](world), method(name, **options), 1).probability < SAME_NOISE
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_so_does_it_guided_with_temperature_top_k_top_p_and_min_p_at_once(form):
+    name, options = FORMS[form]
+    tables = Tables(4, 4, 3, "dense", CUT)
+    assert missed(tables, method(name, **options), 2).probability < SAME_NOISE
+
+
+def test_the_noise_of_all_images_is_independent_and_gumbel_distributed():
+    """Weighted means over 2,592 tables; a wrong race moves them by tenths."""
+    tables = Tables(3, 4, 5, "dense")
+    family = noise_tables(tables, 0)
+    assert float(family.weight.sum()) == pytest.approx(1)
+    q = tables.world().q
+    for image, noise in zip(family.images.tolist(), family.noise.tolist(), strict=True):
+        for n, x in enumerate(image):
+            scores = []
+            for share, g in zip(q(tuple(image[:n])), noise[n], strict=True):
+                scores.append(math.log(share) + g)
+            assert scores.index(max(scores)) == x
+    exponentials = (-family.noise).exp().flatten(1)
+    mean = family.weight @ exponentials
+    assert (mean - 1).abs().max() < 0.15
+    centred = exponentials - mean
+    covariance = centred.mT @ (family.weight[:, None] * centred)
+    assert (covariance - torch.eye(12)).abs().max() < 0.35
+
+
+def test_noise_that_two_positions_share_is_noticed(monkeypatch):
+    drawn = DecodeState.drawn
+    monkeypatch.setattr(DecodeState, "drawn", lambda self, p, n: drawn(self, p, n.clamp(max=2)))
+    assert missed(WORLDS[0](0), method("sjd"), 1).probability > 0.1
+
+
+def test_noise_that_depends_on_the_step_is_noticed(monkeypatch):
+    drawn = DecodeState.drawn
+    monkeypatch.setattr(DecodeState, "drawn", lambda self, p, n: drawn(self, p, n + self.steps))
+    assert missed(WORLDS[0](0), method("eagle-1"), 1).probability > 0.1
+
+
+def test_an_accepted_child_that_the_target_did_not_draw_is_noticed(monkeypatch):
+    def generous(self, q, best, parent, draft):
+        rows = q.gather(1, parent[..., None].expand(-1, -1, q.shape[-1]))
+        return rows.gather(2, draft.tokens[..., None])[..., 0] > 0.3
+
+    monkeypatch.setattr(OrderedTest, "accept_greedily", generous)
+    assert missed(WORLDS[0](0), method("eagle-1"), 1).probability > 0.01
+
+
+def test_a_single_draft_is_accepted_at_least_as_often_as_the_coupling_promises():
+    """P(both argmax agree) = Σ_x 1 / Σ_y max(p(y)/p(x), q(y)/q(x)) ≥ (1 − TV)/(1 + TV).
+
+    20,000 draws: within five standard errors.
+    """
+    generator = torch.Generator().manual_seed(0)
+    count = 20_000
+    for i in range(5):
+        q, p = random_rows(2, 6, "dense", generator)
+        larger = torch.maximum(p / p[:, None], q / q[:, None])
+        promised = float((1 / larger.sum(1)).sum())
+        tv = 0.5 * float((p - q).abs().sum())
+        assert promised >= (1 - tv) / (1 + tv) - 1e-12
+        g = gumbel_noise(torch.arange(count), torch.full((count, 1), i), p.expand(count, 1, 6))
+        agree = perturbed(p, g).argmax(-1) == perturbed(q, g).argmax(-1)
+        error = 5 * math.sqrt(promised * (1 - promised) / count)
+        assert float(agree.double().mean()) == pytest.approx(promised, abs=error)
+
+
+def test_verify_says_whether_a_targets_images_are_those_of_ar(shallow_8x8, monkeypatch):
+    def row():
+        rows = verify_method(method("sjd"), shallow_8x8, 0, 2)
+        return next(one for one in rows if one.check == "tiny: shared noise")
+
+    for name in ("_on_tables", "_row_ends"):
+        monkeypatch.setattr(f"lanternbench.lossless.{name}", lambda *_: [])
+    assert row().passed
+    monkeypatch.setattr(shared_noise, "rounding_error", lambda _: 1e9)
+    drawn = DecodeState.drawn
+    monkeypatch.setattr(
+        DecodeState, "drawn", lambda self, p, n: drawn(self, p, n + (self.steps > 3))
+    )
+    assert "2 more part at a near-tie of float32" in row().detail
+    monkeypatch.undo()
+    for name in ("_on_tables", "_row_ends"):
+        monkeypatch.setattr(f"lanternbench.lossless.{name}", lambda *_: [])
+    monkeypatch.setattr(
+        DecodeState, "drawn", lambda self, p, n: drawn(self, p, n + (self.steps > 3))
+    )
+    assert not row().passed
+
+
+SUPPORTED = [
+    name
+    for name, preset in components("preset").items()
+    if preset.lossless and name not in ("ar", "dflash")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_64_images_of_the_bundled_model_are_those_of_ar(target, name):
+    assert tokens_of_ar(target, method(name), 64, 0).images == 0
