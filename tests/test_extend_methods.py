@@ -149,6 +149,7 @@ def test_verify_judges_ours_by_enumeration(installed, tmp_path):
     assert {row["check"] for row in rows if row["method"] == "lookup"} == {
         "tables: exact distribution", "tables: fidelity loss of a lossless method", "tables: its other forms",
         "large tables, published sizes: token ranks", "tables: greedy identity",
+        "tables: shared noise",
         "row ends: cached forward",
     }  # fmt: skip
 

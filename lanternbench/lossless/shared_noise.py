@@ -111,8 +111,8 @@ def tokens_of_ar(target: Target, method: Method, count: int, seed: int) -> Diffe
 
 
 def gap_of_scores(of_ar: Generation, tokens: Tensor, i: int, position: int, key: int) -> float:
-    """Return by how much log q + g of ``ar``'s token is above that of another token, as a share of
-    the largest |log q|.
+    """Return how far apart log q + g of ``ar``'s token and of another are, as a share of the
+    largest |log q|.
     """
     if of_ar.trace is None:
         raise TypeError("the distributions were not kept")
@@ -120,7 +120,7 @@ def gap_of_scores(of_ar: Generation, tokens: Tensor, i: int, position: int, key:
     place = torch.tensor([[position]], device=q.device)
     g = gumbel_noise(torch.tensor([key], device=q.device), place, q[None, None])
     scores = perturbed(q, g[0, 0]).log()
-    gap = scores[of_ar.tokens[position]] - scores[tokens[position]]
+    gap = (scores[of_ar.tokens[position]] - scores[tokens[position]]).abs()
     log_q = q[q > 0].log().abs()
     return float(gap / log_q.amax().clamp(min=1.0))
 

@@ -73,7 +73,8 @@ def test_noise_that_two_positions_share_is_noticed(monkeypatch):
 def test_noise_that_depends_on_the_step_is_noticed(monkeypatch):
     drawn = DecodeState.drawn
     monkeypatch.setattr(DecodeState, "drawn", lambda self, p, n: drawn(self, p, n + self.steps))
-    assert missed(WORLDS[0](0), method("eagle-1"), 1).probability > 0.1
+    chain = method("eagle-1", tree="chain", depth=1)
+    assert missed(Tables(3, 5, 0, "dense"), chain, 1).probability > 0.1
 
 
 def test_an_accepted_child_that_the_target_did_not_draw_is_noticed(monkeypatch):
@@ -104,27 +105,30 @@ def test_a_single_draft_is_accepted_at_least_as_often_as_the_coupling_promises()
         assert float(agree.double().mean()) == pytest.approx(promised, abs=error)
 
 
-def test_verify_says_whether_a_targets_images_are_those_of_ar(shallow_8x8, monkeypatch):
-    def row():
-        rows = verify_method(method("sjd"), shallow_8x8, 0, 2)
-        return next(one for one in rows if one.check == "tiny: shared noise")
-
-    for name in ("_on_tables", "_row_ends"):
-        monkeypatch.setattr(f"lanternbench.lossless.{name}", lambda *_: [])
-    assert row().passed
-    monkeypatch.setattr(shared_noise, "rounding_error", lambda _: 1e9)
+def test_a_targets_images_are_compared_with_those_of_ar_and_near_ties_counted(
+    shallow_8x8, monkeypatch
+):
+    assert tokens_of_ar(shallow_8x8, method("sjd"), 2, 0) == (0, 0)
     drawn = DecodeState.drawn
-    monkeypatch.setattr(
-        DecodeState, "drawn", lambda self, p, n: drawn(self, p, n + (self.steps > 3))
-    )
-    assert "2 more part at a near-tie of float32" in row().detail
-    monkeypatch.undo()
-    for name in ("_on_tables", "_row_ends"):
-        monkeypatch.setattr(f"lanternbench.lossless.{name}", lambda *_: [])
-    monkeypatch.setattr(
-        DecodeState, "drawn", lambda self, p, n: drawn(self, p, n + (self.steps > 3))
-    )
-    assert not row().passed
+
+    def late(self, p, position):
+        wrong = self.max_nodes > 1 and self.steps in (3, 6)
+        return drawn(self, p, position + wrong)
+
+    monkeypatch.setattr(DecodeState, "drawn", late)
+    assert tokens_of_ar(shallow_8x8, method("sjd"), 2, 0) == (2, 0)
+    monkeypatch.setattr(shared_noise, "rounding_error", lambda _: 1e9)
+    assert tokens_of_ar(shallow_8x8, method("sjd"), 2, 0) == (0, 2)
+
+
+@pytest.mark.slow
+def test_verify_speaks_of_images_and_near_ties(shallow_8x8):
+    rows = list(verify_method(method("sjd"), shallow_8x8, 0, 4))
+    details = {row.check: row.detail for row in rows if "shared noise" in row.check}
+    assert details == {
+        "tables: shared noise": "P(noise whose image is not ar's), 5,536 tables of noise",
+        "tiny: shared noise": "images that are not ar's token for token, of 4",
+    }
 
 
 SUPPORTED = [
