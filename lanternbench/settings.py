@@ -47,6 +47,17 @@ UNLESS_DEFAULT = Recorded("unless default")
 AS_GIVEN = Recorded("as given")  # None if it was not set
 
 
+def _margin(name: str, size: object) -> float:
+    """Return a margin as a positive number.  Raises ValueError."""
+    try:
+        margin = float(str(size))
+    except ValueError:
+        margin = 0.0
+    if not 0 < margin < 1e6:
+        raise ValueError(f"needs a positive margin for {name}, such as {name}=0.01")
+    return margin
+
+
 class Settings(BaseModel):
     """Base class of settings: a value that cannot be changed and knows which fields were set."""
 
@@ -260,6 +271,22 @@ class RunSpec(Settings):
     baseline: bool = Field(
         default=True, description="Also measure ar, interleaved with the methods."
     )
+    not_worse: Annotated[dict[str, float], UNLESS_DEFAULT] = Field(
+        default={},
+        description="Margins by metric, such as clip=0.01,image-reward=0.05: report which methods"
+        " are not worse than ar by more.",
+    )
+
+    @field_validator("not_worse", mode="before")
+    @classmethod
+    def _margins(cls, value: object) -> object:
+        """Read ``clip=0.01,image-reward=0.05`` as margins by metric."""
+        margins = dict(value) if isinstance(value, Mapping) else value
+        if isinstance(value, str):
+            margins = dict(part.partition("=")[::2] for part in value.split(","))
+        if not isinstance(margins, dict):
+            raise ValueError("must be margins such as clip=0.01,image-reward=0.05")
+        return {str(name).strip(): _margin(str(name), size) for name, size in margins.items()}
 
     @field_validator("name")
     @classmethod

@@ -256,6 +256,8 @@ def setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
     default = field.default
     if isinstance(default, list):
         default = ",".join(default)
+    if default == {}:
+        default = None
     if default is not False and (not defaults or "default" in text.lower()):
         default = None
     return parameter(name, flags, [field], text, default)

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from lanternbench.cli import options
-from lanternbench.cli.options import Takes
+from lanternbench.cli.options import From, Takes
 from lanternbench.cli.output import (
     LONGEST,
     display,
@@ -24,12 +24,13 @@ from lanternbench.cli.output import (
     record,
 )
 from lanternbench.errors import UserError
-from lanternbench.settings import Caption
+from lanternbench.settings import Caption, RunSpec
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.measure.change import Change, Unjudged, Verdict
     from lanternbench.measure.figures import Figures
+    from lanternbench.measure.margins import MarginTest
     from lanternbench.measure.run_record import RunRecord
     from lanternbench.measure.summary import Row, Summary
     from lanternbench.metrics import Evaluators, Setup
@@ -87,6 +88,7 @@ class Look:
 
 def report(
     look: Annotated[Look, Takes()],
+    not_worse: Annotated[dict[str, float] | None, From(RunSpec)],
     runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help=RUNS)] = None,
     results: options.Results = Path("results"),
     out: Annotated[Path | None, Option(help="Folder to write (default: RUN/report).")] = None,
@@ -114,7 +116,7 @@ def report(
     view = look.view()
     kinds = options.listed(formats) if formats is not None else None
     prompts = look.grid_prompts if look.grid else 0
-    files = write(folders, out, published, kinds, look.budget, view, prompts)
+    files = write(folders, out, published, kinds, look.budget, view, prompts, not_worse or {})
     loaded = view.of(load_runs(folders))
     rows = view.named(joined_rows(loaded))
     if as_json:
@@ -174,6 +176,7 @@ class ComparedRun(NamedTuple):
 def compare(
     old: Annotated[str, Argument(help="Run id or folder.")],
     new: Annotated[str, Argument(help="Run id or folder.")],
+    not_worse: Annotated[dict[str, float] | None, From(RunSpec)],
     fail_if: Annotated[list[str] | None, Option(help=GATE)] = None,
     mapped: Annotated[list[str] | None, Option("--map", metavar="OLD=NEW", help=MAP)] = None,
     results: options.Results = Path("results"),
@@ -182,7 +185,8 @@ def compare(
     """Compare the methods that two runs share, prompt by prompt.
 
     The exit code is 1 if a change fails a condition of --fail-if: the estimate is beyond the
-    bound, and its 95 % interval excludes no change at all.
+    bound, and its 95 % interval excludes no change at all.  It is also 1 if a method is not shown
+    to be no worse than in the old run, by the margins of --not-worse.
 
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
@@ -210,14 +214,47 @@ def compare(
         text = f"{old} and {new} share no method with two prompts or more"
         raise UserError(f"{text}: compare runs of the same sweep, or name methods with --map")
     judged = judgements(found, verdict)
+    tests = judged_margins(runs, not_worse) if not_worse else []
     if as_json:
-        print_comparison_as_json(judged, unjudged, verdict, notes)
+        print_comparison_as_json(judged, unjudged, verdict, notes, tests)
     else:
         print_comparison(judged)
+        print_margins(tests)
         if sentence := conclusion(verdict, unjudged, any(run.noisy for run in runs)):
             print(sentence)
-    if verdict is not None and not verdict.passed:
+    failed = verdict is not None and not verdict.passed
+    if failed or any(test.conclusion != "not worse" for test in tests):
         raise typer.Exit(1)
+
+
+def judged_margins(runs: Sequence[ComparedRun], margins: dict[str, float]) -> list[MarginTest]:
+    """Return the test of each method of both runs in each metric.  Raises UserError."""
+    from lanternbench.measure.change import mean_differences
+    from lanternbench.measure.margins import judge_margins
+    from lanternbench.report.margins import resolved
+
+    old, new = runs
+    sizes = resolved(margins, new.record.target.evaluators)
+    differences = []
+    for scored in sizes:
+        found = mean_differences(old.figures, new.figures, scored.key, scored.better)
+        if not found:
+            text = f"--not-worse {scored.key}: the runs share no method with such scores of images"
+            raise UserError(f"{text} over two prompts or more: score both, with --metrics")
+        differences += found
+    return judge_margins(differences, {scored.key: size for scored, size in sizes.items()})
+
+
+def print_margins(tests: Sequence[MarginTest]) -> None:
+    """Print a line per method and metric that was judged by a margin."""
+    rows = []
+    for test in tests:
+        bounds = f"[{test.low:+.3g}, {test.high:+.3g}]"
+        cells = (test.figure, test.method, f"{test.margin:g}", str(test.prompts))
+        rows.append((*cells, f"{test.difference:+.3g}", bounds, test.conclusion))
+    titles = ("metric", "method", "margin", "prompts", "difference", "95 % bounds", "conclusion")
+    if rows:
+        print_cells(titles, rows, ("metric", "method", "conclusion"))
 
 
 def read_compared(results: Path, name: str) -> ComparedRun:
@@ -314,6 +351,7 @@ def print_comparison_as_json(
     unjudged: Sequence[Unjudged],
     verdict: Verdict | None,
     notes: Sequence[str],
+    tests: Sequence[MarginTest],
 ) -> None:
     gate = None
     if verdict is not None:
@@ -323,7 +361,8 @@ def print_comparison_as_json(
             "said": verdict.sentence(),
         }
     rows = [one.change._asdict() | {"failed": one.failed} for one in judged]
-    print_json({"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes})
+    document = {"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes}
+    print_json(document | {"not_worse": tests})
 
 
 def print_comparison(judged: Sequence[Judgement]) -> None:

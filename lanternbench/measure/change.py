@@ -16,6 +16,7 @@ import numpy as np
 
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import AGAINST_BASELINE, BASELINE, Figures
+from lanternbench.measure.margins import Difference, paired_difference
 from lanternbench.measure.statistics import ALPHA, Floats, student_t
 
 # figures that ar has by definition
@@ -110,6 +111,24 @@ def _by_prompt(figures: Figures, label: str, name: str) -> dict[str, tuple[float
     """Return (top, bottom) of a figure of one label by prompt, over its seeds."""
     top, bottom = figures.of_prompts(name, figures.of(label))
     return {prompt: (top[i], bottom[i]) for prompt, i in figures.prompts.items() if bottom[i] > 0}
+
+
+def mean_differences(old: Figures, new: Figures, figure: str, better: int) -> list[Difference]:
+    """Return the paired differences, new − old, of the methods that share two prompts or more.
+
+    ``better``: 1 if higher values are better, −1 if lower ones are.
+    """
+    found = []
+    for label in new.labels:
+        before = _by_prompt(old, label, figure)
+        after = _by_prompt(new, label, figure)
+        shared = [prompt for prompt in after if prompt in before]
+        new_values = np.array([after[prompt][0] / after[prompt][1] for prompt in shared])
+        old_values = np.array([before[prompt][0] / before[prompt][1] for prompt in shared])
+        found.append(
+            paired_difference(figure, label, "the old run", new_values, old_values, better)
+        )
+    return [difference for difference in found if difference is not None]
 
 
 class Condition(NamedTuple):

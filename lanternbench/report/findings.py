@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lanternbench.measure.figures import BASELINE, Figures
+from lanternbench.measure.margins import MarginTest, detectable
 from lanternbench.measure.statistics import (
     ALPHA,
     FLIPS,
@@ -23,9 +24,11 @@ from lanternbench.measure.statistics import (
 from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, headlines
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
+from lanternbench.report.load import Contents, Run, View
 from lanternbench.report.tables import Cell, Head, Table
 from lanternbench.utils.text import one_line
 
+WIDTH = 1.96  # standard errors from the value to the end of a 95 % interval
 BUDGET = 0.1  # fidelity loss: total variation per token, a mean
 SPEED, TAU = "speed", "accept_len"
 INTRO = (
@@ -34,6 +37,17 @@ INTRO = (
     " prompts. p is that of the two-sided paired permutation test (of latencies' logarithms),"
     " corrected by Holm's method: for the number of methods if they are compared with ar, and for"
     " the number of all other pairs if they are compared with each other."
+)
+
+MARGIN_INTRO = (
+    "Each line tests whether a method is worse than ar by the margin or more, by a one-sided paired"
+    " t test over prompts. The bounds are one-sided 95 % bounds of the difference, positive if the"
+    " method is better; p is corrected by Holm's method for the number of lines. Not worse: p <"
+    " 0.05. Worse: the test of the opposite hypothesis. Undecided: no difference was found, and"
+    " none of the size of the margin was ruled out."
+    " A figure of whole sets of images, such as FID, rests on 200 bootstrap resamplings of the"
+    " prompts, the same for both methods: an approximation, because repeated images move such"
+    " figures; most of that cancels in the difference of equal counts."
 )
 
 
@@ -164,7 +178,11 @@ def mean_differences(new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:
 
 
 def answer(
-    rows: Sequence[Row], pairs: Sequence[Pair], notes: Sequence[Note], budget: float = BUDGET
+    rows: Sequence[Row],
+    pairs: Sequence[Pair],
+    notes: Sequence[Note],
+    margins: Sequence[MarginTest] = (),
+    budget: float = BUDGET,
 ) -> list[str]:
     """Return the sentences of one run: whether it is fit to be quoted, the fastest method, its
     cost, and methods without a difference.
@@ -182,6 +200,7 @@ def answer(
     else:
         sentences.append("No speedup was measured: methods are compared by accepted length alone.")
     sentences.append(significant_qualities(pairs))
+    sentences += margin_sentences(margins)
     warnings = [note for note in notes if note.kind in ("unfit", "warning")]
     noisy = [note.text for note in warnings if note.metric == "latency_s"]
     if not noisy and any(row.value("robust_latency_s") is not None for row in rows):
@@ -274,8 +293,20 @@ def significant_qualities(pairs: Sequence[Pair]) -> str:
     differences = [difference(pair) for pair in with_baseline if pair.is_significant]
     if differences:
         return f"Different from ar in quality: {listed(differences)}."
-    metrics = dict.fromkeys(pair.title for pair in with_baseline)
-    return f"No method differs significantly from ar in {listed(list(metrics))}."
+    largest: dict[str, float] = {}  # difference that would have been found, by metric
+    for pair in with_baseline:
+        if pair.lo is None or pair.hi is None:
+            continue
+        error = (pair.hi - pair.lo) / (2 * WIDTH)
+        size = detectable(error, len(with_baseline))
+        largest[pair.title] = max(size, largest.get(pair.title, 0.0))
+    if not largest:
+        return "Too few prompts to find differences from ar in quality."
+    sizes = [f"{size:.2g} in {title}" for title, size in largest.items()]
+    return (
+        "No difference from ar in quality was found; these prompts find a difference of"
+        f" {listed(sizes)} with a power of 80 %."
+    )
 
 
 def difference(pair: Pair) -> str:
@@ -292,3 +323,67 @@ def difference(pair: Pair) -> str:
 def listed(names: Sequence[str]) -> str:
     *first, last = [one_line(name, 90) for name in names]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def margin_tests(
+    run: Run, contents: Contents, sizes: Mapping[str, float], view: View
+) -> list[MarginTest]:
+    """Return the tests of a run's shown methods against the margins ``sizes``, if there are any.
+
+    Raises UserError as ``margins.margin_tests``.
+    """
+    if not sizes:
+        return []
+    from lanternbench.report import margins  # loads torch
+
+    names = view.labels({row.label: row.method for row in run.rows})
+    tests = margins.margin_tests(run, contents, sizes)
+    return [t._replace(method=names[t.method]) for t in tests if t.method in names]
+
+
+def margin_table(tests: Sequence[MarginTest]) -> Table | None:
+    """Return the tests as a table; None without any."""
+    if not tests:
+        return None
+    heads = [Head(title, is_text=True) for title in ("figure", "method", "against")]
+    heads += [Head(title) for title in ("margin", "prompts", "difference", "95 % bounds", "p")]
+    heads.append(Head("conclusion", is_text=True))
+    return Table(heads, [_cells(test) for test in tests], tall=True)
+
+
+def _cells(test: MarginTest) -> list[Cell]:
+    p = "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return [
+        Cell(metric_column(test.figure).title),
+        Cell(test.method),
+        Cell(test.against),
+        Cell(f"{test.margin:g}", test.margin),
+        Cell(str(test.prompts), test.prompts),
+        Cell(f"{test.difference:+.3g}", test.difference),
+        Cell(f"[{test.low:+.3g}, {test.high:+.3g}]"),
+        Cell(p, test.p),
+        Cell(test.sentence),
+    ]
+
+
+def margin_sentences(tests: Sequence[MarginTest]) -> list[str]:
+    """Return a sentence per metric and conclusion, which names the methods."""
+    groups: dict[tuple[str, str], list[MarginTest]] = {}
+    for test in tests:
+        groups.setdefault((test.figure, test.conclusion), []).append(test)
+    return [_sentence(group) for group in groups.values()]
+
+
+def _sentence(group: Sequence[MarginTest]) -> str:
+    first = group[0]
+    title = metric_column(first.figure).title
+    methods = listed([test.method for test in group])
+    if first.conclusion == "not worse":
+        return f"Not worse than ar in {title} by more than {first.margin:g} (95 %): {methods}."
+    if first.conclusion == "worse":
+        return f"Worse than ar in {title} (95 %): {methods}."
+    needed = max(test.prompts_needed for test in group)
+    return (
+        f"Undecided whether worse than ar in {title} by more than {first.margin:g}: {methods};"
+        f" about {needed:,} prompts would decide."
+    )

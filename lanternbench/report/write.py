@@ -6,18 +6,17 @@ and one page.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE, Steps
+from lanternbench.measure.margins import MarginTest
 from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.statistics import LOOKS
 from lanternbench.measure.summary import Row
@@ -25,15 +24,24 @@ from lanternbench.notes import Note, by_importance
 from lanternbench.report import load, tables
 from lanternbench.report.columns import (
     MISSING,
-    Column,
     columns,
     glossary,
     metric_column,
     metric_keys,
-    tex_escape,
 )
-from lanternbench.report.findings import BUDGET, INTRO, Pair, answer, compared, pair_table
+from lanternbench.report.findings import (
+    BUDGET,
+    INTRO,
+    MARGIN_INTRO,
+    Pair,
+    answer,
+    compared,
+    margin_table,
+    margin_tests,
+    pair_table,
+)
 from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
+from lanternbench.report.latex import latex_table
 from lanternbench.report.load import (
     Contents,
     ReportRow,
@@ -41,24 +49,18 @@ from lanternbench.report.load import (
     View,
     differing,
     intervals_of,
-    paper_name,
     seed_groups,
     warnings_of,
 )
 from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
-from lanternbench.report.style import colour, save, with_warnings
+from lanternbench.report.rendering import templates
+from lanternbench.report.style import save, with_warnings
 from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
-from lanternbench.utils.text import one_line
 
 FORMATS = ("md", "csv", "tex", "html", "json")
-# points: \\columnwidth and \\textwidth of ACL, the narrowest of two-column venues
-COLUMN, PAGE = 219.0, 455.0
-# points of a character in \\small and between columns, \\tabcolsep being 3 points
-CHARACTER, BETWEEN = 4.7, 6.0
-ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", "": ""}
 
 
 class Part(NamedTuple):
@@ -67,6 +69,7 @@ class Part(NamedTuple):
     run: Run
     contents: Contents
     pairs: list[Pair]
+    margins: list[MarginTest]
     answer: list[str]
 
 
@@ -95,23 +98,6 @@ class Report(NamedTuple):
         return warnings_of(self.rows)
 
 
-def templates() -> Environment:
-    """Return the templates of this package: text is escaped for HTML but in LaTeX, and cut to one
-    printable line.
-    """
-    environment = Environment(
-        loader=PackageLoader("lanternbench.report"),
-        autoescape=lambda name: not (name or "").endswith(".tex"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals["colour"] = colour
-    environment.filters["plain"] = lambda text, limit=200: one_line(str(text), limit)
-    environment.filters["md"] = lambda text, limit=200: Markup(markdown_escape(str(text), limit))
-    return environment
-
-
 def report(
     run_folders: Sequence[Path],
     out: Path | None = None,
@@ -120,6 +106,7 @@ def report(
     budget: float = BUDGET,
     view: View = View(),  # noqa: B008
     grid: int = 0,
+    not_worse: Mapping[str, float] = {},
 ) -> list[Path]:
     """Write tables, pictures and report.html of one or more runs; returns the files, report.html
     last.
@@ -132,6 +119,7 @@ def report(
         budget: the fidelity loss that the answer allows relaxed methods.
         view: which methods and columns to show under which names.
         grid: the number of prompts of which to write the images side by side.
+        not_worse: margins by metric, in place of those of the runs.
 
     Raises UserError if a folder is no run, holds no results, is damaged, or `out` cannot be
     written.
@@ -139,7 +127,7 @@ def report(
     wanted = FORMATS if formats is None else formats
     check_formats(wanted)
     folders = [Path(folder) for folder in run_folders]
-    content = read_report(folders, view, budget, published, max(PROMPTS, grid))
+    content = read_report(folders, view, budget, published, max(PROMPTS, grid), not_worse)
     if grid:
         check_draws(content.runs)
     if out is None:
@@ -167,9 +155,16 @@ def report(
 
 
 def read_report(
-    folders: Sequence[Path], view: View, budget: float, published: bool, prompts: int
+    folders: Sequence[Path],
+    view: View,
+    budget: float,
+    published: bool,
+    prompts: int,
+    not_worse: Mapping[str, float],
 ) -> Report:
-    """Read the runs of a report; ``prompts``: the number of which it shows images."""
+    """Read the runs of a report; ``prompts``: the number of which it shows images;
+    ``not_worse``: margins in place of the runs' own.
+    """
     contents = {}
     for run in load.load_runs(folders):
         contents[run.folder] = load.read_contents(run, prompts)
@@ -177,9 +172,12 @@ def read_report(
     every = [load.load_run(folder, of_run.figures) for folder, of_run in contents.items()]
     labels = {run.folder: [row.label for row in run.rows] for run in every}
     runs = view.of(every)
-    parts = [
-        make_part(run, contents[run.folder], labels[run.folder], view, budget) for run in runs
-    ]
+    parts = []
+    for run in runs:
+        of_run = contents[run.folder]
+        sizes = not_worse or run.record.config.not_worse
+        tests = margin_tests(run, of_run, sizes, view)
+        parts.append(make_part(run, of_run, labels[run.folder], view, budget, tests))
     notes = report_notes(runs)
     damaged = sum(part.contents.damaged for part in parts)
     if damaged:
@@ -208,7 +206,12 @@ def published_figures(rows: list[ReportRow]) -> Published:
 
 
 def make_part(
-    run: Run, contents: Contents, labels: Sequence[str], view: View, budget: float
+    run: Run,
+    contents: Contents,
+    labels: Sequence[str],
+    view: View,
+    budget: float,
+    margins: list[MarginTest],
 ) -> Part:
     """Return a run as the page shows it.  p-values are corrected for all of its methods,
     ``labels``, also those not shown.
@@ -221,10 +224,10 @@ def make_part(
             pair = pair._replace(method=names[pair.method], against=names[pair.against])
             pairs.append(pair)
     rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
-    sentences = answer(rows, pairs, run.notes, budget)
+    sentences = answer(rows, pairs, run.notes, margins, budget)
     baseline = view.name(BASELINE, BASELINE)
     shown = [pair.with_baseline(baseline) for pair in pairs]
-    return Part(run, contents, shown, sentences)
+    return Part(run, contents, shown, margins, sentences)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -313,16 +316,22 @@ def report_texts(content: Report) -> dict[str, str]:
         texts["acceptance.csv"] = csv_text(records, content.warnings)
     categories = []
     comparisons = []
+    not_worse = []
     for part in content.parts:
         names = {row.label: content.view.name(row.label, row.method) for row in part.run.rows}
         categories.append(tables.category_table(part.contents.figures, names))
         pairs = pair_table(part.pairs)
         comparisons.append(pairs.markdown() if pairs else "")
+        tested = margin_table(part.margins)
+        not_worse.append(tested.markdown() if tested else "")
     if any(categories):
         texts["categories.md"] = sections(content.runs, "", categories)
     if any(comparisons):
         texts["pairs.md"] = sections(content.runs, INTRO, comparisons)
         texts["pairs.csv"] = csv_text(pair_records(content.parts), content.warnings)
+    if any(not_worse):
+        texts["not-worse.md"] = sections(content.runs, MARGIN_INTRO, not_worse)
+        texts["not-worse.csv"] = csv_text(margin_records(content.parts), content.warnings)
     if content.published is not None:
         texts |= content.published.texts
     warnings = "".join(f"- {markdown_escape(text, 2000)}\n" for text in content.warnings)
@@ -343,6 +352,14 @@ def pair_records(parts: Sequence[Part]) -> list[dict[str, object]]:
     for part in parts:
         for pair in part.pairs:
             records.append({"run": part.run.run_id, **pair._asdict()})
+    return records
+
+
+def margin_records(parts: Sequence[Part]) -> list[dict[str, object]]:
+    records: list[dict[str, object]] = []
+    for part in parts:
+        for test in part.margins:
+            records.append({"run": part.run.run_id, **test._asdict()})
     return records
 
 
@@ -383,6 +400,7 @@ def json_page(content: Report) -> str:
         "recipes": {run.run_id: run.recipe for run in content.runs},
         "answers": {part.run.run_id: part.answer for part in content.parts},
         "pairs": pair_records(content.parts),
+        "not_worse": margin_records(content.parts),
     }
     text = json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n"
@@ -474,6 +492,8 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             view=content.view,
             pair_intro=INTRO,
             pair_tables=[pair_table(part.pairs) for part in content.parts],
+            margin_intro=MARGIN_INTRO,
+            margin_tables=[margin_table(part.margins) for part in content.parts],
             published=content.published and content.published.table,
             grids=grids,
             drawn=any(run.record.target.draws_images for run in runs),
@@ -522,79 +542,3 @@ def flat(content: dict[str, object]) -> list[tuple[str, str]]:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             pairs.append((str(name), text))
     return pairs
-
-
-# --- LaTeX ---
-
-
-class TexCell(NamedTuple):
-    """A cell as LaTeX, and about how many characters wide it is."""
-
-    tex: str
-    width: float
-
-
-def latex_table(
-    rows: Sequence[ReportRow],
-    caption: str = "",
-    recipe: str = "",
-    fixed: Sequence[Column] | None = None,
-) -> str:
-    """Return a booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
-
-    It is one column wide if it fits, else a page (``table*``). Of columns that it chooses itself
-    the last go until it fits a page, and a comment names them; ``fixed`` columns are kept.
-    ``recipe``: how the run was made, as a comment.
-    """
-    chosen = list(columns(rows, "tex") if fixed is None else fixed)
-    cells = [[tex_head(column), *(tex_cell(column, row) for row in rows)] for column in chosen]
-    widths = [CHARACTER * max(cell.width for cell in each) + BETWEEN for each in cells]
-    left_out: list[str] = []
-    while fixed is None and sum(widths) > PAGE and len(chosen) > 2:
-        left_out.insert(0, chosen.pop().key)
-        widths.pop()
-    head, *lines = zip(*([cell.tex for cell in each] for each in cells[: len(chosen)]))
-    template = templates().get_template("table.tex")
-    text = template.render(
-        kind="table" if sum(widths) <= COLUMN else "table*",
-        alignment="".join("r" if column.numeric else "l" for column in chosen),
-        caption=f"{tex_escape(caption, 4000)} ".lstrip(),
-        recipe=" ".join(recipe.split()),
-        left_out=left_out,
-        intervals=tex_escape(intervals_of(rows)),
-        heads=head,
-        rows=lines,
-    )
-    return f"{text}\n"
-
-
-def tex_head(column: Column) -> TexCell:
-    title = column.tex or tex_escape(column.title[:1].upper() + column.title[1:])
-    width = len(column.title)
-    if column.form.endswith("%"):
-        title += r" (\%)"
-        width += 4
-    if column.better:
-        width += 2
-    return TexCell(title + ARROWS[column.better], width)
-
-
-def tex_cell(column: Column, row: Row) -> TexCell:
-    """Return a figure ± the distance to the farther end of its interval, both without unit."""
-    if not column.numeric:
-        words = paper_name(row) if column.key == "label" else column.value(row)
-        text = tex_escape(words)
-        # else the \\ before takes it
-        return TexCell("{}" + text if text.startswith(("[", "*")) else text, len(words))
-    value, low, high, *_ = column.figure(row)
-    if value is None:
-        return TexCell("--", len(MISSING))
-    number = column.print(value).rstrip("×%")
-    if not column.interval or low is None or high is None:
-        return TexCell(f"${number}$", len(number))
-    bound = column.print(max(high - value, value - low, 0.0)).rstrip("×%")
-    if not float(bound):
-        return TexCell(f"${number}$", len(number))
-    # a bound is set in \\scriptstyle, about three quarters as wide, between thin spaces
-    width = len(number) + 0.75 * len(bound) + 2.2
-    return TexCell(rf"${number}{{\scriptstyle\,\pm\,{bound}}}$", width)

@@ -19,8 +19,8 @@ from lanternbench.report.columns import (
     metric_keys,
 )
 from lanternbench.report.load import Run
+from lanternbench.report.rendering import templates
 from lanternbench.report.tables import Cell, Head, Table, column_head, figure_cell, markdown
-from lanternbench.report.write import templates
 from lanternbench.suite.protocol import Submission, judged, ms_per_token, of_stamp, read
 from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.text import one_line

@@ -28,9 +28,10 @@ from lanternbench.measure.samples import sample_key
 from lanternbench.measure.summary import read_summary, summarise
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
+from lanternbench.report.latex import latex_table
 from lanternbench.report.load import joined_rows, load_run
 from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
-from lanternbench.report.write import latex_table, report_notes
+from lanternbench.report.write import report_notes
 from lanternbench.utils.files import WEIGHTS
 
 FUZZ = settings(

@@ -95,10 +95,18 @@ def test_quality_that_differs_from_ar_is_told_with_its_sign():
         answer(ROWS, PAIRS + turned, [])[-1]
         == "Different from ar in quality: cool (CLIP -0.04, p = 0.002)."
     )
+
+
+def test_no_difference_never_stands_without_the_difference_that_would_have_been_found():
+    alike = pair("eagle", "ar", 0.8, "clip", 0.01)._replace(lo=-0.01, hi=0.03)
     assert (
-        answer(ROWS, PAIRS + lower[1:], [])[-1]
-        == "No method differs significantly from ar in CLIP."
+        answer(ROWS, [*PAIRS, alike], [])[-1]
+        == "No difference from ar in quality was found; these prompts find a difference of 0.029 in CLIP with a power"
+        " of 80 %."
     )
+    unknown = alike._replace(lo=None, hi=None)  # a single prompt has no interval
+    said = answer(ROWS, [*PAIRS, unknown], [])[-1]
+    assert said == "Too few prompts to find differences from ar in quality."
 
 
 def test_a_disturbed_clock_is_said_and_a_quiet_one_too():

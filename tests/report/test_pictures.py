@@ -25,6 +25,7 @@ from lanternbench.registry import components
 from lanternbench.report.columns import COLUMN, columns, metric_column
 from lanternbench.report.images import images_figure
 from lanternbench.report.labels import Box, overlap, place_labels
+from lanternbench.report.latex import latex_table
 from lanternbench.report.listing import forest, phases
 from lanternbench.report.load import View, paper_name, read_names
 from lanternbench.report.marks import axis_range
@@ -48,7 +49,7 @@ from lanternbench.report.style import (
 )
 from lanternbench.report.tables import terminal_table
 from lanternbench.report.tradeoff import quality_columns, short_names, speed_column, trade_off
-from lanternbench.report.write import latex_table, report
+from lanternbench.report.write import report
 
 LABELS = [
     "sd", "medusa", "eagle-1", "eagle-1 tree=chain shape=chain-5 acceptance=block", "eagle-3",

@@ -32,11 +32,12 @@ from lanternbench.measure.summary import RANDOM_NOTE, read_summary
 from lanternbench.methods.method import all_options
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.images import image_uri, token_map
+from lanternbench.report.latex import latex_table
 from lanternbench.report.load import ReportRow, joined_rows, load_run, load_runs, read_contents
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
 from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
 from lanternbench.report.tradeoff import pareto_frontier, quality_columns, speed_column, trade_off
-from lanternbench.report.write import FORMATS, latex_table, report
+from lanternbench.report.write import FORMATS, report
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 
