@@ -283,6 +283,7 @@ def _target_row(row: Entry) -> dict[str, object]:
         "size": f"{row.gigabytes:g} GB" if row.files else "in the package",
         "grid": " + ".join(map(written, row.all_grids)) or "–",
         "licence": row.licence,
+        "gate": row.gate,
         "about": row.about,
     }
 
@@ -308,6 +309,7 @@ def _target_page(target: Entry) -> dict[str, str]:
         "guidance (CFG)": _sourced(name, "guidance", f"{target.guidance:g}"),
         "top-k": _sourced(name, "top_k", str(target.top_k or "off")),
         "licence": target.licence,
+        "gate": target.gate,
         "files": "; ".join(_files(target)) or "in the package",
         "get them": fetch if target.files else "they come with the package",
         "drafters": ", ".join(drafters) or no_drafter,

@@ -91,7 +91,7 @@ def fetch_target(target: Entry, dry_run: bool, verify: bool) -> None:
     """Download the files of a target, or list them."""
     from lanternbench.experiment import fetching
 
-    place = f"into {target.folder} (licence: {target.licence})"
+    place = f"into {target.folder} (licence: {target.licence}; gate: {target.gate})"
     try:
         files = fetching.plan(target)
     except UserError as error:

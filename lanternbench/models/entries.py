@@ -62,6 +62,7 @@ class Entry(Sampling):
     family: str
     about: str
     licence: str = "Apache-2.0"
+    gate: str = "unknown"  # what the hub asks for before a download
     gigabytes: float = 0.0  # of all files
     shape: dict[str, Any] = Field(default_factory=dict)
     grids: tuple[str, ...] = ()  # other images that it draws, as ROWSxCOLUMNS of tokens

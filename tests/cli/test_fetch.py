@@ -307,7 +307,7 @@ def test_a_dry_run_lists_every_file_of_glm_image_with_its_size(monkeypatch, tmp_
     assert len(lines) == len(sizes) - 1
     assert "README" not in done.stdout
     assert total.startswith("34.02 GB into")
-    assert total.endswith("(licence: MIT)")
+    assert total.endswith("(licence: MIT; gate: unknown)")
     assert not any(tmp_path.iterdir())
 
 
@@ -316,7 +316,7 @@ def test_targets_lists_every_size_grid_and_licence():
     rows = {row["target"]: row for row in json.loads(done.stdout)}
     assert rows.keys() == catalogue().keys()
     assert all(
-        row["licence"] and (row["size"].endswith(" GB") or name == "tiny")
+        row["licence"] and row["gate"] and (row["size"].endswith(" GB") or name == "tiny")
         for name, row in rows.items()
     )
     new = [

@@ -210,7 +210,8 @@ def test_the_catalogue_knows_the_shape_licence_and_files_of_anole(tmp_path):
         8192,
         3.0,
     )
-    assert row.licence == "Chameleon Research License"
+    assert row.licence.startswith("Chameleon Research License")
+    assert row.gate.startswith("none")
     with pytest.raises(UserError, match="'anole-7b' lacks its model"):
         load_target(f"anole-7b={tmp_path}")
 
