@@ -60,6 +60,9 @@ SAID = {
 }
 
 
+ORDERS = {"rows": ["several rows"], "diagonal": ["FlashAR's branch", "diagonals"]}
+
+
 def methods() -> Rows:
     from lanternbench.methods.method import named
     from lanternbench.registry import components
@@ -69,9 +72,9 @@ def methods() -> Rows:
         if preset.__class__.__module__.startswith("lanternbench."):
             made, number = named(name), preset.paper.rpartition(" ")[2]
             paper = f"[{number}](https://arxiv.org/abs/{number})" if number else "–"
-            drafted = made.choices.proposal != "none"
+            drafted = made.choices.tree != "none"
             drafts = [made.choices.proposal, made.choices.tree] if drafted else []
-            drafts += ["several rows"] if made.choices.order == "rows" else []
+            drafts += ORDERS.get(made.choices.order, [])
             rule = made.choices.acceptance + (
                 f", {made.read['schedule']}" if "schedule" in made.read else ""
             )

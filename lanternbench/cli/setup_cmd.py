@@ -17,7 +17,7 @@ from lanternbench.cli import options
 from lanternbench.cli.options import From, Takes
 from lanternbench.cli.output import display, program
 from lanternbench.errors import UserError
-from lanternbench.models.drafters.kinds import BY_RECIPE
+from lanternbench.models.drafters.kinds import BY_RECIPE, Sizes
 from lanternbench.models.entries import Entry, catalogue, entry
 from lanternbench.settings import Dtype, ModelSpec, PromptSpec
 from lanternbench.utils.device import choose
@@ -131,10 +131,16 @@ class Training:
     block: Annotated[
         int, Option(min=2, max=65, help="dflash: tokens per block, including the anchor.")
     ] = 6
-    layers: Annotated[int, Option(min=1, max=64, help="dflash: layers of the drafter.")] = 1
+    layers: Annotated[
+        int, Option(min=1, max=64, help="dflash, flashar: layers of the drafter.")
+    ] = 1
     causal: Annotated[
         bool, Option("--causal", help="dflash: a slot sees only earlier slots (JetSpec).")
     ] = False
+    mask: Annotated[
+        Literal["published", "raster", "both"],
+        Option(help="flashar: the mask that it learns for; both: by turns."),
+    ] = "published"
 
     def check(self) -> None:
         """Raise UserError for numbers that are too large."""
@@ -166,7 +172,8 @@ def drafter(
     eagle-1 reads the target's final hidden states and learns to predict them and the target's
     distributions, three levels deep.  eagle-3 reads low, middle and final hidden states and learns
     only the distributions, five levels deep.  dflash reads hidden states at six depths and learns
-    the distributions of a whole block at once.
+    the distributions of a whole block at once.  flashar learns the token below, and gates that mix it
+    with the target's own prediction.
 
     An interrupted training continues.  Some prompts are held out; the share of first draft tokens
     accepted in their images is printed, before and after.  Use it with `--drafter OUT`.
@@ -183,7 +190,19 @@ def drafter(
     device = machine.choose()
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(prompts, num_prompts or None, seed)
-    plan = Plan(target=target, prompts=selected, seed=seed, dtype=dtype, **vars(training))
+    plan = Plan(
+        target=target,
+        prompts=selected,
+        steps=training.steps,
+        batch=training.batch,
+        lr=training.lr,
+        seed=seed,
+        start=training.start,
+        dtype=dtype,
+        recipe=training.recipe,
+        sizes=Sizes(training.block, training.layers, training.causal),
+        mask=training.mask,
+    )
     try:
         with display("loading the target", bars=False, each=False) as bars:
             trained = train(plan, device, work, out, log=console.print, progress=bars.show)

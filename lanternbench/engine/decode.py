@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.cache import DecoderCache, Lengths
+from lanternbench.engine.cache import Address, DecoderCache, Lengths, prefix_address
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.noise import NoiseAt, gumbel_noise
 from lanternbench.engine.opening import begin as begin
@@ -215,6 +215,14 @@ class Strategy(ABC, Generic[C, D, R, U]):
     def aux_layers(self) -> tuple[int, ...]:
         """Target layers after which drafts also read hidden states."""
         return ()
+
+    def prefix_address(self, state: DecodeState) -> Address:
+        """Return where the prompt stands in the target's cache."""
+        return prefix_address(state.prefix.valid, 0, state.target.pad_rows)
+
+    def first_logits(self, state: DecodeState, states: Tensor) -> Tensor:
+        """Return the guided logits [B, 1, V] of token 0 from the prompt's last states [R, 1, …]."""
+        return state.target.model.logits(state.final(states), state.guidance)
 
     @abstractmethod
     def begin(self, state: DecodeState) -> C:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lanternbench.engine.cache import DecoderCache, Layout, Lengths, prefix_address, raster
+from lanternbench.engine.cache import DecoderCache, Layout, Lengths, raster
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.noise import perturbed
 from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
@@ -27,7 +27,7 @@ from lanternbench.models.target import Prefix, Target
 from lanternbench.utils.graph_capture import Graphs
 
 if TYPE_CHECKING:
-    from lanternbench.engine.decode import SpeculativeDecoder
+    from lanternbench.engine.decode import AnyStrategy, SpeculativeDecoder
 
 # a recorded decode's caches have a multiple of this many slots, so that prompts and methods share
 # them
@@ -67,7 +67,7 @@ def start(
         length = target.length + nodes + 1
         width = max(size.width, 1)
         state.trace = Trace(state.batch, length, target.vocab, width, target.device)
-    prefill(state, torch.tensor(noise or seeds, device=target.device))
+    prefill(state, strategy, torch.tensor(noise or seeds, device=target.device))
     return state
 
 
@@ -100,14 +100,13 @@ def row_uniforms(seeds: list[int], length: int, count: int, device: torch.device
     return torch.stack(draws).clamp_(max=BELOW_ONE).to(device)
 
 
-def prefill(state: DecodeState, noise: Tensor) -> None:
+def prefill(state: DecodeState, strategy: AnyStrategy, noise: Tensor) -> None:
     """Run the prompt and draw the first token; ``noise`` [B]: keys of the images' noise."""
     prefix = state.prefix
-    at = prefix_address(prefix.valid, 0, state.target.pad_rows)
+    at = strategy.prefix_address(state)
     states = state.cache.forward(prefix.embeddings, at, aux_layers=state.aux_layers)
     state.cache.hide_pads(prefix.valid)
-    logits = state.target.model.logits(state.final(states[:, -1:]), state.guidance)
-    q = state.warp(logits)
+    q = state.warp(strategy.first_logits(state, states[:, -1:]))
     law = q
     if state.warp.shares_noise:
         law = perturbed(q, state.noise(noise, torch.zeros_like(noise)[:, None], q))
@@ -230,13 +229,13 @@ def pieces(
     rows = slice(i, None, len(tokens))  # conditional and unconditional
     embeddings = prefix.embeddings[rows]
     valid = prefix.valid[rows]
-    hidden = _hidden(target, embeddings, valid, tokens[i].expand(len(valid), -1))
+    hidden = predicting_states(target, embeddings, valid, tokens[i].expand(len(valid), -1))
     positions = max(1, LOGITS // (len(valid) * target.vocab))
     for part in torch.split(hidden, positions, 1):
         yield warp(target.model.logits(part, guidance))
 
 
-def _hidden(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
+def predicting_states(target: Target, prefix: Tensor, valid: Tensor, tokens: Tensor) -> Tensor:
     """Return the states that predict tokens [R, L].
 
     An end follows each row but the last if the model writes row ends.

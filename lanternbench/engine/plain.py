@@ -140,6 +140,14 @@ class RowSpec:
 
 
 @dataclass(frozen=True)
+class DiagonalSpec:
+    """Anti-diagonals.  ``causal``: a token sees only what is earlier in raster order."""
+
+    causal: bool
+    deepest = 1  # nothing is drafted
+
+
+@dataclass(frozen=True)
 class WindowSpec:
     """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's
     public code, which

@@ -25,6 +25,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless import shared_noise
 from lanternbench.lossless.definitions import definition
 from lanternbench.lossless.exact import (
+    DiagonalDecoder,
     Enumerated,
     RowDecoder,
     TableDecoder,
@@ -289,6 +290,8 @@ def _worst(values: list[float]) -> float:
 def table_decoder(method: Method, tables: Tables) -> TableDecoder:
     if not isinstance(tables, RowTables):
         return TableDecoder(tables, method)
+    if method.choices.order == "diagonal":
+        return DiagonalDecoder(tables, method)
     if tables.length > FEW and "window" in type(method.proposal).model_fields:
         method = replace(method, proposal=method.proposal.model_copy(update={"window": 1}))
     return RowDecoder(tables, method)
@@ -445,7 +448,7 @@ def _row_ends(method: Method, seed: int) -> Iterator[Row]:
     forward = sampled_tests(target, method, 2 * IMAGES, seed).forward
     detail = "max |q in the loop − q of a plain forward pass|, a random model with row ends"
     yield outcome("row ends: cached forward", forward, FORWARD, detail)
-    if method.choices.order != "raster":
+    if method.choices.order == "rows":
         yield _one_row_at_a_time(target, method, seed)
 
 

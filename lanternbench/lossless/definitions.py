@@ -3,13 +3,20 @@
 from functools import singledispatch
 from typing import Any
 
-from lanternbench.engine.plain import PLAIN_RULES, PlainRule, RowSpec, TreeSpec, WindowSpec
+from lanternbench.engine.plain import (
+    PLAIN_RULES,
+    DiagonalSpec,
+    PlainRule,
+    RowSpec,
+    TreeSpec,
+    WindowSpec,
+)
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.rows import Order
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import PlainMethod, rules
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
-from lanternbench.lossless.plain.rows import RowMethod
+from lanternbench.lossless.plain.rows import DiagonalMethod, RowMethod
 from lanternbench.lossless.tables import Tables, table_target
 from lanternbench.methods.acceptance.chains import (
     BlockVerification,
@@ -21,7 +28,7 @@ from lanternbench.methods.acceptance.gsd import Gsd
 from lanternbench.methods.acceptance.lantern import Lantern, LanternPP
 from lanternbench.methods.acceptance.likely import TopK, Typical
 from lanternbench.methods.method import Method
-from lanternbench.methods.orders import Rows
+from lanternbench.methods.orders import DiagonalOrder, Rows
 from lanternbench.methods.proposals.drafting import DrafterProposal
 from lanternbench.methods.proposals.jacobi import Jacobi, NoDraft, Scd, SjdPlus
 from lanternbench.methods.proposals.sjd_pac import SjdPac
@@ -168,7 +175,7 @@ def sjd_pac(proposal: SjdPac, tree: TreePolicy) -> Drafts | None:
 
 
 @singledispatch
-def in_order(order: Order, draft: Drafts) -> Drafts | RowSpec | None:
+def in_order(order: Order, draft: Drafts) -> Drafts | RowSpec | DiagonalSpec | None:
     """Return the plain definition of an order of these drafts; None if it has none."""
     return draft
 
@@ -180,6 +187,11 @@ def in_rows(order: Rows, draft: Drafts) -> Drafts | RowSpec | None:
     if draft.deepest:
         return RowSpec(order.c, draft.deepest, reuse=order.reuse)
     return RowSpec(order.lead, 0, order.adaptive, order.auxiliary == "seen")
+
+
+@in_order.register
+def on_diagonals(order: DiagonalOrder, draft: Drafts) -> DiagonalSpec | None:
+    return DiagonalSpec(order.mask == "raster") if order.variant == "paper" else None
 
 
 def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
@@ -200,6 +212,8 @@ def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
         return None
     if isinstance(draft, RowSpec):
         return RowMethod(draft, rule, residual)
+    if isinstance(draft, DiagonalSpec):
+        return DiagonalMethod(draft, rule, residual)
     if isinstance(draft, TreeSpec):
         return MethodSpec(draft, rule, residual, proposal.samples, proposal.marginals)
     return WindowMethod(draft, rule, residual)

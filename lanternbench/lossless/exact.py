@@ -23,13 +23,14 @@ from lanternbench.engine import decode as engine
 from lanternbench.engine import opening
 from lanternbench.engine.carry import PerPrompt, double, leaves, select
 from lanternbench.engine.decode import Speculation
+from lanternbench.engine.diagonals import DiagonalResult, DiagonalStrategy
 from lanternbench.engine.rows import RowResult, RowStrategy, RowTrace
 from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain import Prefix
 from lanternbench.lossless.plain.drafts import inverse_cdf
-from lanternbench.lossless.tables import RowTables, TableDrafter, Tables, table_target
+from lanternbench.lossless.tables import RowTables, TableBranch, TableDrafter, Tables, table_target
 from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -330,6 +331,44 @@ class RowDecoder(TableDecoder):
         committed = self.committed(decodes)
         last = torch.arange(self.tables.length) % width == width - 1
         return F.pad(committed, (0, 2)), F.pad(committed | last, (0, 2))
+
+
+class DiagonalDecoder(RowDecoder):
+    """A method with the order ``diagonal`` at work on tables."""
+
+    def use_table_drafter(self) -> None:
+        branch = TableBranch(self.tables)
+        self.decoder.strategy = replace(self.diagonal, net=branch)
+
+    @property
+    def diagonal(self) -> DiagonalStrategy:
+        return cast(DiagonalStrategy, self.decoder.strategy)
+
+    def start(self) -> Decodes:
+        """The first token has a law of its own."""
+        decodes = super().start()
+        decodes.lost += 0.5 * (self.first - self.target[0, 0]).abs().sum()
+        return decodes
+
+    def deciding_order(self) -> list[int]:
+        return list(range(self.uniforms))
+
+    def decided(self, result: DiagonalResult) -> list[Tensor]:  # type: ignore[override]
+        missing = self.uniforms - result.tokens.shape[1]
+        return [F.pad(result.tokens, (0, missing))]
+
+    def committed(self, decodes: Decodes) -> Tensor:
+        return self.upto(decodes.carried.number)
+
+    def upto(self, number: Tensor) -> Tensor:
+        """[R, L] the tokens whose row + column is at most ``number`` [R]."""
+        index = torch.arange(self.tables.length)
+        width = self.tables.grid[1]
+        return index // width + index % width <= number[:, None]
+
+    def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
+        number = decodes.carried.number
+        return F.pad(self.upto(number), (0, 2)), F.pad(self.upto(number - 1), (0, 2))
 
 
 def tensors(carried: object) -> list[Tensor]:

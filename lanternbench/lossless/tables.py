@@ -23,10 +23,12 @@ from lanternbench.lossless.plain import Logits, Prefix, World
 from lanternbench.methods.proposals.drafting import parent_states
 from lanternbench.models.chameleon.checkpoint import ChameleonConfig, ChameleonFamily
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.flashar import FlashAR
 from lanternbench.models.drafters.kinds import KINDS
 from lanternbench.models.family import Entry
 from lanternbench.models.target import Prefix as Prompt
 from lanternbench.models.target import Target
+from lanternbench.models.transformer import Depths
 from lanternbench.models.vq import VQConfig
 from lanternbench.settings import TARGETS_OWN, Sampling
 
@@ -173,7 +175,11 @@ class RowTables(Tables):
         count = (vocab + 1) ** (self.length - 1)
         cond = random_rows(count, vocab, kind, generator)
         uncond = random_rows(count, vocab, "dense", generator)
+        below = random_rows(count, vocab, kind, generator)
+        below_uncond = random_rows(count, vocab, "dense", generator)
         self.target_logits = torch.stack([cond, uncond]).log()  # [2, views, V]
+        # of a vertical branch
+        self.drafter_logits = torch.stack([below, below_uncond]).log()
 
     def row_after(self, view: Prefix) -> int:
         code = 0
@@ -182,13 +188,16 @@ class RowTables(Tables):
         return code
 
     def states_after(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
+        return self.of_views(self.target_logits, tokens, position, seen)
+
+    def of_views(self, logits: Tensor, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
         """NaN for an input that attends to an empty slot."""
         place = (position - 1).clamp(0, self.length)
         counts = (position > 0) & (place < self.length - 1)
         digits = torch.where(counts, (tokens + 1) * (self.vocab + 1) ** place, 0)
-        code = (seen * digits[:, None]).sum(-1).clamp(0, self.target_logits.shape[1] - 1)
+        code = (seen * digits[:, None]).sum(-1).clamp(0, logits.shape[1] - 1)
         empty = (seen & (position < 0)[:, None]).any(-1, keepdim=True)
-        return torch.where(empty, torch.nan, self.halved(self.target_logits, code))
+        return torch.where(empty, torch.nan, self.halved(logits, code))
 
 
 class TableModel:
@@ -200,10 +209,11 @@ class TableModel:
 
     dtype = torch.float64
     device = torch.device("cpu")
-    config = SimpleNamespace(decoder=SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1))
 
     def __init__(self, tables: Tables):
         self.tables = tables
+        decoder = SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1)
+        self.config = SimpleNamespace(decoder=decoder, dim=tables.vocab)
 
     def __call__(
         self,
@@ -212,12 +222,19 @@ class TableModel:
         mask: Tensor | None,
         put: Callable[[int, Tensor], Tensor],
         last: bool = False,
+        aux_layers: Depths = (),
     ) -> Tensor:
-        """Tokens x [R, n, 1] -> the states after them [R, n, V]; see ``transformer.Stack``."""
-        return self.tables.states_after(*read(x, rope, mask, put))
+        """Tokens x [R, n, 1] -> the states after them [R, n, V]; see ``transformer.Stack``.
+
+        Inner states are the tokens.
+        """
+        states = self.tables.states_after(*read(x, rope, mask, put))
+        return torch.cat([states, x], -1) if aux_layers else states
 
     def position_table(self, positions: int) -> Tensor:
         return torch.arange(256, dtype=torch.float64)[:, None]
+
+    rotary_table = position_table
 
     def tok_embeddings(self, tokens: Tensor) -> Tensor:
         return tokens[..., None].double()
@@ -344,6 +361,41 @@ class TableDrafter(Drafter[None]):
         rows = self.tables.rows(codes, length)
         logits = self.tables.halved(self.tables.drafter_logits, rows)
         return self.head.logits(logits, state.guidance)
+
+
+class TableBranch(TableModel):
+    """A vertical branch: a table of logits by view, and gates that the states' first logits set."""
+
+    tables: RowTables
+
+    def __call__(
+        self,
+        x: Tensor,
+        rope: Tensor,
+        mask: Tensor | None,
+        put: Callable[[int, Tensor], Tensor],
+        last: bool = False,
+        aux_layers: Depths = (),
+    ) -> Tensor:
+        return self.tables.of_views(self.tables.drafter_logits, *read(x, rope, mask, put))
+
+    def aux_layers(self, model: ImageDecoder) -> Depths:
+        return (1,)
+
+    def gate(self, h: Tensor, v: Tensor) -> Tensor:
+        return (h[..., :1] - v[..., :1]).sigmoid()
+
+    def hv_gate_corner(self, h: Tensor) -> Tensor:
+        return h[..., :1]
+
+    def vertical_head(self, states: Tensor) -> Tensor:
+        """States, or a prompt's inner ones, which are tokens: those after an empty view."""
+        if states.shape[-1] > 1:
+            return states
+        return self.tables.halved(self.tables.drafter_logits, states[..., 0].long())
+
+    mixed: Any = FlashAR.mixed
+    corner: Any = FlashAR.corner
 
 
 @cache

@@ -70,11 +70,13 @@ def decode_loss(
     """Return the fidelity loss that ``run`` reports: tokens [B, L] -> [B]; NaN for a method whose tests
     bound nothing, such as those of several rows whose drafts share noise with what they wait for.
     """
+    if not decoder.method.bounded:
+        return torch.full((len(tokens),), torch.nan)
     # q and K are one-hot: the share of tokens that are not the target's argmax
     if decoder.warp.greedy and not decoder.warp.shares_noise:
         return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
     rows_tested = trace.seen is not None and bool(trace.tried.any())
-    if (rows_tested and decoder.warp.shares_noise) or not decoder.method.bounded:
+    if rows_tested and decoder.warp.shares_noise:
         return torch.full((len(tokens),), torch.nan)
     if trace.seen is not None:
         losses = row_losses(trace, decoder.rule, decoder.residual)

@@ -7,7 +7,7 @@ Several rows without drafts are ZipAR (arXiv 2412.04062), with a Jacobi window i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch import Tensor
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import lone_root
 from lanternbench.engine.decode import AnyStrategy, Speculation
+from lanternbench.engine.diagonals import Diagonals, DiagonalStrategy
 from lanternbench.engine.rows import (
     Active,
     Decision,
@@ -30,6 +31,8 @@ from lanternbench.engine.sampling import at, draw, normalised
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, chain
 from lanternbench.engine.verify import ExactTest, Uniforms, standard
+from lanternbench.errors import UserError
+from lanternbench.methods.proposals.drafting import BranchedRoots
 from lanternbench.methods.proposals.jacobi import uniform_tokens
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register
@@ -137,6 +140,43 @@ class Rows(Order):
     def lead(self) -> int:
         """Tokens by which a row leads the next without drafts, at least."""
         return self.s_min if self.adaptive else int(self.window or 0)
+
+
+@register("order", "diagonal")
+class DiagonalOrder(Order):
+    """whole anti-diagonals at once, by FlashAR's vertical branch"""
+
+    lossless: ClassVar[bool] = False
+
+    mask: Literal["published", "raster"] = option(
+        "published",
+        "published, or raster: a token sees only tokens that are earlier in raster order",
+    )
+
+    @property
+    def bounded(self) -> bool:  # type: ignore[override]
+        """Published, a token also depends on tokens that are later in raster order."""
+        return self.mask == "raster"
+
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.proposal == "flashar":
+            return None
+        return (
+            "a diagonal is drawn from a vertical branch, and the proposal is "
+            f"'{choices.proposal}': give --proposal flashar"
+        )
+
+    def build(self, target: Target, speculation: Speculation) -> AnyStrategy:
+        """Raises UserError for a target that draws several grids."""
+        if len(target.grids) > 1:
+            raise UserError(
+                f"target '{target.name}' draws a smaller image first, which has no diagonals of "
+                "its own: choose another order"
+            )
+        grid = Diagonals.of(target.grid, self.mask == "raster", target.device)
+        gap = self.variant == "reference"
+        branch = cast(BranchedRoots, speculation.proposer)  # see ``refuses``
+        return DiagonalStrategy(speculation, branch.net, grid, target.model, gap)
 
 
 @dataclass(frozen=True, eq=False)

@@ -215,6 +215,16 @@ preset(
     window=8,
 )
 preset(
+    "flashar",
+    "flashar",
+    "none",
+    False,
+    "FlashAR 2026, arXiv 2605.09430",
+    title="FlashAR",
+    family="several rows",
+    order="diagonal",
+)
+preset(
     "adt-tree",
     "eagle",
     "adaptive",

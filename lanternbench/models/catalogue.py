@@ -10,7 +10,7 @@ import torch
 from lanternbench.errors import UserError, unknown
 from lanternbench.models import footprint
 from lanternbench.models.compiled import Inductor, of_mode
-from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.eagle import Eagle
 from lanternbench.models.entries import (
     Entry,
     catalogue,
@@ -193,7 +193,7 @@ def with_drafter(
 
     ``spec``: a catalogue name, or NAME=FOLDER, whose decoder drafts as an independent ``model``;
     or a file or folder with an ``eagle`` or ``eagle-3`` drafter in LANTERN's layout, or a
-    ``dflash`` drafter of ours.  Raises UserError for an unknown name and for weights that are
+    ``dflash`` drafter of ours, or FlashAR's branch.  Raises UserError for an unknown name and for weights that are
     missing, damaged or made for another target.
     """
     title, _, where = spec.partition("=")
@@ -209,7 +209,7 @@ def with_drafter(
         kind = net.kind
         target = with_net(target, net)
     else:
-        what = f"unknown drafter '{spec}', and no file or folder with an EAGLE or DFlash drafter"
+        what = f"unknown drafter '{spec}', and no file or folder with an EAGLE, DFlash or FlashAR drafter"
         raise unknown(what, title, catalogue())
     found = {} if folder is None else fingerprints(folder)
     digests = {f"drafter.{part}": digest for part, digest in found.items()}
@@ -239,7 +239,7 @@ def with_net(target: Target, net: Drafter) -> Target:
     """Return ``target`` with a drafter of the user's, and for an EAGLE drafter with the prefix
     states that it reads.
     """
-    pads = target.pad_rows if isinstance(net, DFlash) else target.eagle_pads
+    pads = target.eagle_pads if isinstance(net, Eagle) else target.pad_rows
     return replace(target, drafters=target.drafters | {net.kind: net}, pad_rows=pads)
 
 

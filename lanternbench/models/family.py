@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models import key_names, loading
 from lanternbench.models.decoder import ImageConfig, ImageDecoder
-from lanternbench.models.drafters import dflash, eagle
-from lanternbench.models.drafters.kinds import FILED, KINDS, kind_of
+from lanternbench.models.drafters import dflash, eagle, flashar
+from lanternbench.models.drafters.kinds import FILED, KINDS, Sizes, kind_of
 from lanternbench.models.entries import Entry, fingerprints, role_fingerprints
 from lanternbench.models.places import NO_FILES, Files, folder_of
 from lanternbench.models.target import Options, Pads, Target, TextEncoder, truncated
@@ -35,7 +35,7 @@ from lanternbench.models.token_decoder import (
 from lanternbench.models.vq import ImageTokeniser, VQConfig, VQModel, from_vqgan
 from lanternbench.settings import Sampling
 
-Drafter = eagle.Eagle | dflash.DFlash
+Drafter = eagle.Eagle | dflash.DFlash | flashar.FlashAR
 Config = TypeVar("Config", bound=ImageConfig)
 TokenConfig = TypeVar("TokenConfig", bound=TokenDecoderConfig)
 # entries of a drafter's config.json that name the layers of the target that it reads, and what
@@ -95,7 +95,7 @@ def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dic
     """Return a drafter of each kind that has files, with random weights."""
     nets = {}
     for kind in FILED:
-        new = partial(KINDS[kind].code.untrained, model, kind)
+        new = partial(KINDS[kind].code.untrained, model, kind, Sizes())
         nets[kind] = loading.random_net(new, device, dtype)
     return nets
 

@@ -111,7 +111,8 @@ def our_name(key: str, prefixes: tuple[str, ...] | None) -> str:
     if prefixes is None:
         return key
     prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), "")
-    return key.removeprefix(prefix).replace("lm_head", "output")
+    key = key.removeprefix(prefix).replace("horizontal_head", "lm_head")  # FlashAR's name
+    return key.replace("lm_head", "output")
 
 
 def to_published(state: State) -> State:

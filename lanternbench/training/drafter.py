@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,15 +25,16 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, with_net
-from lanternbench.models.drafters.dflash import DFlash, to_file
-from lanternbench.models.drafters.eagle import Eagle, eagle_state, new_eagle
-from lanternbench.models.drafters.kinds import BY_RECIPE
+from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.flashar import FlashAR
+from lanternbench.models.drafters.kinds import BY_RECIPE, KINDS, Sizes
 from lanternbench.models.family import Drafter, drafter_at
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.settings import Sampling
-from lanternbench.training import loop
-from lanternbench.training.losses import RECIPES, TRAININGS, Fed, Losses
+from lanternbench.training import diagonals, loop
+from lanternbench.training.losses import DFLASH, EAGLE, RECIPES, Losses, Training
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
 from lanternbench.utils.ledger import Ledger
@@ -45,6 +47,12 @@ SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them if that is fewer
 RECIPE, WEIGHTS = "recipe.json", "model.safetensors"
 MUON = 6  # its learning rate relative to AdamW's
+TRAININGS = {
+    "eagle": EAGLE,
+    "eagle-3": EAGLE,
+    "dflash": DFLASH,
+    "flashar": Training(diagonals.read, diagonals.first, diagonals.losses),
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,9 @@ class Plan:
     seed: int
     start: Path | None = None
     dtype: str | None = None
-    recipe: str = "eagle-1"  # of ``RECIPES``, or dflash, whose three sizes follow
-    block: int = 6
-    layers: int = 1
-    causal: bool = False
+    recipe: str = "eagle-1"  # a key of ``BY_RECIPE``
+    sizes: Sizes = Sizes()  # noqa: RUF009  (immutable)
+    mask: diagonals.MaskName = "published"  # of flashar
 
 
 class Accepted(NamedTuple):
@@ -80,17 +87,21 @@ class Samples:
         self.tokens = tokens
         self.warp = Warp(Sampling(top_k=target.sampling.top_k))
         self.training = TRAININGS[net.kind]
+        self.causal = False  # see ``engine.diagonals``
 
-    def __call__(self, picked: list[int]) -> tuple[Fed, Tensor]:
+    def __call__(self, picked: list[int]) -> tuple[NamedTuple, Tensor]:
         """Return what the drafter reads of these images, and the target's distributions of tokens
         1 … L − 1 [B, L − 1, V].
         """
+        read = self.training.read
+        if isinstance(self.net, FlashAR):
+            read = partial(read, causal=self.causal)
         target = self.target
         tokens = self.tokens[picked].long().to(target.device)
         captions = [self.captions[i] for i in picked]
         with torch.no_grad():
             prefix = target.prefix(captions, target.guidance)
-            fed, last_states = self.training.read(target, self.net, prefix, tokens)
+            fed, last_states = read(target, self.net, prefix, tokens)
             return fed, self.warp(self.logits(last_states))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -106,7 +117,7 @@ class Samples:
         for i in range(0, len(images), batch):
             progress(i, len(images), "images held out")
             fed, q = self(images[i : i + batch])
-            p = self.warp(self.logits(self.training.first(self.net, fed)))
+            p = self.warp(self.training.first(self.net, fed, self.logits))
             shares += torch.minimum(p, q).sum(-1).mean(1).tolist()
         return float(np.mean(shares))
 
@@ -136,6 +147,7 @@ def train(
         for folder, elsewhere in folders:
             write_recipe(folder, elsewhere, {"settings": settings})
         samples = sample_images(target, net, plan, ledger, log, progress)
+        samples.causal = plan.mask == "raster"
         held_out, trained_on = split(plan)
         before = samples.accepted(held_out, plan.batch, progress)
         losses = fit(plan, samples, trained_on, work, log, progress)
@@ -160,11 +172,9 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     torch.manual_seed(plan.seed)
     is_fused = plan.recipe == "eagle-3"
     if plan.start is None:
-        if plan.recipe == DFlash.kind:
-            net: Drafter = DFlash.untrained(model, plan.block, plan.layers, plan.causal)
-        else:
-            net = new_eagle(model, is_fused)
-        return net.to(target.device)
+        kind = BY_RECIPE[plan.recipe]
+        fresh: Drafter = kind.code.untrained(model, kind.name, plan.sizes)
+        return fresh.to(target.device)
     net = drafter_at(plan.start, model, str(target.device), torch.float32)
     if net.kind not in BY_RECIPE[plan.recipe].starts:
         raise UserError(
@@ -273,6 +283,8 @@ def fit(
         progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
         picked = [trained_on[i] for i in rng.integers(len(trained_on), size=plan.batch)]
+        if plan.mask == "both":
+            samples.causal = step % 2 == 1
         fed, wanted = samples(picked)
         return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
 
@@ -288,7 +300,7 @@ def fit(
 
 def save_weights(out: Path, target: Target, net: Drafter) -> None:
     """Write the drafter as its loader reads it, in the target's dtype."""
-    state = to_file(net) if isinstance(net, DFlash) else eagle_state(net, target.model)
+    state = KINDS[net.kind].code.to_file(net, target.model)
     for name, value in state.items():
         dtype = target.dtype if value.is_floating_point() else value.dtype
         state[name] = value.to("cpu", dtype).contiguous()
@@ -320,6 +332,8 @@ def record(plan: Plan, target: Target, net: Drafter) -> dict[str, object]:
     }
     if isinstance(net, DFlash):
         settings["sizes"] = [net.block, net.causal]
+    if isinstance(net, FlashAR):
+        settings["mask"] = plan.mask
     return settings
 
 

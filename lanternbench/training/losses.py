@@ -133,10 +133,10 @@ def read(target: Target, net: Eagle, prefix: Prefix, tokens: Tensor) -> tuple[Fe
     return fed, fed.of_tokens(states[:, fed.prefix :, : target.model.config.dim])
 
 
-def first(net: Eagle, fed: Feed) -> Tensor:
-    """Return the features [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
+def first(net: Eagle, fed: Feed, logits: Logits) -> Tensor:
+    """Return the logits [B, L − 1, V] of what decoding drafts first for tokens 1 … L − 1."""
     nowhere = torch.empty(0, dtype=torch.long)
-    return drafts(net, fed, nowhere, depths=1).first
+    return logits(drafts(net, fed, nowhere, depths=1).first)
 
 
 class Branches(NamedTuple):
@@ -305,10 +305,11 @@ def block_read(
     return fed, fed.context[:, 1 - length :, : model.config.dim].to(target.dtype)
 
 
-def block_first(net: DFlash, fed: BlockFeed) -> Tensor:
-    """Return the states [R, L − 1, dim] of what decoding drafts first for tokens 1 … L − 1."""
+def block_first(net: DFlash, fed: BlockFeed, logits: Logits) -> Tensor:
+    """Return the logits [B, L − 1, V] of what decoding drafts first for tokens 1 … L − 1."""
     anchors = torch.arange(fed.anchors.shape[1] - 1, device=fed.anchors.device)
-    return torch.cat([block_drafts(net, fed, at)[:, :, 0] for at in anchors.split(DEEPER)], 1)
+    states = [block_drafts(net, fed, at)[:, :, 0] for at in anchors.split(DEEPER)]
+    return logits(torch.cat(states, 1))
 
 
 def block_drafts(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
@@ -373,17 +374,14 @@ def block_losses(
     return found
 
 
-Fed = Feed | BlockFeed
-
-
 class Training(NamedTuple):
     """The training of one kind of drafter."""
 
-    read: Callable[..., tuple[Fed, Tensor]]  # what they read of images, the target's last states
-    first: Callable[..., Tensor]  # features of what they draft first
+    # what they read of images, and the target's last states
+    read: Callable[..., tuple[NamedTuple, Tensor]]
+    first: Callable[..., Tensor]  # logits of what they draft first
     losses: Callable[..., Losses]
 
 
 EAGLE = Training(read, first, losses)
 DFLASH = Training(block_read, block_first, block_losses)
-TRAININGS = {"eagle": EAGLE, "eagle-3": EAGLE, "dflash": DFLASH}

@@ -232,7 +232,7 @@ def test_greedy_loss_counts_tokens_that_are_not_the_argmax(nodes):
     trace = trace_of(*nodes)
     tokens = trace.q.argmax(-1)
     tokens[1, :6] = (tokens[1, :6] + 1) % V
-    decoder = SimpleNamespace(warp=Warp(GREEDY))
+    decoder = SimpleNamespace(warp=Warp(GREEDY), method=SimpleNamespace(bounded=True))
     assert fidelity.decode_loss(decoder, trace, tokens).tolist() == pytest.approx([0.0, 6 / 24])
 
 

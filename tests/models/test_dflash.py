@@ -335,7 +335,7 @@ def test_blocks_past_the_image_and_other_blocks_teach_nothing():
 def test_a_file_says_what_it_is_and_is_checked(tmp_path, monkeypatch):
     target = blocky("lumina", causal=True)
     net = target.drafters["dflash"]
-    state = to_file(net)
+    state = to_file(net, target.model)
     save_file(state, tmp_path / "a.safetensors")
     loaded, kind = with_drafter(replace(target, drafters={}), str(tmp_path))
     again = loaded.drafters["dflash"]

@@ -6,7 +6,7 @@ import torch
 
 from lanternbench.models.drafters.kinds import BY_RECIPE, FILED, KINDS, kind_of
 from lanternbench.models.family import drafter_at, random_drafters
-from lanternbench.training.losses import TRAININGS
+from lanternbench.training.drafter import TRAININGS
 from lanternbench.utils.files import WEIGHTS
 
 

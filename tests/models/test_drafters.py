@@ -16,7 +16,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue, entries
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.drafters.eagle import eagle_state, new_eagle
+from lanternbench.models.drafters.eagle import new_eagle, to_file
 from lanternbench.models.entries import Entry
 from lanternbench.models.llamagen import checkpoint as llamagen
 from lanternbench.models.llamagen.checkpoint import LlamaGen, LlamaGenConfig
@@ -116,7 +116,7 @@ def test_an_eagle_drafter_is_read_from_a_file_or_folder(shallow_8x8, tmp_path):
 
 def test_a_drafter_has_the_dtype_of_its_target(classes, known, tmp_path):
     halved = replace(classes, model=classes.model.bfloat16())
-    save_file(eagle_state(new_eagle(classes.model), classes.model), tmp_path / "a.safetensors")
+    save_file(to_file(new_eagle(classes.model), classes.model), tmp_path / "a.safetensors")
     for spec, given in (
         ("small-c2i", False),
         ("small-c2i", True),
@@ -130,7 +130,7 @@ def test_a_drafter_has_the_dtype_of_its_target(classes, known, tmp_path):
 
 
 def test_a_drafter_for_llamagen_expects_pads_as_lantern_has_them(classes, target, tmp_path):
-    save_file(eagle_state(new_eagle(classes.model), classes.model), tmp_path / "a.safetensors")
+    save_file(to_file(new_eagle(classes.model), classes.model), tmp_path / "a.safetensors")
     assert with_drafter(classes, str(tmp_path))[0].pad_rows == "uniform"
     assert target.pad_rows == "alone"
 

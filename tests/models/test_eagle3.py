@@ -28,7 +28,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_unpacked, load_with_drafter, with_drafter
-from lanternbench.models.drafters.eagle import Eagle, eagle_state, new_eagle
+from lanternbench.models.drafters.eagle import Eagle, new_eagle, to_file
 from lanternbench.models.family import drafter_at
 from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
@@ -260,7 +260,7 @@ def same_rng() -> np.random.Generator:
 
 def test_every_tensor_of_a_file_is_used_and_every_mistake_is_named(tmp_path):
     target = deep("anole")
-    state = eagle_state(target.drafters["eagle-3"], target.model)
+    state = to_file(target.drafters["eagle-3"], target.model)
 
     def loaded(changed: dict[str, Tensor]) -> Eagle:
         save_file(changed, tmp_path / "a.safetensors")

@@ -25,7 +25,7 @@ from lanternbench.methods.method import method
 from lanternbench.methods.proposals.drafting import EagleDrafter
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.drafters.eagle import Eagle, eagle_state
+from lanternbench.models.drafters.eagle import Eagle, to_file
 from lanternbench.models.family import drafter_at
 from lanternbench.models.key_names import from_published, to_published
 from lanternbench.models.llamagen import checkpoint as published_llamagen
@@ -232,7 +232,7 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
     torch.manual_seed(8)
     table = torch.randn(IMAGES.prompt_ids, IMAGES.dim)
     save_file(
-        eagle_state(net, target.model) | {"embed_tokens.weight": table}, tmp_path / "a.safetensors"
+        to_file(net, target.model) | {"embed_tokens.weight": table}, tmp_path / "a.safetensors"
     )
     other = with_drafter(replace(target, drafters={}), str(tmp_path))[0]
     made = other.drafters["eagle"]
@@ -261,7 +261,7 @@ def test_a_chameleon_drafter_s_table_is_of_all_ids(dialect, tmp_path, monkeypatc
 
 def test_a_drafter_without_a_table_reads_its_target_s(tmp_path):
     target = small("anole")
-    save_file(eagle_state(target.drafters["eagle"], target.model), tmp_path / "a.safetensors")
+    save_file(to_file(target.drafters["eagle"], target.model), tmp_path / "a.safetensors")
     net = with_drafter(replace(target, drafters={}), str(tmp_path))[0].drafters["eagle"]
     assert torch.equal(
         net.embed(torch.arange(4), target.model), target.model.tok_embeddings.weight[:4]
@@ -299,7 +299,7 @@ def test_a_tensor_that_has_no_place_is_named(tmp_path):
         match=r"'tok_embeddings\.weight' in .* is \[60, 32\] but this target needs \[64, 32\]",
     ):
         with_file(classes, state | {"embed_tokens.weight": torch.zeros(60, 32)}, tmp_path)
-    short = eagle_state(target.drafters["eagle"], target.model) | {
+    short = to_file(target.drafters["eagle"], target.model) | {
         "embed_tokens.weight": torch.zeros(9, 32)
     }
     with pytest.raises(
@@ -320,7 +320,7 @@ def test_what_is_saved_is_what_was_read(tmp_path):
     cfg = replace(IMAGES.decoder, n_kv_head=1, qkv_bias=True)
     net = scrambled(Eagle(cfg, False, cfg.norm_eps, 2, IMAGES.vocab_size, IMAGES.prompt_ids), 4)
     net.tok_embeddings.weight.copy_(net.prompt_embeddings.weight[target.model.image_ids])
-    save_file(eagle_state(net, target.model), tmp_path / "a.safetensors")
+    save_file(to_file(net, target.model), tmp_path / "a.safetensors")
     again = drafter_at(tmp_path, target.model, "cpu").state_dict()
     assert again.keys() == net.state_dict().keys()
     assert all(torch.equal(v, again[k]) for k, v in net.state_dict().items())
@@ -328,7 +328,7 @@ def test_what_is_saved_is_what_was_read(tmp_path):
 
 def test_heads_that_weights_do_not_show_are_read_from_the_config_beside_them(tmp_path):
     target = small("anole")
-    save_file(eagle_state(target.drafters["eagle"], target.model), tmp_path / "a.safetensors")
+    save_file(to_file(target.drafters["eagle"], target.model), tmp_path / "a.safetensors")
     (tmp_path / "config.json").write_text('{"num_attention_heads": 4, "rms_norm_eps": 1e-4}')
     with pytest.raises(UserError, match="the drafter has 4 attention heads but the target has 2"):
         with_drafter(target, str(tmp_path / "a.safetensors"))

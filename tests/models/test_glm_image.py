@@ -30,7 +30,7 @@ from lanternbench.measure.fidelity import row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
-from lanternbench.models.drafters.eagle import eagle_state, new_eagle
+from lanternbench.models.drafters.eagle import new_eagle, to_file
 from lanternbench.models.entries import entry
 from lanternbench.models.family import drafter_at
 from lanternbench.models.glm_image import checkpoint
@@ -339,10 +339,10 @@ def test_a_drafter_is_written_and_read_whole(target, tmp_path):
     for p in net.parameters():
         torch.nn.init.normal_(p)
     save_file(
-        {k: v.contiguous() for k, v in eagle_state(net, target.model).items()},
+        {k: v.contiguous() for k, v in to_file(net, target.model).items()},
         tmp_path / "eagle.safetensors",
     )
-    assert "layers.0.post_mlp_layernorm.weight" in eagle_state(net, target.model)
+    assert "layers.0.post_mlp_layernorm.weight" in to_file(net, target.model)
     found = drafter_at(tmp_path / "eagle.safetensors", target.model, "cpu").state_dict()
     assert found.keys() == net.state_dict().keys()
     assert all(torch.equal(found[key], value) for key, value in net.state_dict().items())

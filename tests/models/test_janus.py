@@ -22,7 +22,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.drafters.eagle import eagle_state, new_eagle
+from lanternbench.models.drafters.eagle import new_eagle, to_file
 from lanternbench.models.entries import entry
 from lanternbench.models.janus.checkpoint import BOS, IMAGE_START, PAD, JanusFamily
 from lanternbench.models.packing import packed
@@ -213,12 +213,12 @@ def test_pixels_are_those_of_transformers(loaded, theirs):
 @pytest.mark.slow
 def test_a_drafter_is_trained_saved_and_read(loaded, tmp_path):
     net = new_eagle(loaded.model).eval().requires_grad_(False)
-    save_file(eagle_state(net, loaded.model), tmp_path / "drafter.safetensors")
+    save_file(to_file(net, loaded.model), tmp_path / "drafter.safetensors")
     made, kind = with_drafter(loaded, str(tmp_path / "drafter.safetensors"))
     assert kind == "eagle"
     assert torch.equal(made.drafters["eagle"].fc.bias, net.fc.bias)
     table = {"embed_tokens.weight": torch.zeros(CODES, 32)}
-    save_file(eagle_state(net, loaded.model) | table, tmp_path / "drafter.safetensors")
+    save_file(to_file(net, loaded.model) | table, tmp_path / "drafter.safetensors")
     with pytest.raises(UserError, match="has no place"):
         with_drafter(loaded, str(tmp_path / "drafter.safetensors"))
 

@@ -24,6 +24,8 @@ PLAIN = (
 )
 DRAFTED = "tests/models/test_dflash.py::test_what_it_drafts_from_is_a_plain_network_over_the_committed_context"
 
+DIAGONALS = "tests/engine/test_diagonals.py"
+
 MUTANTS = (
     Mutant(
         "residual-ignores-f",
@@ -479,6 +481,45 @@ MUTANTS = (
         (
             "tests/engine/test_orders.py::test_a_row_s_token_is_drawn_from_the_target_s_distribution_given_what_the_rule_says",
         ),
+    ),
+    Mutant(
+        "diagonal-sees-lower-rows",
+        "under the raster mask a token sees a row below its own",
+        (
+            (
+                "lanternbench/engine/diagonals.py",
+                "return seen & (row <= diagonal.row[:, None])",
+                "return seen & (row <= diagonal.row[:, None] + 1)",
+            ),
+        ),
+        "flashar",
+        (f"{DIAGONALS}::test_a_token_is_drawn_from_its_neighbours_states_under_the_mask",),
+    ),
+    Mutant(
+        "branch-reads-left",
+        "the vertical branch is read at the neighbour to the left",
+        (
+            (
+                "lanternbench/engine/diagonals.py",
+                "above = below[:, (place - 1).clamp(0, last)]",
+                "above = below[:, place.clamp(0, last)]",
+            ),
+        ),
+        "flashar",
+        (f"{DIAGONALS}::test_on_tables_the_engine_draws_what_the_plain_definition_says",),
+    ),
+    Mutant(
+        "gate-swapped",
+        "the gate weighs the two predictions the other way round",
+        (
+            (
+                "lanternbench/models/drafters/flashar.py",
+                "return gate * model.logits(h) + (1 - gate) * self.vertical_head(v)",
+                "return (1 - gate) * model.logits(h) + gate * self.vertical_head(v)",
+            ),
+        ),
+        "flashar",
+        (f"{DIAGONALS}::test_a_token_is_drawn_from_its_neighbours_states_under_the_mask",),
     ),
     Mutant(
         "auxiliary-not-dropped",

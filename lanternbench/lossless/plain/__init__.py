@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from lanternbench.engine.plain import (
+    DiagonalSpec,
     PlainResidual,
     PlainRule,
     Probs,
@@ -236,7 +237,7 @@ class PlainMethod(Generic[State]):
     A state is what a method carries from one step to the next.
     """
 
-    spec: TreeSpec | WindowSpec | RowSpec
+    spec: TreeSpec | WindowSpec | RowSpec | DiagonalSpec
     rule: PlainRule
     residual: PlainResidual
 

@@ -1,17 +1,29 @@
-"""Several rows at once: ZipAR (arXiv 2412.04062) and parallel Jacobi decoding (arXiv 2606.05703).
+"""Several rows at once: ZipAR (arXiv 2412.04062), parallel Jacobi decoding (arXiv 2606.05703), and
+FlashAR's diagonals (arXiv 2605.09430).
 
 The target has a distribution after every *view*: the tokens that an input attends to, by position,
 ``NONE`` if there is none; a whole view is a prefix.  Rows of one step see what was committed
 before it, never each other's drafts, so a step's outcomes are the products of its rows'.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from lanternbench.engine.plain import Probs, RowSpec
-from lanternbench.lossless.plain import Draws, PlainMethod, Prefix, World, normalise, outcomes
+from lanternbench.engine.plain import DiagonalSpec, Probs, RowSpec
+from lanternbench.lossless.plain import (
+    Draws,
+    Logits,
+    PlainMethod,
+    Prefix,
+    World,
+    guide,
+    normalise,
+    outcomes,
+    warp,
+)
 
 NONE = -1
 Law = tuple[float, ...]
@@ -52,13 +64,19 @@ class RowMethod(PlainMethod[RowsState]):
     are whole; until then its law is part of the state.
     """
 
-    spec: RowSpec
+    spec: RowSpec | DiagonalSpec
 
     def start(self, world: World) -> dict[RowsState, float]:
-        q = tuple(world.q(()))
+        return self.started(world, tuple(world.q(())))
+
+    def started(self, world: World, law: Law) -> dict[RowsState, float]:
+        """The states after a first token of this law."""
         blank = [Row()] * (world.length // world.grid_width - 1)
-        first = world.first_tokens().items()
-        return {((Row(prefix), *blank), ((0, q),)): mass for prefix, mass in first}
+        states = {}
+        for x, mass in enumerate(law):
+            if mass > 0:
+                states[(Row((x,)), *blank), ((0, law),)] = mass
+        return states
 
     def tokens(self, state: RowsState) -> Prefix:
         return sum([row.tokens for row in state[0]], ())
@@ -245,3 +263,83 @@ class RowStep:
         for x, share in enumerate(draft.law):
             mass.append(share * self.method.rule.probability(q, p, x, depth))
         return tuple(normalise(mass, q))
+
+
+@dataclass(frozen=True)
+class DiagonalMethod(RowMethod):
+    """Tokens of one anti-diagonal, each from softmax(g · H + (1 − g) · V) after guidance.
+
+    H are the target's logits after what the token to the left sees, V the vertical branch's after
+    what the token above sees; g = σ(H_0 − V_0), 1 in the first row and 0 in the first column.
+    """
+
+    spec: DiagonalSpec
+
+    def start(self, world: World) -> dict[RowsState, float]:
+        sides = []
+        for horizontal, vertical in halves(world):
+            h = horizontal(())
+            sides.append(mixed(h, vertical(()), sigmoid(h[0])))
+        return self.started(world, self.warped(world, sides))
+
+    def step(self, world: World, state: RowsState) -> Callable[[Draws], RowsState]:
+        rows, _ = state
+        width = world.grid_width
+        number = min(i + len(row.tokens) for i, row in enumerate(rows) if len(row.tokens) < width)
+        of_rows: list[dict[Result, float]] = []
+        for i, row in enumerate(rows):
+            column = number - i
+            if not 0 <= column < width:
+                of_rows.append({Result(row): 1.0})
+                continue
+            law = self.law(world, rows, i, column)
+            drawn = {}
+            for x, mass in enumerate(law):
+                if mass > 0:
+                    drawn[Result(Row((*row.tokens, x)), (law,))] = mass
+            of_rows.append(drawn)
+        return partial(self.next_state, world, state, of_rows)
+
+    def law(self, world: World, rows: tuple[Row, ...], i: int, column: int) -> Law:
+        sides = []
+        for horizontal, vertical in halves(world):
+            if i == 0:
+                sides.append(horizontal(self.view(world, rows, i)))
+            elif column == 0:
+                sides.append(vertical(self.view(world, rows, i - 1)))
+            else:
+                h = horizontal(self.view(world, rows, i))
+                v = vertical(self.view(world, rows, i - 1))
+                sides.append(mixed(h, v, sigmoid(h[0] - v[0])))
+        return self.warped(world, sides)
+
+    def view(self, world: World, rows: tuple[Row, ...], row: int) -> Prefix:
+        """What an input of ``row`` on the last diagonal sees."""
+        seen: list[int] = []
+        for j, other in enumerate(rows):
+            is_seen = j <= row or not self.spec.causal
+            seen += (other if is_seen else Row()).padded(world.grid_width)
+        return tuple(seen)
+
+    def warped(self, world: World, sides: list[list[float]]) -> Law:
+        return tuple(warp(guide(sides[0], sides[1], world.sampling.guidance), world.sampling))
+
+
+def halves(world: World) -> list[tuple[Logits, Logits]]:
+    """The target's and the branch's logits by view, with the prompt and without."""
+    with_prompt = (world.target, needed(world.drafter))
+    return [with_prompt, (needed(world.target_uncond), needed(world.drafter_uncond))]
+
+
+def needed(logits: Logits | None) -> Logits:
+    if logits is None:
+        raise ValueError("diagonals need the logits of a vertical branch")
+    return logits
+
+
+def mixed(h: list[float], v: list[float], gate: float) -> list[float]:
+    return [gate * a + (1 - gate) * b for a, b in zip(h, v, strict=True)]
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))

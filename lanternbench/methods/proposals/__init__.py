@@ -1,6 +1,6 @@
 """Proposals: imported when one is used."""
 
 MODULES = {
-    "dflash": "levels", "eagle": "drafting", "eagle-3": "drafting", "jacobi": "jacobi", "medusa": "levels",
+    "dflash": "levels", "eagle": "drafting", "eagle-3": "drafting", "flashar": "drafting", "jacobi": "jacobi", "medusa": "levels",
     "model": "drafting", "none": "jacobi", "scd": "jacobi", "sjd-pac": "sjd_pac", "sjd++": "jacobi",
 }  # fmt: skip

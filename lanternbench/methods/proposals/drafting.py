@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from lanternbench.component import Choices
 from lanternbench.engine.cache import DecoderCache, prefix_address
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.opening import open_cache
@@ -33,9 +34,10 @@ from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.jacobi import LoneRoots
+from lanternbench.methods.proposals.jacobi import LoneRoots, NoDraft
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import Eagle
+from lanternbench.models.drafters.flashar import FlashAR
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -309,6 +311,35 @@ class ModelProposal(DrafterProposal):
 
     def make(self, target: Target, max_depth: int) -> AnyDrafter:
         return ModelDrafter(self.network_of(target))
+
+
+@dataclass(frozen=True, eq=False)
+class BranchedRoots(LoneRoots):
+    """Drafts nothing; the order draws with the vertical branch ``net``."""
+
+    net: FlashAR
+    lm: ImageDecoder
+
+    def network(self) -> Network:
+        return network(self.net, self.lm, self.net.layers)
+
+
+@register("proposal", "flashar")
+class FlashARBranch(NoDraft, DrafterProposal):
+    """no draft: FlashAR's vertical branch on the target's inner states"""
+
+    drafter_kind: ClassVar[str | None] = "flashar"
+    in_rows: ClassVar[bool] = False
+
+    def refuses(self, choices: Choices) -> str | None:
+        if choices.order != "diagonal":
+            return "FlashAR's branch predicts the row below, so it needs the order 'diagonal'"
+        return super().refuses(choices)
+
+    def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> BranchedRoots:
+        """Raises UserError if the target has no branch, or one that does not fit."""
+        roots = LoneRoots.of(target)
+        return BranchedRoots(roots.size, roots.static, self.network_of(target), target.model)
 
 
 def parent_states(

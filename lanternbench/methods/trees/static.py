@@ -13,7 +13,7 @@ from lanternbench.engine.tree import MAX_DEPTH, Paths, StaticTree, chain, from_p
 from lanternbench.errors import UserError
 from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
-from lanternbench.registry import register
+from lanternbench.registry import component, register
 
 
 @cache
@@ -48,7 +48,7 @@ class NoTree(TreePolicy):
     """no draft"""
 
     def refuses(self, choices: Choices) -> str | None:
-        if choices.proposal == "none":
+        if component("proposal", choices.proposal).tree_names == ("none",):
             return None
         return "a proposal needs a tree, and autoregressive decoding (proposal none) has none"
 

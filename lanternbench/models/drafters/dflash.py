@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.drafters.eagle import counted_layers, wrong_width
+from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.loading import (
     State,
     count_layers,
@@ -201,7 +202,7 @@ def spread(n_layer: int, count: int = 5) -> Depths:
     return tuple(sorted(1 + i for i in ids))
 
 
-def to_file(net: DFlash) -> State:
+def to_file(net: DFlash, model: ImageDecoder) -> State:
     """Return its weights, and three tensors of integers for what the weights do not show."""
     return net.state_dict() | {
         "block_size": torch.tensor(net.block),
@@ -210,9 +211,9 @@ def to_file(net: DFlash) -> State:
     }
 
 
-def untrained(model: ImageDecoder, kind: str) -> DFlash:
-    """Return an untrained drafter of the usual sizes for a target's decoder."""
-    return DFlash.untrained(model)
+def untrained(model: ImageDecoder, kind: str, sizes: Sizes) -> DFlash:
+    """Return an untrained drafter of these sizes for a target's decoder."""
+    return DFlash.untrained(model, sizes.block, sizes.layers, sizes.causal)
 
 
 def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> DFlash:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.key_names import TABLE, from_published, rotary_pairs, to_published
 from lanternbench.models.loading import (
     State,
@@ -178,12 +179,12 @@ def new_eagle(model: ImageDecoder, fused: bool = False) -> Eagle:
     return Eagle(config, norm_eps=config.norm_eps, fused=fused)
 
 
-def untrained(model: ImageDecoder, kind: str) -> Eagle:
+def untrained(model: ImageDecoder, kind: str, sizes: Sizes) -> Eagle:
     """Return an untrained drafter of ``kind`` eagle or eagle-3 for a target's decoder."""
     return new_eagle(model, kind == "eagle-3")
 
 
-def eagle_state(net: Eagle, model: ImageDecoder) -> State:
+def to_file(net: Eagle, model: ImageDecoder) -> State:
     """Return a drafter's tensors in the layout that ``load`` reads."""
     state = to_published(net.state_dict())
     if model.rotates_halves:

@@ -6,11 +6,19 @@ from types import ModuleType
 from typing import NamedTuple
 
 
+class Sizes(NamedTuple):
+    """The sizes of a new drafter, of which a kind reads its own."""
+
+    block: int = 6
+    layers: int = 1
+    causal: bool = False
+
+
 class DrafterKind(NamedTuple):
     """A row of the table.
 
-    ``module``, with functions ``load`` and ``untrained``, has the code of a kind that a file can
-    hold; other kinds have none.
+    ``module``, with functions ``load``, ``untrained`` and ``to_file``, has the code of a kind that
+    a file can hold; other kinds have none.
     """
 
     name: str
@@ -35,6 +43,14 @@ _ROWS = (
         tensor="target_layers",
         recipe="dflash",
         starts=("dflash",),
+        is_bundled=False,
+    ),
+    DrafterKind(
+        "flashar",
+        f"{__package__}.flashar",
+        tensor="hv_gate_mlp.0.weight",
+        recipe="flashar",
+        starts=("flashar",),
         is_bundled=False,
     ),
     DrafterKind("model"),  # a target by itself

@@ -132,7 +132,7 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     network = Emu3
     configuration = Emu3Config
     title = "Emu3"
-    prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.")
+    prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.", "backbone.")
     vq_file = "BAAI/Emu3-VisionTokenizer"
     special = PUBLISHED
 
