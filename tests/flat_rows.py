@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from lanternbench import __version__
+from lanternbench.experiment.run_folder import samples_digest
 from lanternbench.measure.figures import acceptance
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summary import Row
+from lanternbench.measure.summary import Row, seal_of
 from lanternbench.notes import Note
-from lanternbench.utils.json_values import versioned
+from lanternbench.utils.json_values import plain, versioned
 
 
 def whole(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,11 +35,20 @@ def row_of(flat: Mapping[str, Any]) -> Row:
     return Row.model_validate(whole(flat))
 
 
-def summary_text(rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
-    """The content of a summary.json."""
+def write_summary(
+    folder: Path, rows: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()
+) -> None:
+    """Write a summary.json of the folder's samples, as if this version had made it of them."""
     content = {
         "rows": [whole(row) for row in rows],
         "notes": [Note("info", None, text) for text in notes],
         "sets": sorted({name[:-2] for row in rows for name in row if name.endswith("_n")}),
     }
-    return json.dumps(versioned(content))
+    seal(folder, versioned(content))
+
+
+def seal(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write this summary of the folder's samples, sealed as this version does."""
+    content = plain(content) | {"lanternbench": __version__, "samples": samples_digest(folder)}
+    content["seal"] = seal_of(content)
+    (folder / "summary.json").write_text(json.dumps(content))

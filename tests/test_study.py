@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import DATA
+from flat_rows import seal
 
 from benchmarks import methods, result_files, study
 from lanternbench.experiment import iter_samples, read_run
@@ -36,8 +37,7 @@ def stored(
     record |= {"run_id": run_id, "created": created, "config": record["config"] | (config or {})}
     (path / "run.json").write_text(json.dumps(record))
     summary = summarise(Figures(iter_samples(path)), read_run(path))
-    content = versioned(summary.model_copy(update={"notes": list(notes)}))
-    (path / "summary.json").write_text(json.dumps(content))
+    seal(path, versioned(summary.model_copy(update={"notes": list(notes)})))
     return path
 
 

@@ -23,14 +23,23 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.numpy import save
 
+from lanternbench import __version__
 from lanternbench.errors import UserError, first_mistake
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.run_record import Environment, Resumption, RunRecord
 from lanternbench.measure.samples import Sample, image_name
-from lanternbench.measure.summary import Summary, read_summary
+from lanternbench.measure.summary import Summary, read_summary, seal_of
 from lanternbench.utils.files import OUT, open_file, replacing, writing
 from lanternbench.utils.json_values import differences, read_object, versioned
-from lanternbench.utils.ledger import Ledger, Line, Lines, digest_of, read_lines, scan
+from lanternbench.utils.ledger import (
+    Ledger,
+    Line,
+    Lines,
+    digest_of,
+    read_lines,
+    scan,
+    without_repeats,
+)
 
 RUN, SAMPLES, DEVICES = "run.json", "samples.jsonl", "devices.jsonl"
 OWN_FILES = {".lock", "images", "run.json.part"}  # of a folder without run.json
@@ -68,7 +77,7 @@ def key_of(sample: Sample) -> str:
 
 def scan_samples(path: Path) -> Iterator[Line[Sample]]:
     """Yield every line of a run folder's samples, with its sample or why there is none."""
-    return scan(Path(path) / SAMPLES, Sample)
+    return without_repeats(scan(Path(path) / SAMPLES, Sample), key_of)
 
 
 def iter_samples(path: Path) -> Iterator[Sample]:
@@ -102,10 +111,16 @@ def no_run(root: Path) -> UserError:
     )
 
 
-def latest(root: Path) -> Path:
-    """Return the run last started or resumed under ``root``.  Raises UserError if there is none."""
-    readable = [path for path, _ in runs(root)]
-    broken = [path.parent for path in Path(root).glob(f"*/{RUN}") if path.parent not in readable]
+def latest(root: Path, name: str = ".*") -> Path:
+    """Return the run last started or resumed under ``root`` whose id matches the pattern ``name``.
+
+    Raises UserError if there is none, or if it is damaged.
+    """
+    matching = [
+        path.parent for path in Path(root).glob(f"*/{RUN}") if re.fullmatch(name, path.parent.name)
+    ]
+    readable = [path for path, _ in runs(root) if path in matching]
+    broken = [path for path in matching if path not in readable]
     candidates = readable[:1] + broken
     if not candidates:
         raise no_run(root)
@@ -123,14 +138,12 @@ def find(root: Path, ids: Sequence[str] = ()) -> list[Path]:
 
 def _named(root: Path, name: str) -> Path:
     for place in (root / name, Path(name)):
-        if (place / RUN).is_file():
+        if (place / RUN).exists():
             return place
-    known = [path for path, _ in runs(root)]
-    id_of_name = re.compile(rf"{re.escape(name)}-[0-9a-f]{{8}}(-\d+)?")
-    for path in known:
-        if id_of_name.fullmatch(path.name):
-            return path
-    names = [path.name for path in known]
+    names = [path.parent.name for path in Path(root).glob(f"*/{RUN}")]
+    id_of_name = rf"{re.escape(name)}-[0-9a-f]{{8}}(-\d+)?"
+    if any(re.fullmatch(id_of_name, known) for known in names):
+        return latest(root, id_of_name)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names[:3]
     hint = "make one with `lanternbench run`."
     if close:
@@ -346,8 +359,9 @@ class RunFolder(Ledger):
         self.samples.check()
         tokens = {sample.key: np.asarray(sample.token_ids, np.int32) for sample in self.samples}
         self.write("tokens.safetensors", save(tokens))
-        summed_up = summary.model_copy(update={"samples": samples_digest(self.path)})
-        self._write("summary.json", summed_up)
+        samples = {"samples": samples_digest(self.path), "lanternbench": __version__}
+        content = versioned(summary.model_copy(update=samples))
+        self._write("summary.json", content | {"seal": seal_of(content)})
 
     def _write(self, name: str, value: object) -> None:
         text = json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)

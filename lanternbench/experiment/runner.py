@@ -28,7 +28,15 @@ from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
 from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_sets, summarise
 from lanternbench.methods.method import Method
-from lanternbench.metrics import ImageMetric, SetMetric, Setup, scorers_for, weights_of
+from lanternbench.metrics import (
+    ImageMetric,
+    SetMetric,
+    Setup,
+    metric_class,
+    scorers_for,
+    weights_of,
+)
+from lanternbench.models.catalogue import located
 from lanternbench.models.entries import catalogue, shortfall
 from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet
@@ -67,6 +75,7 @@ def run(
     what is computed depends on (seed, prompt, method) alone, whichever ``executor`` computes it,
     by default this process.  Raises UserError before anything is computed if a setting is wrong.
     """
+    check(config)
     with closing(executor or Executor()) as workers:
         prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
         facts = workers.start(config, device, -(-len(prompts) // config.batch) * config.repeats)
@@ -85,6 +94,26 @@ def run(
             summary = _summary(folder, config, scorers, costs, remarks)
             folder.finish(summary)
             return folder.path, summary
+
+
+def check(config: Sweep) -> None:
+    """Raise UserError for wrong methods or metrics."""
+    expand(config)
+    for name in config.metrics:
+        metric_class(name)
+
+
+def check_all(runs: Sequence[Sweep], has_files: bool) -> None:
+    """Check every run and its prompts, before models are loaded.  Raises UserError.
+
+    ``has_files``: whether the targets' files must be on this machine.
+    """
+    for config in runs:
+        check(config)
+        if has_files:
+            located(config.target, config.random_weights)
+    for config in {(run.prompts, run.num_prompts, run.caption): run for run in runs}.values():
+        prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
 
 
 def open_run(

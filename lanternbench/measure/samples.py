@@ -17,6 +17,8 @@ Count = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Figure = Annotated[float, Field(ge=-1e15, le=1e15)]
 
+SHORTEST = 1e-6  # seconds of a decode
+
 _LARGEST = {  # entry of each list
     "accept_lengths": 2**24,
     "tree_depths": 2**24,
@@ -108,6 +110,7 @@ class Sample(BaseModel):
         self._check_key()
         self._check_names()
         self._check_lists()
+        self._check_times()
         unknown_steps = self.method == IMPORTED and not self.timed and not self.decode_s
         if unknown_steps and not self.accept_lengths:
             return self
@@ -136,6 +139,16 @@ class Sample(BaseModel):
             values = getattr(self, name)
             if values and not 0 <= min(values) <= max(values) <= largest:
                 raise ValueError(f"{name} has a number that no image can have")
+
+    def _check_times(self) -> None:
+        times = {"decode_s": self.decode_s}
+        if self.cpu_s:  # a coarse clock shows 0
+            times["cpu_s"] = self.cpu_s
+        if self.step_s:
+            times["step_s"] = sum(self.step_s)
+        for name, seconds in times.items():
+            if self.timed and seconds < SHORTEST:
+                raise ValueError(f"{name} is {seconds:g} s, in which no image is decoded")
 
 
 def sample_key(prompt_id: str, method: str, seed: int) -> str:

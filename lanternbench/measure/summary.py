@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from lanternbench.measure.run_record import IMPORTED, RunRecord
 from lanternbench.measure.samples import MEASURED
 from lanternbench.measure.statistics import Estimate, bootstrap_ratios, draws, paired_test
 from lanternbench.notes import Note
-from lanternbench.utils.json_values import SCHEMA_VERSION, plain, read_object
+from lanternbench.utils.json_values import SCHEMA_VERSION, config_hash, plain, read_object
 
 LOSSLESS = 1e-3  # the most fidelity loss that float error explains
 LARGEST = 1e15  # of any figure
@@ -112,6 +112,8 @@ class Summary(Part):
     costs: Costs = {}
     reference: Reference | None = None
     samples: str | None = None  # SHA-256 of the ``samples.jsonl`` that it sums up, if known
+    lanternbench: str | None = None  # the version that wrote it
+    seal: str | None = None  # SHA-256 of the other fields
     suite: str | None = None  # the name and hash of the suite that was run
 
     def all_notes(self) -> list[Note]:
@@ -132,20 +134,29 @@ def per_thousand(cost: Cost) -> str:
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
+def seal_of(content: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a summary's fields except ``seal``, which shows that it was edited."""
+    return config_hash({name: value for name, value in content.items() if name != "seal"})
+
+
 def read_summary(folder: Path) -> Summary:
-    """Return the content of a run's ``summary.json``; an empty summary for one that an early
-    version wrote, whose figures are computed anew.  Raises UserError if it cannot be read.
+    """Return the content of a run's ``summary.json``; an empty summary for one that was edited or
+    that an early version wrote, whose figures are computed anew.  Raises UserError if it cannot be
+    read.
     """
     path = Path(folder) / "summary.json"
     try:
         content = read_object(path)
-        return Summary.model_validate(content) if "schema_version" in content else Summary()
+        was_edited = "seal" in content and content["seal"] != seal_of(content)
+        if was_edited or "schema_version" not in content:
+            return Summary()
+        return Summary.model_validate(content)
     except FileNotFoundError:
         text = f"{folder} has no summary.json, so the run did not finish"
         raise UserError(f"{text}: continue it with --resume.") from None
     except ValidationError as error:
         reason = " ".join(first_mistake(error))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         reason = str(error)
     raise UserError(f"{path} cannot be read ({reason}): restore it, or run again with --fresh.")
 

@@ -88,8 +88,6 @@ def map_scales(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
 
 def grid_notes(contents: Contents, shown: int) -> list[str]:
     """Return what a reader has to know of a grid of so many prompts."""
-    if not shown:
-        return ["samples.jsonl holds no samples: the image grid is left out."]
     notes = []
     prompts = len(contents.figures.prompts)
     if prompts > shown:

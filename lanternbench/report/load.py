@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import yaml
 
+from lanternbench import __version__
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import read_run, samples_digest, scan_samples
 from lanternbench.measure.figures import BASELINE, Figures, acceptance
@@ -136,13 +137,31 @@ class Contents:
     # label -> loss of rows and columns of the image, a list per sample; of methods that draw
     # several rows at once
     losses: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
-    damaged: int = 0
+    damaged: list[str] = field(default_factory=list)  # why lines were left out
+
+
+def damage_notes(damaged: Sequence[str]) -> list[Note]:
+    """Return a warning if lines of samples.jsonl were left out, with the reason of the first."""
+    if not damaged:
+        return []
+    text = f"{len(damaged)} damaged line(s) of samples.jsonl were left out ({damaged[0]})."
+    return [Note("warning", None, text)]
+
+
+def intact(folder: Path, damaged: list[str]) -> Iterator[Sample]:
+    """Yield the samples of a run; why a line has none is added to ``damaged``."""
+    for line in scan_samples(folder):
+        if line.entry is None:
+            damaged.append(f"line {line.number}: {line.why}")
+        else:
+            yield line.entry
 
 
 def load_run(folder: Path, figures: Figures | None = None) -> Run:
     """Load one run folder with its current samples; ``figures``: of its samples, if already read.
 
-    Raises UserError if it is no run, holds no results, or its JSON is damaged.
+    What summary.json says counts if this version wrote it for these samples.  Raises UserError if
+    it is no run, holds no samples, or its JSON is damaged.
     """
     folder = Path(folder)
     if not (folder / "run.json").is_file():
@@ -152,17 +171,25 @@ def load_run(folder: Path, figures: Figures | None = None) -> Run:
         )
     record = read_run(folder)
     summary = read_summary(folder)
-    changed = summary.samples not in (None, samples_digest(folder))
-    if figures is None and (changed or summary.samples is None):
-        figures = Figures(line.entry for line in scan_samples(folder) if line.entry)
-    if figures and (changed or counts(figures) != {row.label: row.n for row in summary.rows}):
+    is_current = (
+        summary.lanternbench == __version__
+        and summary.seal is not None
+        and summary.samples == samples_digest(folder)
+    )
+    if is_current and figures is not None:  # the run may have gone on since they were read
+        is_current = counts(figures) == {row.label: row.n for row in summary.rows}
+    damaged: list[str] = []
+    if not is_current:
+        if figures is None:
+            figures = Figures(intact(folder, damaged))
         summary = renewed(figures, record, summary)
     if not summary.rows:
         raise UserError(
-            f"{folder} holds no results (summary.json has no rows): run it again with --resume."
+            f"{folder} holds no samples (samples.jsonl is missing or empty): run it again with"
+            " --resume."
         )
     rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))
-    return Run(folder, record, rows, summary.all_notes())
+    return Run(folder, record, rows, summary.all_notes() + damage_notes(damaged))
 
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
@@ -305,11 +332,7 @@ def read_contents(run: Run, prompts: int) -> Contents:
     """
     contents = Contents()
     seeds: dict[str, int] = {}
-    for line in scan_samples(run.folder):
-        sample = line.entry
-        if sample is None:
-            contents.damaged += 1
-            continue
+    for sample in intact(run.folder, contents.damaged):
         contents.figures.add(sample)
         by_row = sample.row_loss or []
         by_column = sample.column_loss or []

@@ -331,7 +331,7 @@ def save(
             if text.get_gid():  # it belongs to a point and may lie on a line
                 text.set_path_effects([withStroke(linewidth=1.4, foreground="white")])
         for path, kind in zip(files, kinds, strict=True):
-            with replacing(path, OUT) as file:
+            with replacing(path, OUT, shared=True) as file:
                 figure.savefig(file, format=kind, dpi=dpi, metadata=METADATA.get(kind))
     return files
 

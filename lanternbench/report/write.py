@@ -179,10 +179,8 @@ def read_report(
         tests = margin_tests(run, of_run, sizes, view)
         parts.append(make_part(run, of_run, labels[run.folder], view, budget, tests))
     notes = report_notes(runs)
-    damaged = sum(part.contents.damaged for part in parts)
-    if damaged:
-        text = f"{damaged} damaged line(s) of samples.jsonl were left out."
-        notes.append(Note("warning", None, text))
+    for part in parts:
+        notes += load.damage_notes(part.contents.damaged)
     difference = differing(runs)
     if difference is not None:
         parts[0].answer.insert(0, difference.text)
@@ -256,7 +254,7 @@ def row_steps(parts: Sequence[Part]) -> list[Steps | None]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    with replacing(path, OUT) as file:
+    with replacing(path, OUT, shared=True) as file:
         file.write(text.encode("utf-8", "replace"))
     return path
 

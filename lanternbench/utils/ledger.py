@@ -68,18 +68,26 @@ def scan(path: Path, kind: type[Entry]) -> Iterator[Line[Entry]]:
         raise UserError(f"cannot read {path} ({error.strerror}): make it readable.") from None
 
 
+def without_repeats(
+    lines: Iterable[Line[Entry]], key_of: Callable[[Entry], Hashable]
+) -> Iterator[Line[Entry]]:
+    """Yield the lines; one that has the key of an earlier line has a reason and no entry."""
+    keys: set[Hashable] = set()
+    for line in lines:
+        if line.entry is not None:
+            key = key_of(line.entry)
+            if key in keys:
+                line = line._replace(entry=None, why=f"{key!r} is there twice")
+            keys.add(key)
+        yield line
+
+
 def read_lines(
     path: Path, kind: type[Entry], key_of: Callable[[Entry], Hashable]
 ) -> Iterator[tuple[int, Entry]]:
     """Yield where each line ends, and its entry.  Raises UserError for a damaged or repeated line."""
-    keys: set[Hashable] = set()
-    for number, end, entry, why in scan(path, kind):
-        if entry is not None:
-            key = key_of(entry)
-            if key in keys:
-                why = f"{key!r} is there twice"
-            keys.add(key)
-        if entry is None or why:
+    for number, end, entry, why in without_repeats(scan(path, kind), key_of):
+        if entry is None:
             raise UserError(
                 f"{path} line {number} is damaged ({why}): delete that line to have it made again."
             )

@@ -12,7 +12,7 @@ from run_records import run_record
 
 from lanternbench import load_run
 from lanternbench.errors import UserError
-from lanternbench.experiment import RunFolder, Sample, find
+from lanternbench.experiment import RunFolder, Sample, find, read_run
 from lanternbench.measure.summary import summarise
 
 
@@ -96,3 +96,21 @@ def test_an_empty_folder_is_one_sentence(tmp_path):
 
     with pytest.raises(UserError, match="there is no run in"):
         listing(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"run_id":', r"run\.json is damaged"),
+        ('{"schema_version": 99}', r"run\.json has schema_version 99.*: upgrade it"),
+    ],
+)
+@pytest.mark.parametrize("name", ["demo", "demo-0123abcd"])
+def test_a_run_that_cannot_be_read_is_named_as_such_by_any_of_its_names(
+    name, content, says, tmp_path
+):
+    folder = tmp_path / "demo-0123abcd"
+    folder.mkdir()
+    (folder / "run.json").write_text(content)
+    with pytest.raises(UserError, match=says):
+        read_run(find(tmp_path, [name])[0])

@@ -365,3 +365,30 @@ def test_the_batch_of_a_sweep_can_be_given_in_place_of_the_file_s(tmp_path, monk
             catch_exceptions=False,
         )
         assert asked.pop().batch == want
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("prompts: absent.txt", "there is no file absent.txt"),
+        ("num_prompts: 100000", "lower --num-prompts"),
+        ("metrics: [clip, clop]", "there is no metric called 'clop'"),
+        ("target: [tiny, llamagen-xl-stage1]", "llamagen-xl-stage1"),
+        ("temperature: [1.0, -1.0]", "'temperature'"),
+        ("methods: [ar, {method: cool-sd, lambda: [1.1, -5]}]", "'lambda'"),
+    ],
+)
+def test_every_combination_of_a_sweep_is_checked_before_models_are_loaded(
+    change, says, dry_run, tmp_path, monkeypatch, capfd
+):
+    def load(*_: object) -> None:
+        pytest.fail("a model was loaded")
+
+    monkeypatch.setattr(worker, "Worker", load)
+    monkeypatch.setenv("LANTERNBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    kept = [line for line in SWEEP.splitlines() if not line.startswith(change.partition(":")[0])]
+    Path("mine.yaml").write_text("\n".join([*kept, change, ""]))
+    assert says in mistake(monkeypatch, capfd, "sweep", "mine.yaml", *dry_run)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]

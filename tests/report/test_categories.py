@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from flat_rows import summary_text
+from flat_rows import write_summary
 
 from lanternbench.experiment import Sample
 from lanternbench.measure.figures import Figures
@@ -40,8 +40,8 @@ def samples() -> list[dict]:
 def run(folder: Path, lines: list[dict]) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"run_id": "r"}))
-    (folder / "summary.json").write_text(summary_text(ROWS, []))
     (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_summary(folder, ROWS)
     return folder
 
 

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from flat_rows import summary_text
+from flat_rows import write_summary
 from PIL import Image
 from suite_runs import ENVIRONMENT, short_protocol, suite_run
 from test_pictures import LABELS, twenty_one
@@ -257,7 +257,7 @@ def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
         flat(bad, bad, 2.0, fidelity_loss=0.1, target=bad, **{bad: 1.0, f"{bad}_lo": 1.0}),
     ]
     folder = make_run(tmp_path / "evil", rows, caption=bad, run_id=bad)
-    (folder / "summary.json").write_text(summary_text(rows, [bad]))
+    write_summary(folder, rows, [bad])
     seen = browse(report([folder], published=True, formats=["html"])[-1], """
         document.querySelector("button.cell").click();
         const handlers = document.querySelectorAll("[onerror]").length;

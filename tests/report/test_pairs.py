@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from flat_rows import summary_text
+from flat_rows import write_summary
 
 from lanternbench.measure.statistics import holm, paired_test, paired_tests
 from lanternbench.report.findings import Pair, compared
@@ -18,8 +18,8 @@ def make_run(folder, samples, labels=("ar", "a", "b")):
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps({"run_id": "r", "config": {}, "environment": {}}))
     rows = [{"label": label, "method": label, "n": 1} for label in labels]
-    (folder / "summary.json").write_text(summary_text(rows, []))
     (folder / "samples.jsonl").write_text("".join(json.dumps(s) + "\n" for s in samples))
+    write_summary(folder, rows)
     return folder
 
 
