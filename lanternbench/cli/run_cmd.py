@@ -34,6 +34,7 @@ from lanternbench.settings import (
     RunSpec,
     Sampling,
     Sweep,
+    checked,
 )
 from lanternbench.utils.device import load_average
 
@@ -181,10 +182,10 @@ def import_(
     name: Annotated[str | None, From(RunSpec)],
     place: Annotated[options.Place, Takes()],
     steps: Annotated[
-        int | None, Option(min=1, help="Target forward passes per image, if the file has none.")
+        int | None, Option(help="Target forward passes per image, if the file has none.")
     ] = None,
     seconds: Annotated[
-        float | None, Option(min=0, help="Seconds per image, if the file has none.")
+        float | None, Option(help="Seconds per image, if the file has none.")
     ] = None,
     prompts: Annotated[
         str | None, Option(help="Prompts of the images (default: the captions in the file).")
@@ -204,7 +205,12 @@ def import_(
     from lanternbench.imported import layouts, run
     from lanternbench.metrics import Setup
 
-    entries = [entry.with_defaults(steps, seconds) for entry in layouts.read(source)]
+    if prompts is None and caption != "first":
+        raise UserError(
+            f"--caption {caption} chooses among the captions of --prompts: give these too."
+        )
+    stated = checked(layouts.Stated, {"steps": steps, "seconds": seconds})
+    entries = [entry.with_defaults(stated) for entry in layouts.read(source)]
     selected = sources.load(prompts, None, seed, caption) if prompts is not None else None
     config = configure(
         {

@@ -1,5 +1,6 @@
 """Images that other code made, stored in a run folder with the same prompts measured by ``ar``."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,54 +48,112 @@ class Matched(NamedTuple):
         return sample_key(self.prompt.id, method, self.seed)
 
 
+class Known:
+    """The prompts of a set by what files call them."""
+
+    def __init__(self, prompts: Sequence[Prompt], source: str | None):
+        self.prompts = prompts
+        self.source = source
+        self.by_text: dict[str, list[Prompt]] = {}
+        self.by_name: dict[str, Prompt] = {}  # ids, and names of reference images
+        for prompt in prompts:
+            self.by_text.setdefault(prompt.text, []).append(prompt)
+            self.by_name[Path(prompt.image or prompt.id).stem] = prompt
+        self.by_name |= {prompt.id: prompt for prompt in prompts}
+
+    def named(self, entry: Entry) -> Prompt | None:
+        """Return the prompt of an entry's id, of which a name of a file may be a sample."""
+        name = entry.id or ""
+        return self.by_name.get(name) or self.by_name.get(re.sub(r"[_-]\d+$", "", name))
+
+    def numbered(self, entry: Entry) -> Prompt | None:
+        if entry.number is None or entry.number >= len(self.prompts):
+            return None
+        return self.prompts[entry.number]
+
+    def captioned(self, entry: Entry) -> Prompt | None:
+        """Return the prompt of an entry's caption; of several, the one with its id, or the first."""
+        same = self.by_text.get(clean(entry.caption), [])
+        of_id = [prompt for prompt in same if prompt.id == entry.id]
+        return next(iter(of_id or same), None)
+
+    def missing(self, entry: Entry) -> UserError:
+        what = f"prompt '{entry.id or entry.number}'"
+        if entry.caption is not None:
+            what = f"caption '{entry.caption[:60]}'"
+        fix = "give the --prompts that it was made with"
+        if self.source is not None:
+            fix = f"{self.source} is another set"
+        return UserError(f"{entry.where}: there is no {what} among the prompts: {fix}.")
+
+
 def matched(entries: Sequence[Entry], prompts: PromptSet | None, first: int = 0) -> list[Matched]:
-    """Return every entry with its prompt, by caption or number; by default captions are the
+    """Return every entry with its prompt, by caption, id or number; by default captions are the
     prompts.  Raises UserError.
 
     ``first``: the seed of the first image of a prompt.
     """
-    by_text = {prompt.text: prompt for prompt in prompts or ()}
+    known = Known(_captions(entries), None)
+    if prompts is not None:
+        known = Known(prompts.prompts, prompts.source)
+    named = [entry for entry in entries if entry.caption is None]
+    of_names = iter(_by_name(named, known))
     seeds: dict[str, int] = {}
     items = []
     for entry in entries:
-        if prompts is None and entry.caption is not None:
-            _add_prompt(by_text, entry)
-        prompt = _prompt_of(entry, prompts, by_text)
+        prompt = next(of_names) if entry.caption is None else known.captioned(entry)
+        if prompt is None:
+            raise known.missing(entry)
         seed = seeds.get(prompt.id, first)
         seeds[prompt.id] = seed + 1
         items.append(Matched(entry, prompt, seed))
-    if len({prompt.id for prompt in by_text.values()}) < len(by_text):
-        raise UserError("two captions have the same id: give each prompt one of its own, or none.")
     return items
 
 
-def _add_prompt(by_text: dict[str, Prompt], entry: Entry) -> None:
-    """Add the entry's caption to the prompts."""
-    text = clean(entry.caption or "")
-    name = entry.id or str(len(by_text) + 1)
-    by_text.setdefault(text, Prompt(name.replace("|", "_"), text))
+def _captions(entries: Sequence[Entry]) -> list[Prompt]:
+    """Return the captions of entries as prompts, by their ids if they have some.  Raises UserError
+    for two captions of one id.
+    """
+    prompts: dict[tuple[str | None, str], Prompt] = {}
+    for entry in entries:
+        if entry.caption is not None:
+            text = clean(entry.caption)
+            name = entry.id or str(len(prompts) + 1)
+            prompts.setdefault((entry.id, text), Prompt(name.replace("|", "_"), text))
+    if len({prompt.id for prompt in prompts.values()}) < len(prompts):
+        raise UserError("two captions have the same id: give each prompt one of its own, or none.")
+    return list(prompts.values())
 
 
-def _prompt_of(entry: Entry, prompts: PromptSet | None, by_text: dict[str, Prompt]) -> Prompt:
-    """Return the prompt of an entry.  Raises UserError if there is none."""
-    if entry.caption is not None:
-        text = clean(entry.caption)
-        if text in by_text:
-            return by_text[text]
-        what = f"caption '{text[:60]}'"
-    else:
-        if prompts is not None and entry.number is not None and entry.number < len(prompts):
-            return prompts.prompts[entry.number]
-        what = f"prompt {entry.number}"
-    fix = "give the --prompts that it was made with"
-    if prompts is not None:
-        fix = f"{prompts.source} is another set"
-    raise UserError(f"{entry.where}: there is no {what} among the prompts: {fix}.")
+def _by_name(entries: Sequence[Entry], known: Known) -> list[Prompt]:
+    """Return the prompts of entries without captions: all by their ids, or all by their numbers.
+
+    Raises UserError if some have no prompt either way, or if the two ways differ.
+    """
+    by_id = [known.named(entry) for entry in entries]
+    by_number = [known.numbered(entry) for entry in entries]
+    complete = [way for way in (by_id, by_number) if None not in way]
+    if not complete:
+        raise known.missing(entries[by_number.index(None)])
+    for entry, one, other in zip(entries, complete[0], complete[-1]):
+        if one != other:
+            raise UserError(
+                f"{entry.where} may be the prompt with that id or the one with that number from 0:"
+                " give a .jsonl file with captions instead."
+            )
+    return [prompt for prompt in complete[0] if prompt is not None]
 
 
 def check_tokens(entries: Sequence[Entry], target: Target) -> None:
-    """Raise UserError for tokens that the target cannot have drawn."""
+    """Raise UserError for tokens that the target cannot have drawn, or more steps than tokens."""
     for entry in entries:
+        steps = max(entry.steps or 0, entry.per_step or 0)
+        if steps > target.length:
+            text = f"{entry.where} has {steps:g} steps or tokens a step"
+            raise UserError(
+                f"{text}, and an image of {target.name} has {target.length} tokens: give the"
+                " forward passes of the target for one image."
+            )
         tokens = entry.tokens
         if tokens is None:
             continue
@@ -102,6 +161,13 @@ def check_tokens(entries: Sequence[Entry], target: Target) -> None:
             rows, columns = target.grid
             text = f"{entry.where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns})"
             raise UserError(f"{text}: give its image tokens alone, without text and row ends.")
+        if len(entry.shape) > 1 and entry.shape != target.grid:
+            rows, columns = target.grid
+            shape = " × ".join(map(str, entry.shape))
+            raise UserError(
+                f"{entry.where} has {shape} tokens, and {target.name} draws {rows} × {columns}:"
+                " give rows of that grid, or all tokens in one row."
+            )
         wrong = tokens[(tokens < 0) | (tokens >= target.vocab)]
         if wrong.size:
             text = f"{entry.where} has token {wrong[0]}, and the codebook of {target.name} {target.vocab}"

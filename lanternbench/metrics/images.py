@@ -16,7 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.prompts import load
 from lanternbench.prompts.sources import GenEvalLine, geneval_metadata
 from lanternbench.registry import component
-from lanternbench.utils.files import OUT, replacing, writing
+from lanternbench.utils.files import OUT, open_file, replacing, writing
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 MAX_NAME = 240  # bytes of a file name, less its ending
@@ -45,7 +45,7 @@ def read_image(path: str | PathLike[str]) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as opened:
+            with open_file(Path(path)) as file, Image.open(file) as opened:
                 opened.load()
                 return _to_rgb(ImageOps.exif_transpose(opened))
     except FileNotFoundError:

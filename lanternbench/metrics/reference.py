@@ -15,6 +15,7 @@ from PIL import Image
 from lanternbench.errors import UserError
 from lanternbench.metrics.images import images_below, sha256
 from lanternbench.utils.download import digest
+from lanternbench.utils.files import open_file
 
 if TYPE_CHECKING:
     from lanternbench.metrics.set_distances import Moments
@@ -82,7 +83,7 @@ def image_sizes(paths: Sequence[Path]) -> set[tuple[int, int]]:
     sizes = set()
     for path in paths[:: -(-len(paths) // LOOKED_AT) or 1]:
         try:
-            with Image.open(path) as image:
+            with open_file(path) as file, Image.open(file) as image:
                 sizes.add(image.size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
             continue

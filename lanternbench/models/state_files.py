@@ -22,6 +22,7 @@ from lanternbench.models.places import (
     weights_files,
 )
 from lanternbench.utils.damage import damage
+from lanternbench.utils.files import open_file
 from lanternbench.utils.memory import is_out_of_memory
 
 State = dict[str, Tensor]
@@ -141,5 +142,5 @@ def mappable(path: Path) -> bool:
     """Return whether tensors can stay on disk until they are read: torch wrote no zip archives
     before 1.6.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return path.suffix == ".safetensors" or file.read(2) == b"PK"

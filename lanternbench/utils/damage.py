@@ -4,6 +4,8 @@ import json
 import zipfile
 from pathlib import Path
 
+from lanternbench.utils.files import open_file
+
 LFS = b"version https://git-lfs.github.com/spec/"
 HTML = (b"<!doctype", b"<html", b"<head", b"<?xml")
 MAX_HEADER = 10**8  # bytes of a safetensors header
@@ -15,7 +17,7 @@ def damage(path: Path) -> str | None:
         return f"is a link to {path.readlink()}, which does not exist: download it again"
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = file.read(1024)
     except OSError:
         return None  # its reader says why it cannot be read
@@ -44,7 +46,7 @@ def _pointed_size(start: bytes) -> str:
 def _short_safetensors(path: Path, size: int) -> str | None:
     """Return what is wrong if a file is shorter than its header says."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= MAX_HEADER or 8 + length > size:
                 return "is truncated or damaged: download it again"

@@ -176,11 +176,13 @@ def read_yaml(path: Path, what: str) -> Any:
     the line of a mistake.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with open_file(path) as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
             raise UserError(
                 f"{path} is larger than {what} can be ({MAX_BYTES} bytes): give {what}"
             )
-        return load_yaml(path.read_text(encoding="utf-8"))
+        return load_yaml(content.decode())
     except yaml.MarkedYAMLError as error:
         raise UserError(
             f"{path}{_place(error)} is no valid YAML ({error.problem}): correct that line"

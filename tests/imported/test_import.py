@@ -5,6 +5,10 @@ marked imported.
 from __future__ import annotations
 
 import json
+import os
+import struct
+import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +29,15 @@ from lanternbench.imported.run import LOG_PROB, import_run, log_probs, matched
 from lanternbench.measure.summary import read_summary
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.metrics import read_image
 from lanternbench.models.target import Target
+from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.report.write import report
 from lanternbench.settings import Sampling
 
 CAPTIONS = [p.text for p in prompts.load("demo", 2)]
 LENGTH = 64
+GOOD = [[5] * LENGTH] * 2
 
 
 def settings(**given):
@@ -145,7 +152,7 @@ def test_log_probabilities_are_those_that_the_decode_met(target, ar):
 def imported(target, ar, tmp_path_factory):
     """Two decoders in one folder beside ar: ar's own tokens, and tokens drawn at random."""
     folder = tmp_path_factory.mktemp("imported")
-    own = jsonl(folder / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=100))
+    own = jsonl(folder / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=50))
     noise = np.random.default_rng(0).integers(0, target.vocab, (2, LENGTH))
     np.savez(
         folder / "noise.npz",
@@ -174,7 +181,7 @@ def test_ar_s_own_tokens_differ_by_0_with_p_1(imported):
 
 def test_imported_times_are_as_stated_and_never_measured(imported):
     ar, own, noise = read_summary(imported).rows
-    assert (own.value("stated_s"), own.value("step_compression")) == (3.25, LENGTH / 100)
+    assert (own.value("stated_s"), own.value("step_compression")) == (3.25, LENGTH / 50)
     assert noise.value("step_compression") == pytest.approx(2 * LENGTH / 96)
     assert noise.value("stated_s") is None
     clocked = (
@@ -214,7 +221,7 @@ def test_the_same_import_again_changes_nothing_and_other_images_need_another_lab
     results = imported.parent
     before = (imported / "samples.jsonl").read_bytes()
     again = jsonl(
-        tmp_path / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=100)
+        tmp_path / "own.jsonl", rows([made.tokens for made in ar], seconds=3.25, steps=50)
     )
     assert import_run(read(again), "own", settings(), None, results, "cpu") == imported
     assert (imported / "samples.jsonl").read_bytes() == before
@@ -320,8 +327,6 @@ def test_what_sjd_and_zipar_write_is_imported_by_the_number_of_the_prompt(tmp_pa
 
 # --- mistakes ---
 
-GOOD = [[5] * LENGTH] * 2
-
 
 @pytest.mark.parametrize(
     ("lines", "says"),
@@ -336,7 +341,16 @@ GOOD = [[5] * LENGTH] * 2
         (rows(GOOD, steps=0), "line 1: steps must be at least 1"),
         (rows([[0.5] * LENGTH] * 2), "line 1: tokens"),
         ([{"caption": "a red circle"}], "line 1: it has neither tokens nor image"),
-        ([{"tokens": [1]}], "line 1: caption is missing"),
+        ([{"tokens": [1]}], "line 1: it has neither caption nor id"),
+        (rows(GOOD, steps=10**9), "line 1: steps must be at most"),
+        (rows(GOOD, seconds=1e10), "line 1: seconds must be at most"),
+        (rows(GOOD, steps=65), "line 1 has 65 steps .*, and an image of tiny has 64 tokens"),
+        (rows([[10**30] * LENGTH] * 2), "line 1: tokens"),
+        (rows([[[5] * 4] * 16] * 2), "line 1 has 16 × 4 tokens, and tiny draws 8 × 8"),
+        (
+            [{"caption": "x", "tokens": [[5] * 4, [5] * 60]}],
+            "line 1: its rows of tokens have different lengths",
+        ),
         (
             [{"caption": "x", "image": "../../etc/passwd"}],
             "image '../../etc/passwd' is outside its folder",
@@ -373,7 +387,18 @@ def test_nan_is_one_sentence(tmp_path):
             {"tokens": np.ones((2, 4), int), "steps": [0, 1]},
             r"steps\.0 must be at least 1",
         ),
-        ({"tokens": np.array([{"a": 1}], object)}, "allow_pickle=False"),
+        ({"tokens": np.array([{"a": 1}], object)}, "save them with dtype=str or dtype=int"),
+        (
+            {"tokens": np.ones((1, 4), int), "captions": np.array(["a"], object)},
+            "captions are Python objects: save them with dtype=str",
+        ),
+        ({"tokens": np.ones((1, 4), int), "steps": [10**9]}, r"steps\.0 must be at most"),
+        (
+            {"tokens": np.ones((1, 4), int), "seconds": [np.inf]},
+            r"seconds\.0 must be a finite number",
+        ),
+        ({"tokens": np.full((1, 4), 2**63, np.uint64)}, "which no codebook has"),
+        ({"images": np.zeros((1, 0, 4, 3), np.uint8)}, "images are uint8"),
         ({"images": np.zeros((2, 4, 4), np.uint8)}, "images are uint8"),
         ({"other": np.zeros(3)}, "it has no 'tokens'"),
     ],
@@ -401,7 +426,7 @@ def test_captions_that_are_not_the_prompts_are_named(tmp_path):
         match="line 1: there is no caption 'an elephant' among the prompts: demo is another",
     ):
         matched(entries, chosen)
-    with pytest.raises(UserError, match="there is no prompt 999 among"):
+    with pytest.raises(UserError, match="there is no prompt '999' among"):
         matched([Entry("999.png", number=999)], chosen)
     with pytest.raises(UserError, match="give the --prompts that it was made with"):
         matched([Entry("999.png", number=999)], None)
@@ -445,3 +470,160 @@ def test_the_command_imports_images_with_stated_figures_and_without_ar(
     assert found["rows"][0]["clip-tiny"] is not None
     assert read_run(Path(found["run"])).methods[0].method == "imported"
     assert "nothing to import" in mistake(monkeypatch, capfd, "import", "x.pt", "--label", "mine")
+
+
+# --- which prompt an image is of ---
+
+
+def folder_of(path: Path, *names: str) -> Path:
+    path.mkdir()
+    for name in names:
+        png(path / name, "blue")
+    return path
+
+
+def prompts_of(*ids: str, images: bool = False) -> PromptSet:
+    chosen = [Prompt(i, f"caption {i}", image=f"{i}.jpg" if images else None) for i in ids]
+    return PromptSet(tuple(chosen), "mine.txt", "mine.txt", 0)
+
+
+def places(folder: Path, chosen: PromptSet) -> list[tuple[str, str, int]]:
+    return [(m.entry.where, m.prompt.id, m.seed) for m in matched(read(folder), chosen)]
+
+
+def test_images_are_of_the_prompt_and_sample_that_their_names_say(tmp_path):
+    names = [f"{prompt}_{sample}.png" for prompt in range(3) for sample in (0, 1, 10, 2)]
+    folder = folder_of(tmp_path / "a", *names)
+    found = places(folder, prompts_of("a", "b", "c"))
+    assert found == [
+        (f"{prompt}_{sample}.png", name, seed)
+        for prompt, name in enumerate("abc")
+        for seed, sample in enumerate((0, 1, 2, 10))
+    ]
+
+
+def test_ids_are_matched_where_names_or_files_have_them(tmp_path):
+    chosen = prompts_of("139", "285", "1", images=True)
+    folder = folder_of(tmp_path / "a", "285.png", "139.PNG")
+    assert places(folder, chosen) == [("139.PNG", "139", 0), ("285.png", "285", 0)]
+    assert places(folder_of(tmp_path / "b", "139_1.png"), chosen) == [("139_1.png", "139", 0)]
+    np.savez(tmp_path / "a.npz", tokens=np.ones((2, 4), int), ids=np.array([285, 1]))
+    lines = [{"id": 285, "tokens": [1]}, {"id": "1", "tokens": [1]}]
+    for path in (tmp_path / "a.npz", jsonl(tmp_path / "a.jsonl", lines)):
+        assert [m.prompt.id for m in matched(read(path), chosen)] == ["285", "1"], path
+    jsonl(tmp_path / "b.jsonl", [{"id": "7", "tokens": [1]}])
+    with pytest.raises(UserError, match="line 1: there is no prompt '7' among the prompts"):
+        matched(read(tmp_path / "b.jsonl"), chosen)
+
+
+def test_of_two_prompts_with_one_caption_the_id_decides(tmp_path):
+    same = [Prompt(name, "a cat") for name in ("4", "9")]
+    chosen = PromptSet(tuple(same), "coco2017", "coco2017", 0)
+    lines = [{"id": name, "caption": "a cat", "tokens": [1]} for name in ("9", "4")]
+    entries = read(jsonl(tmp_path / "a.jsonl", lines))
+    for given in (chosen, None):
+        assert [(m.prompt.id, m.seed) for m in matched(entries, given)] == [("9", 0), ("4", 0)]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["5.png"], "5.png may be the prompt with that id or the one with that number"),
+        (["1_2_3.png"], "1_2_3.png: there is no prompt '1_2_3'"),
+        (["v2_1.png"], "v2_1.png: there is no prompt 'v2_1'"),
+        (["cat.png"], "cat.png: there is no prompt 'cat'"),
+        (["0.png", "0.jpg"], "has both 0.jpg and 0.png"),
+    ],
+)
+def test_a_name_that_may_be_of_two_prompts_or_of_none_is_refused(names, says, tmp_path):
+    folder = folder_of(tmp_path / "a", *names)
+    chosen = prompts_of(*[str(number) for number in range(2, 12)])
+    with pytest.raises(UserError, match=says):
+        matched(read(folder), chosen)
+
+
+def test_images_without_ending_are_not_left_out(tmp_path):
+    folder = folder_of(tmp_path / "a", "0.png")
+    (folder / "0.png").rename(folder / "1")
+    png(folder / "0.png", "blue")
+    with pytest.raises(UserError, match=r"1 has no ending: rename it to 1\.png"):
+        read(folder)
+
+
+def test_the_ending_of_a_file_may_be_in_capitals(tmp_path):
+    np.savez(tmp_path / "a.npz", tokens=np.ones((1, 4), int))
+    (tmp_path / "a.npz").rename(tmp_path / "A.NPZ")
+    assert len(read(tmp_path / "A.NPZ")) == 1
+
+
+def test_a_choice_of_captions_without_prompts_is_refused(tmp_path, monkeypatch, capfd):
+    path = str(jsonl(tmp_path / "a.jsonl", rows(GOOD)))
+    args = ("import", path, "--label", "x", "--caption", "longest")
+    assert "--caption longest chooses among" in mistake(monkeypatch, capfd, *args)
+
+
+@pytest.mark.parametrize(
+    "given", [["--seconds", "nan"], ["--seconds", "inf"], ["--steps", "1000000000"]]
+)
+def test_stated_numbers_of_the_command_line_have_bounds(given, tmp_path, monkeypatch, capfd):
+    path = str(jsonl(tmp_path / "a.jsonl", rows(GOOD)))
+    said = mistake(monkeypatch, capfd, "import", path, "--label", "x", *given)
+    assert f"'{given[0][2:]}' is wrong" in said
+
+
+# --- files that would take all memory, or all time ---
+
+
+def npz_of(path: Path, name: str, header: bytes, body: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        text = header.ljust(117) + b"\n"
+        archive.writestr(name, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "body", "says"),
+    [
+        ("(1000000, 1000)", b"\0" * 80, r"should have 8,000,000,000 bytes, and there are 80"),
+        ("(1, 4)", b"\0" * 80, r"should have 32 bytes, and there are 80"),
+        ("(1048576, 9)", b"\0" * (8 * 9 << 20), "bytes that inflate to"),
+        ("(" + "(" * 5000, b"", "cannot be imported"),
+    ],
+)
+def test_an_array_that_does_not_fit_its_file_is_refused_before_memory_is_taken(
+    shape, body, says, tmp_path
+):
+    header = b"{'descr': '<i8', 'fortran_order': False, 'shape': %s, }" % shape.encode()
+    path = npz_of(tmp_path / "a.npz", "tokens.npy", header[:5100], body)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=says):
+        read(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**24
+
+
+@pytest.mark.parametrize(
+    ("dtype", "metadata", "says"),
+    [
+        ("BF16", {}, "tokens are bfloat16: save them as whole numbers"),
+        ("F32", {}, "tokens are float32"),
+        ("F8_E4M3", {}, "cannot be imported"),
+        ("I64", {"captions": "[" * 10**5 + "]" * 10**5}, "cannot be imported"),
+        ("I64", {"captions": "[3]"}, "captions.0 must be text"),
+    ],
+)
+def test_a_safetensors_file_of_other_values_is_one_sentence(dtype, metadata, says, tmp_path):
+    size = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "I64": 8}[dtype] * 4
+    row = {"dtype": dtype, "shape": [1, 4], "data_offsets": [0, size]}
+    text = json.dumps({"__metadata__": metadata, "tokens": row}).encode()
+    (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
+    with pytest.raises(UserError, match=says):
+        read(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.npz", "a.safetensors", "a.png"])
+def test_a_pipe_keeps_nobody_waiting(name, tmp_path, in_time):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="not a regular file"):
+        read_image(tmp_path / name) if name == "a.png" else read(tmp_path / name)
