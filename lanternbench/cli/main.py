@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import re
 import sys
 import warnings
@@ -17,7 +18,8 @@ from lanternbench import __version__
 from lanternbench.cli import interrupts
 from lanternbench.cli.options import check_names, complete, paragraphs, takes_method_options
 from lanternbench.errors import UserError
-from lanternbench.utils.memory import SMALLER, is_out_of_memory, shortage
+from lanternbench.utils.files import HOME
+from lanternbench.utils.memory import SMALLER, check_address_space, is_out_of_memory, shortage
 
 NAMES = (  # FILE.function
     "run.run study.tune run.sweep listing.runs results.compare results.report results.score"
@@ -112,11 +114,22 @@ for place in ("setup.drafter", "setup.tiny"):
 app.add_typer(train, name="train")
 
 
-def main() -> None:
-    """Run a command.  The exit code of a user's mistake is 2, and that of Ctrl-C 130."""
+def prepare_streams() -> None:
+    """Make output safe to print.  Exits if stdout is closed; a closed stderr shows nothing."""
+    if sys.stderr is None:  # closed by the shell
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("lanternbench: the output is closed: give it a file or /dev/null", file=sys.stderr)
+        raise SystemExit(2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without τ shows a question mark
+
+
+def main() -> None:
+    """Run a command.  The exit code of a user's mistake is 2, and that of Ctrl-C 130."""
+    prepare_streams()
+    sys.meta_path.insert(0, BeforeTorch())
     warnings.filterwarnings("ignore", category=FutureWarning)
     # torch.cuda warns of drivers that are too old and of GPUs that it cannot use
     of_torch = r"torch(?!\.cuda)|torch(metrics|vision)\b"
@@ -133,6 +146,8 @@ def main() -> None:
             message = f"the output is lost ({reason}): free some space or write elsewhere"
         elif isinstance(error, BrokenPipeError):
             raise SystemExit(1) from None
+        elif isinstance(error, RuntimeError) and message.startswith("Could not determine home"):
+            message = f"this user, or the one after ~, has no home folder: write paths out, {HOME}"
         elif is_out_of_memory(error):
             message = f"{shortage(error)}: {SMALLER}"
         elif not isinstance(error, UserError):
@@ -154,6 +169,14 @@ def owners_of_options(message: str) -> str:
             owners.setdefault(name, command.__name__.rstrip("_"))
     sentences = [f"{name} is an option of `{owners[name]}`" for name in lacking if name in owners]
     return f" ({'; '.join(sentences)})" if sentences else ""
+
+
+class BeforeTorch:
+    """Refuses, before torch is imported, a limit of virtual memory with which it would crash."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "torch":
+            check_address_space()
 
 
 def _lost_output(error: BaseException) -> str | None:

@@ -1,6 +1,7 @@
 """Grids of image tokens, as rows and columns.  This module does not import torch."""
 
 import math
+import re
 from collections.abc import Sequence
 
 Grid = tuple[int, int]
@@ -17,6 +18,8 @@ def grid_of(value: int | str | Sequence[int]) -> Grid:
     sides = value.split("x") if isinstance(value, str) else list(value)
     if len(sides) == 1:
         sides *= 2
+    if any(isinstance(side, str) and not re.fullmatch("[1-9][0-9]*", side) for side in sides):
+        raise ValueError(f"'{value}' is no size: write it as 24 or 24x16, without leading zeros")
     rows, columns = map(int, sides)
     if min(rows, columns) < 1:
         raise ValueError(f"images of {rows}×{columns} tokens")

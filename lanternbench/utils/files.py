@@ -5,6 +5,7 @@ YAML from users has no repeated keys and no aliases, and executes nothing.
 
 import errno
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Hashable, Iterator
@@ -146,6 +147,10 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
         return held.pop_all()
 
 
+# 1:30 is 90 to YAML 1.1, and 010 is 8
+_ODD_NUMBER = re.compile(r"[-+]?(?:.*:|0[0-9_])")
+
+
 class _Loader(yaml.SafeLoader):
     """YAML without aliases, which may expand without bound, and without repeated keys."""
 
@@ -156,6 +161,15 @@ class _Loader(yaml.SafeLoader):
                 problem_mark=self.peek_event().start_mark,
             )
         return super().compose_node(parent, index)
+
+    def construct_scalar(self, node: ScalarNode) -> Any:
+        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if is_number and _ODD_NUMBER.match(node.value):
+            problem = f"{node.value} would be read in base 60 or 8: put it in quotes, or write it"
+            raise yaml.MarkedYAMLError(
+                problem=f"{problem} without : and leading zeros", problem_mark=node.start_mark
+            )
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[str] = set()

@@ -143,8 +143,10 @@ class Lines(Generic[Entry]):
             os.close(fd)
             text = f"{self.path} is in use by another process"
             raise UserError(f"{text}: wait for it to end.") from None
-        except OSError:
-            pass  # a file system that has no locks
+        except OSError as error:  # two processes could write it at once
+            os.close(fd)
+            text = f"cannot lock {self.path} ({error.strerror})"
+            raise UserError(f"{text}: choose a local folder.") from None
         return fd
 
     def _load(self, found: Callable[[Entry], object]) -> None:

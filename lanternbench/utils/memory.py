@@ -27,6 +27,7 @@ except ImportError:  # Windows
 # what torch's errors say when memory runs out on a GPU, in one of its libraries, on the host
 _SHORTAGE = re.compile("out of memory|ALLOC_FAILED|can't allocate memory|not enough memory", re.I)
 _ASKED_FOR = re.compile(r"tried to allocate ([\d.]+ \w+)", re.I)
+ADDRESS_SPACE = 5 * 10**9  # bytes that torch and its libraries map, most of which stay unused
 SMALLER = "give a smaller --batch, --dtype bfloat16 or another --device"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,6 +47,18 @@ def peak_memory() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def check_address_space() -> None:
+    """Raise UserError if the limit of virtual memory (``ulimit -v``) is too small for torch."""
+    if resource is None:
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < ADDRESS_SPACE:
+        raise UserError(
+            f"virtual memory is limited to {limit / 1e9:.1f} GB (ulimit -v), and torch maps about"
+            f" {ADDRESS_SPACE / 1e9:g} GB: raise the limit"
+        )
 
 
 def free_memory(device: torch.device) -> int | None:
