@@ -54,7 +54,7 @@ def finish(code: int) -> NoReturn:
     """End this process as Python does, but keep our handler, which Python would remove first."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
+        with suppress(AttributeError, OSError, ValueError):  # None if the shell closed it
             stream.flush()
     os._exit(code)
 

@@ -129,7 +129,6 @@ def prepare_streams() -> None:
 def main() -> None:
     """Run a command.  The exit code of a user's mistake is 2, and that of Ctrl-C 130."""
     prepare_streams()
-    sys.meta_path.insert(0, BeforeTorch())
     warnings.filterwarnings("ignore", category=FutureWarning)
     # torch.cuda warns of drivers that are too old and of GPUs that it cannot use
     of_torch = r"torch(?!\.cuda)|torch(metrics|vision)\b"
@@ -177,6 +176,9 @@ class BeforeTorch:
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "torch":
             check_address_space()
+
+
+sys.meta_path.insert(0, BeforeTorch())
 
 
 def _lost_output(error: BaseException) -> str | None:
