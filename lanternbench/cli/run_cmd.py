@@ -150,12 +150,13 @@ def sweep(
     Example: lanternbench sweep configs/tradeoff.yaml
     """
     from lanternbench.experiment.config import read_sweeps
-    from lanternbench.experiment.runner import check_all
 
     if "until_told_apart" in given:
         given.setdefault("num_prompts", 0)  # in place of the number in the file
     runs = read_sweeps(file, given)
     execution.check()
+    from lanternbench.experiment.runner import check_all  # loads torch, and names are known now
+
     check_all(runs, has_files=execution.executor == "local")
     if dry_run:
         show_plan(runs, execution, as_json)
