@@ -165,12 +165,16 @@ def of_sample(sample: Sample) -> Iterator[Fraction]:
 
 
 def _times(sample: Sample) -> Iterator[Fraction]:
+    whole = sample.encode_s + sample.decode_s + sample.render_s
     yield "latency_s", sample.decode_s, 1
-    yield "end_to_end_s", sample.encode_s + sample.decode_s + sample.render_s, 1
+    yield "render_s", sample.render_s, 1
+    yield "end_to_end_s", whole, 1
+    yield "decode_share", sample.decode_s, whole
     drawn = sample.tokens
     if sample.accept_lengths:
         drawn -= sample.accept_lengths[0]  # the prefill's, whose time decode_s leaves out
     yield "tokens_per_s", drawn, sample.decode_s
+    yield "token_ms", 1000 * sample.decode_s, drawn
     if sample.step_s:
         seconds, slow = robust(sample.step_s, sample.cpu_s, sample.threads)
         yield "robust_latency_s", seconds, 1

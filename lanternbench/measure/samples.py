@@ -35,7 +35,8 @@ _STATS = (
 )
 MEASURED = (  # the figures of every row of a summary, in its order
     *("latency_s", "speedup", "robust_latency_s", "robust_speedup"),
-    *("end_to_end_s", "end_to_end_speedup", "tokens_per_s", "images_per_s"),
+    *("render_s", "end_to_end_s", "decode_share", "end_to_end_speedup"),
+    *("tokens_per_s", "token_ms", "images_per_s"),
     *("step_compression", "accept_len", "tree_depth", "acceptance_rate"),
     *("first_token_acceptance", "fidelity_loss", *_STATS),
     *("draft_fraction", "overhead_fraction", "stated_s"),

@@ -73,6 +73,7 @@ class Column:
 
 ALL = "full md tex terminal"
 APART = 0.05  # by how much two speedups of a row differ if the timing was disturbed
+RENDERED = 0.2  # the image decoder's share of the whole time that makes it worth a column
 _FIELDS = csv.DictReader(
     files("lanternbench.report").joinpath("columns.csv").read_text("utf-8").splitlines()
 )
@@ -116,6 +117,13 @@ def disturbed(row: Row) -> bool:
     return speedup is not None and robust is not None and abs(robust - speedup) > APART * speedup
 
 
+def slowly_rendered(row: Row) -> bool:
+    """Return whether the image decoder takes a large part of the time, as diffusion models do."""
+    render = row.value("render_s")
+    whole = row.value("end_to_end_s")
+    return render is not None and whole is not None and render > RENDERED * whole
+
+
 def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
     """Return the columns to show for these rows in "full", "md", "tex" or "terminal"; those
     without any value are left out.
@@ -130,6 +138,8 @@ def columns(rows: Sequence[Row], view: str = "full") -> list[Column]:
         views.add("batched")
     if any(map(disturbed, rows)):
         views.add("disturbed")
+    if any(map(slowly_rendered, rows)):
+        views.add("rendered")
     every = [*BASE, *quality, *tests, *DETAIL]
     wanted = [column for column in every if not views.isdisjoint(column.views.split())]
     return [column for column in wanted if any(column.value(row) != MISSING for row in rows)]

@@ -235,6 +235,9 @@ def test_end_to_end_counts_captions_and_pictures_too():
     made = [s.model_copy(update={"encode_s": 0.5, "render_s": 0.5}) for s in pair_of_methods()]
     fast = rows(made)["fast λ=2"]
     assert fast.value("end_to_end_s") == pytest.approx(4.0)
+    assert fast.value("render_s") == 0.5
+    assert fast.value("decode_share") == pytest.approx(fast.value("latency_s") / 4.0)
+    assert fast.value("token_ms") == pytest.approx(1000 / fast.value("tokens_per_s"))
     assert fast.value("end_to_end_speedup") == pytest.approx(7 / 4)
     assert fast.value("speedup") == pytest.approx(2)
 
