@@ -7,7 +7,7 @@ the runtime that decodes.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -59,16 +59,25 @@ class Component(BaseModel):
     """Base of proposals, tree policies and acceptance rules."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-    # a method with this component can be lossless, also with ``variant="reference"``
-    lossless: ClassVar[bool] = True
-    reference_lossless: ClassVar[bool] = True
+    lossless: ClassVar[bool] = True  # a method with this component can be lossless
+    inexact: ClassVar[tuple[str, ...]] = ()  # but not in these variants
     # the fidelity loss bounds the total variation of images
     bounded: ClassVar[bool] = True
+    unbounded: ClassVar[tuple[str, ...]] = ()  # but not in these variants
     tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
 
     variant: Literal["paper", "reference"] = option(
         "paper", "paper, or reference: as the public code does"
     )
+
+    @classmethod
+    def has_variant(cls, variant: object) -> bool:
+        return variant in get_args(cls.model_fields["variant"].annotation)
+
+    @property
+    def keeps_target(self) -> bool:
+        """Return whether a method with this component can be lossless."""
+        return self.lossless and self.variant not in self.inexact
 
     def refuses(self, choices: Choices) -> str | None:
         """Return why it cannot be combined with ``choices``, as a clause; None if it can."""

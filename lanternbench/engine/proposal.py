@@ -17,11 +17,13 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Component
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, RatioTest
+from lanternbench.engine.verify import AcceptanceRule, RatioTest, Residual
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
+from lanternbench.settings import Sampling
 
 S = TypeVar("S")  # the state of what drafts
 
@@ -194,6 +196,14 @@ class Proposal(Component):
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> AnyProposer:
         """Return what drafts.  Raises UserError for a target that cannot."""
         raise NotImplementedError
+
+    def warp(self, sampling: Sampling) -> Warp:
+        """Return what makes distributions of the target's logits."""
+        return Warp(sampling)
+
+    def residual(self, residual: Residual, sampling: Sampling) -> Residual:
+        """Return what a rejected draft is drawn from in a method with ``residual``."""
+        return residual
 
     @property
     def lasting_noise(self) -> bool:

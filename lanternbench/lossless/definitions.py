@@ -16,6 +16,7 @@ from lanternbench.engine.rows import Order
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import PlainMethod, rules
 from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.lumina2 import PublicWindows, Redraw
 from lanternbench.lossless.plain.rows import DiagonalMethod, RowMethod
 from lanternbench.lossless.tables import Tables, table_target
 from lanternbench.methods.acceptance.chains import (
@@ -30,7 +31,7 @@ from lanternbench.methods.acceptance.likely import TopK, Typical
 from lanternbench.methods.method import Method
 from lanternbench.methods.orders import DiagonalOrder, Rows
 from lanternbench.methods.proposals.drafting import DrafterProposal
-from lanternbench.methods.proposals.jacobi import Jacobi, NoDraft, Scd, SjdPlus
+from lanternbench.methods.proposals.jacobi import LUMINA_2, Jacobi, NoDraft, Scd, SjdPlus
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 from lanternbench.methods.trees.adaptive import Adaptive
 from lanternbench.methods.trees.dynamic import Dynamic
@@ -146,7 +147,7 @@ def of_drafter(proposal: DrafterProposal, tree: TreePolicy) -> Drafts | None:
 
 @drafts.register
 def sjd(proposal: Jacobi, tree: TreePolicy) -> Drafts | None:
-    return WindowSpec(proposal.window, proposal.init, one_hot=proposal.variant == "reference")
+    return WindowSpec(proposal.window, proposal.init, one_hot=proposal.variant != "paper")
 
 
 @drafts.register
@@ -216,4 +217,6 @@ def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
         return DiagonalMethod(draft, rule, residual)
     if isinstance(draft, TreeSpec):
         return MethodSpec(draft, rule, residual, proposal.samples, proposal.marginals)
+    if method.variant == LUMINA_2:
+        return PublicWindows(draft, rule, Redraw(tables.sampling))
     return WindowMethod(draft, rule, residual)

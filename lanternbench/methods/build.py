@@ -2,7 +2,6 @@
 
 from lanternbench.engine.decode import Speculation, SpeculativeDecoder
 from lanternbench.engine.proposal import AnyProposer
-from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import reach
 from lanternbench.engine.verify import RatioTest
 from lanternbench.errors import UserError
@@ -26,7 +25,7 @@ def build_rule(target: Target, method: Method, proposer: AnyProposer) -> RatioTe
 
 def check_noise(method: Method) -> None:
     """Raises UserError for a method whose draws cannot share noise."""
-    if all(part.lossless for part in method.parts if part is not method.order):
+    if all(part.keeps_target for part in method.parts if part is not method.order):
         return
     raise UserError(
         f"method '{method.label}' cannot share noise: its tests need uniforms that are independent "
@@ -49,12 +48,13 @@ def build(
     that fits.
     """
     sampling = target.sampling.updated(sampling)
-    warp = Warp(sampling)
+    warp = method.proposal.warp(sampling)
     if warp.shares_noise:
         check_noise(method)
     residual = component("residual", method.choices.residual)
     if method.acceptance.variant == "reference" and residual.public is not None:
         residual = component("residual", residual.public)
+    residual = method.proposal.residual(residual, sampling)
     with plugin_errors(*method.parts):
         resolved = method.resolve(target.options)
         proposer = build_proposer(target, resolved)

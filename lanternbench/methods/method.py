@@ -51,16 +51,13 @@ class Method:
     @property
     def lossless(self) -> bool:
         """Return whether it claims to keep the target's distribution; ``verify`` judges the claim."""
-        exact = all(
-            part.lossless and (part.reference_lossless or part.variant == "paper")
-            for part in self.parts
-        )
+        exact = all(part.keeps_target for part in self.parts)
         return exact and component("residual", self.choices.residual).lossless
 
     @property
     def bounded(self) -> bool:
         """Return whether the fidelity loss bounds how far its images are from the target's."""
-        return all(part.bounded for part in self.parts)
+        return all(part.bounded and part.variant not in part.unbounded for part in self.parts)
 
     @property
     def read(self) -> dict[str, Any]:
@@ -73,8 +70,14 @@ class Method:
             values |= {
                 name: getattr(part, name) for name in type(part).model_fields if name not in idle
             }
-        variant = values.pop("variant")
-        return values | {"variant": variant}
+        del values["variant"]
+        return values | {"variant": self.variant}
+
+    @property
+    def variant(self) -> str:
+        """The variant of the components that have it."""
+        of_parts = [part.variant for part in self._parts if part.variant != "paper"]
+        return of_parts[0] if of_parts else "paper"
 
     def resolve(self, defaults: Mapping[str, Any]) -> Method:
         """With every option set; ``defaults``: the target's options.  Raises UserError for trees
@@ -273,13 +276,18 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
     values = usual | chosen
     if "depth" in chosen and "shape" not in chosen:
         values.pop("shape", None)
+    kinds: dict[str, type[Component]] = {
+        kind: component(kind, getattr(choices, kind)) for kind in PARTS
+    }
+    variant = values.get("variant")
+    is_known = any(part.has_variant(variant) for part in kinds.values())
     parts = {}
-    for kind in PARTS:
-        part = component(kind, getattr(choices, kind))
+    for kind, part in kinds.items():
+        own = {key: value for key, value in values.items() if key in part.model_fields}
+        if is_known and not part.has_variant(variant):
+            own.pop("variant")
         try:
-            parts[kind] = part(
-                **{key: value for key, value in values.items() if key in part.model_fields}
-            )
+            parts[kind] = part(**own)
         except ValidationError as error:
             first = error.errors()[0]
             _, reason = first_mistake(error)

@@ -68,9 +68,12 @@ class World:
             logits = cond(prefix)
             if uncond is not None:
                 logits = guide(logits, uncond(prefix), self.sampling.guidance)
-            return warp(logits, self.sampling)
+            return self.distribution(logits)
 
         return distribution
+
+    def distribution(self, logits: list[float]) -> Probs:
+        return warp(logits, self.sampling)
 
     def drafting_after(self, committed: int) -> Self:
         """This world, with a drafter for which whatever comes after so many tokens is token 0."""
@@ -111,9 +114,7 @@ def warp(logits: list[float], sampling: Sampling) -> list[float]:
     reaches p).
     """
     logits = [x / sampling.temperature for x in logits]
-    if 0 < sampling.top_k < len(logits):
-        kth = sorted(logits, reverse=True)[sampling.top_k - 1]
-        logits = [x if x >= kth else -math.inf for x in logits]
+    logits = likely(logits, sampling.top_k)
     probs = softmax(logits)
     if sampling.top_p < 1:
         mass = 0.0
@@ -126,6 +127,14 @@ def warp(logits: list[float], sampling: Sampling) -> list[float]:
         least = sampling.min_p * max(probs)
         probs = normalise([q if q >= least else 0.0 for q in probs])
     return probs
+
+
+def likely(logits: list[float], top_k: int) -> list[float]:
+    """Logits without those below the ``top_k``-th; 0 keeps all."""
+    if not 0 < top_k < len(logits):
+        return logits
+    kth = sorted(logits, reverse=True)[top_k - 1]
+    return [x if x >= kth else -math.inf for x in logits]
 
 
 def softmax(logits: list[float]) -> list[float]:
@@ -241,6 +250,10 @@ class PlainMethod(Generic[State]):
     rule: PlainRule
     residual: PlainResidual
 
+    def world(self, world: World) -> World:
+        """The world in which it decodes."""
+        return world
+
     def start(self, world: World) -> dict[State, float]:
         """The states before the first step, with probabilities."""
         raise NotImplementedError
@@ -323,6 +336,7 @@ def decode_by_steps(
     """
     by_steps: list[dict[Prefix, float]] = []
     total_loss = 0.0
+    world = method.world(world)
     states = method.start(world)
     while states:
         images: dict[Prefix, float] = defaultdict(float)

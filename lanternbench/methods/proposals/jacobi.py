@@ -23,10 +23,11 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
-from lanternbench.engine.sampling import draw, rows_at
+from lanternbench.engine.sampling import Warp, draw, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, chain, numbers
-from lanternbench.engine.verify import AcceptanceRule
+from lanternbench.engine.verify import AcceptanceRule, Residual
+from lanternbench.methods.proposals.lumina2 import PublicWarp
 from lanternbench.methods.proposals.redraws import (
     PUBLIC_EPSILON,
     FixedNoiseRedraw,
@@ -40,6 +41,9 @@ from lanternbench.methods.proposals.redraws import (
 from lanternbench.models.grids import neighbours
 from lanternbench.models.target import Target
 from lanternbench.registry import register
+from lanternbench.settings import Sampling
+
+LUMINA_2 = "lumina-2"
 
 
 @register("proposal", "none")
@@ -197,9 +201,8 @@ class CertainFilling(Filling):
         return Fresh(tokens, F.one_hot(tokens, self.vocab).to(window.p.dtype))
 
 
-@register("proposal", "jacobi")
-class Jacobi(Proposal):
-    """the target itself: a window of tokens, redrawn in every step"""
+class WindowProposal(Proposal):
+    """A window that slides over the image."""
 
     tree_names: ClassVar[tuple[str, ...] | None] = ("chain",)
     tree_is_own: ClassVar[bool] = True
@@ -244,9 +247,9 @@ class Jacobi(Proposal):
     def filling(self, target: Target) -> Filling:
         """Return what enters the window."""
         filling = self.exact_filling(target)
-        if self.variant == "reference":
-            return CertainFilling(filling, target.vocab)
-        return filling
+        if self.variant == "paper":
+            return filling
+        return CertainFilling(filling, target.vocab)
 
     def exact_filling(self, target: Target) -> Filling:
         if self.init == "random":
@@ -260,6 +263,35 @@ class Jacobi(Proposal):
             row=row,
             above=above if self.init.startswith("vertical") else None,
         )
+
+
+@register("proposal", "jacobi")
+class Jacobi(WindowProposal):
+    """the target itself: a window of tokens, redrawn in every step"""
+
+    inexact: ClassVar[tuple[str, ...]] = (LUMINA_2,)
+    unbounded: ClassVar[tuple[str, ...]] = (LUMINA_2,)
+
+    variant: Literal["paper", "reference", "lumina-2"] = option(
+        "paper", "paper, or as public code does: reference, or lumina-2 for Lumina-mGPT 2.0's"
+    )
+
+    def refuses(self, choices: Choices) -> str | None:
+        rest = (choices.acceptance, choices.residual, choices.order)
+        if self.variant == LUMINA_2 and rest != ("exact", "standard", "raster"):
+            return (
+                "the variant 'lumina-2' is a whole decoder; leave --acceptance, --residual and "
+                "--order, or --variant, out"
+            )
+        return super().refuses(choices)
+
+    def warp(self, sampling: Sampling) -> Warp:
+        return PublicWarp(sampling) if self.variant == LUMINA_2 else super().warp(sampling)
+
+    def residual(self, residual: Residual, sampling: Sampling) -> Residual:
+        if self.variant == LUMINA_2:
+            return PublicWarp(sampling).redraw()
+        return super().residual(residual, sampling)
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,10 +348,10 @@ class SlidingWindow(Proposer[Window]):
 
 
 @register("proposal", "scd")
-class Scd(Jacobi):
+class Scd(WindowProposal):
     """the target itself: SJD's window with coupled redraws"""
 
-    reference_lossless: ClassVar[bool] = False
+    inexact: ClassVar[tuple[str, ...]] = ("reference",)
     in_rows: ClassVar[bool] = False
     no_joint_sample: ClassVar[str | None] = (
         "block verification needs drafts that are independent of what they are judged by, and "
@@ -345,7 +377,7 @@ class Scd(Jacobi):
 
 
 @register("proposal", "sjd++")
-class SjdPlus(Jacobi):
+class SjdPlus(WindowProposal):
     """the target itself: SJD's window, which keeps likely drafts after a rejection"""
 
     lossless: ClassVar[bool] = False

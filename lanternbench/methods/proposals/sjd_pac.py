@@ -80,7 +80,7 @@ class SjdPac(Proposal):
 
     tree_names: ClassVar[tuple[str, ...] | None] = ("static",)
     tree_is_own: ClassVar[bool] = True
-    reference_lossless: ClassVar[bool] = False
+    inexact: ClassVar[tuple[str, ...]] = ("reference",)
     tuned: ClassVar[dict[str, tuple[int, ...]]] = {
         "window": (2, 3, 4, 6, 8, 12, 16, 24), "siblings": (1, 2, 3, 4), "depth": (1, 2, 3, 4)
     }  # fmt: skip

@@ -1,0 +1,39 @@
+"""The windows of Lumina-mGPT 2.0's public code, see ``methods.proposals.lumina2``."""
+
+import math
+from dataclasses import dataclass, fields
+
+from lanternbench.engine.plain import PlainRule, Probs
+from lanternbench.lossless.plain import World, likely, warp
+from lanternbench.lossless.plain.drafts import WindowMethod
+from lanternbench.settings import Sampling
+
+
+def processed(logits: list[float], sampling: Sampling) -> Probs:
+    """Top-k, top-nσ with n = 1 around a mean of 0, and the rest of ``warp``."""
+    logits = likely(logits, sampling.top_k)
+    squares = [x * x for x in logits if x > -math.inf]
+    least = max(logits) - math.sqrt(math.fsum(squares) / len(squares))
+    return warp([x if x >= least else -math.inf for x in logits], sampling)
+
+
+class PublicWorld(World):
+    def distribution(self, logits: list[float]) -> Probs:
+        return processed(logits, self.sampling)
+
+
+@dataclass(frozen=True)
+class Redraw:
+    """What follows a rejection: the target's distribution, processed again."""
+
+    sampling: Sampling
+
+    def __call__(self, q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
+        logits = [math.log(q_y) if q_y > 0 else -math.inf for q_y in q]
+        return processed(logits, self.sampling)
+
+
+class PublicWindows(WindowMethod):
+    def world(self, world: World) -> World:
+        values = {field.name: getattr(world, field.name) for field in fields(World) if field.init}
+        return PublicWorld(**values)
