@@ -12,6 +12,7 @@ Fact = Literal[
     "outside the support",
     "random weights",
     "simulated acceptance",
+    "slow baseline",
     "unfinished",
 ]
 

@@ -3,6 +3,7 @@ cost of a step on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import product
 from statistics import median
 from time import perf_counter
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
+from torch import nn
 
 from lanternbench.engine.cache import Lengths
 from lanternbench.engine.carry import PerPrompt
@@ -64,6 +66,22 @@ def bandwidth(device: torch.device, seconds: float = 3.0) -> Bandwidth:
         torch.set_num_threads(before)
     rates = sorted(size / t / 1e9 for t in times)
     return Bandwidth(rates[-1], median(rates), len(rates), threads)
+
+
+@cache
+def memory_rate(device: str) -> float:
+    """Return the best rate at which a device reads memory in GB/s, measured once a process in
+    about a second.
+    """
+    return round(bandwidth(torch.device(device), seconds=1.0).best, 1)
+
+
+def read_bytes(model: nn.Module) -> int:
+    """Return the bytes of weights that one forward pass reads: all but the embeddings, of which it
+    reads single rows.
+    """
+    read = [p for name, p in model.named_parameters() if "embedding" not in name]
+    return sum(p.numel() * p.element_size() for p in read)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

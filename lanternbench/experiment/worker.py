@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from PIL import Image
 
+from lanternbench.costs.forward_cost import memory_rate, read_bytes
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.engine.opening import shared_cache_bytes
 from lanternbench.engine.recording import Recordings
@@ -152,6 +153,7 @@ class Worker:
             "weights": self._weights(),
             "prompt_template": target.prompt_template,
             "top_k": target.sampling.top_k,
+            "read_bytes": read_bytes(target.model),
         }
         if len(target.grids) > 1:
             facts["tokens_before"] = target.length - size(target.grid)
@@ -159,12 +161,13 @@ class Worker:
             facts["remark"] = target.remark
         if target.labels:
             facts["labels"] = True
+        machine = environment() | {"memory_gb_per_s": memory_rate(self.device)} | mode(target)
         return Facts(
             self.device,
             target.sampling.updated(self.config.part(Sampling)),
             {label: decoder.lossless for label, decoder in self.decoders.items()},
             TargetRecord.model_validate(facts),
-            Environment.model_validate(environment() | mode(target)),
+            Environment.model_validate(machine),
         )
 
     def _weights(self) -> dict[str, str]:

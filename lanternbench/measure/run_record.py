@@ -52,6 +52,7 @@ class Environment(Record):
     cores: int | None = None
     threads: int | None = None
     memory_gb: float | None = None
+    memory_gb_per_s: float | None = None  # measured when the run began
     cuda: str | None = None
     gpus: list[Gpu] = []
     device: str | None = None
@@ -72,6 +73,7 @@ class Environment(Record):
     def lasting(self) -> dict[str, object]:
         """Return the facts that do not change from moment to moment."""
         facts = self.written()
+        facts.pop("memory_gb_per_s", None)
         for gpu in facts.get("gpus", []):
             for name in MOMENTARY:
                 gpu.pop(name, None)
@@ -132,6 +134,7 @@ class TargetRecord(Record):
     vocab: int | None = None
     evaluators: Evaluators | None = None  # none: it draws no images
     weights: dict[str, str] = {}
+    read_bytes: int | None = None  # of its weights, in each forward pass
     prompt_template: str | None = None
     labels: bool = False  # prompts are classes
     top_k: int | None = None  # of its sampling, if the settings give none

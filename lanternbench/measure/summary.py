@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lanternbench import metrics
 from lanternbench.errors import UserError, first_mistake
 from lanternbench.measure import statistics
+from lanternbench.measure.baseline import utilisation
 from lanternbench.measure.figures import BASELINE, Figures, Flags, acceptance
 from lanternbench.measure.run_notes import RANDOM_NOTE, counts, run_notes
 from lanternbench.measure.run_record import IMPORTED, RunRecord
@@ -171,9 +172,15 @@ def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Sum
     claims = {method.label: method.lossless for method in run.methods}
     rows: list[Row] = []
     notes = list(run_notes(figures, run))
+    used = utilisation(figures, run)
+    if used is not None:
+        notes.append(used.note)
     for label in sorted(figures.labels, key=[BASELINE, *claims, *figures.labels].index):
         of_sets = {name: sets.get(label, {}).get(name, NOTHING) for name in whole}
         row = _row(figures, label, run, of_sets)
+        if label == BASELINE and used is not None:
+            share = {"bandwidth_share": Estimate(used.share, n=used.images)}
+            row = row.model_copy(update={"figures": row.figures | share})
         loss = row.value("fidelity_loss")
         lossless = claims.get(label)
         if lossless and loss is not None and loss > LOSSLESS:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import nn
-
+from lanternbench.costs.forward_cost import read_bytes
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
 from lanternbench.utils.files import TRACE, replacing, writing
 
@@ -105,14 +104,6 @@ def _profile(label: str, images: list[Generation], ar: MeanStep, weights: int) -
         achieved=weights / mean.verify / 1e9,
         syncs_per_step=sum(image.syncs for image in images) / steps,
     )
-
-
-def read_bytes(model: nn.Module) -> int:
-    """Bytes of weights that one forward pass reads: all but the embeddings, of which it reads
-    single rows.
-    """
-    read = [p for name, p in model.named_parameters() if "embedding" not in name]
-    return sum(p.numel() * p.element_size() for p in read)
 
 
 def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:

@@ -54,12 +54,15 @@ class Entry(NamedTuple):
         """Facts that a reader needs to compare it with another."""
         environment, weights = self.run.record.environment, self.run.weights
         load = self.submission.clock.get("load")
+        baseline = next((row for row in self.run.rows if row.label == BASELINE), None)
+        share = None if baseline is None else baseline.value("bandwidth_share")
         facts = {
             "": f"{environment.dtype}, {environment.compile}, {environment.threads} CPU threads",
             "torch": environment.torch,
             "lanternbench": environment.lanternbench,
             "commit": (environment.commit or MISSING)[:12],
             "weights": weights.get("target") or weights.get("model") or MISSING,
+            "ar reads at": None if share is None else f"{share:.0%} of the bandwidth",
             "load": None if load is None else f"{load:.1f} on {environment.cores} cores",
             "measured": self.submission.run.created[:10],
         }
