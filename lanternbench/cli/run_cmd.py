@@ -367,10 +367,13 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
     device = execution.device
     if execution.executor == "local":  # a cluster's workers choose for themselves
         device = execution.choose()
-    warn_of_load()
     with display(config.name) as bars:
         watch = runner.Callbacks(
-            bars.show, bars.step, execution.seconds, execution.remeasure_disturbed
+            bars.show,
+            bars.step,
+            execution.seconds,
+            execution.remeasure_disturbed,
+            warn_of_load,
         )
         finished = runner.run(
             config,

@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from math import inf
@@ -48,6 +48,10 @@ from lanternbench.utils.json_values import config_hash
 MARGIN = 1.5
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 class Callbacks(NamedTuple):
     """Callbacks of a run, and its time budget: the last methods that do not fit are left out;
     after that time no further prompt is begun, but at least one is completed."""
@@ -57,6 +61,7 @@ class Callbacks(NamedTuple):
     on_step: OnStep | None = None
     budget_s: float = inf  # once the models are loaded
     remeasure: bool = False  # prompts whose timing was noisy, once
+    begun: Callable[[], None] = nothing  # called before the first sample is measured
 
 
 def run(
@@ -300,6 +305,7 @@ def _measure(
 
     decided = is_decided()
     if units and not decided:
+        watch.begun()
         finished = executor.samples(units, prompts.prompts[0].text, say, watch.on_step)
         for is_last_of_unit in _stored(folder, units, finished, say):
             if is_last_of_unit:
