@@ -3,9 +3,11 @@ residuals, presets, metrics, targets and prompt sources.
 
 ``@register(kind, name)`` adds a component.  Other packages name their modules as entry points in
 the group ``lanternbench.plugins``.  These are imported when names are listed, and when a name is
-looked up that is not built in.
+looked up that is not built in.  One that cannot be loaded stops only what looks for a name that no
+other has.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -65,26 +67,44 @@ def plugins() -> tuple[EntryPoint, ...]:
 
 
 @cache
-def _load_plugin(point: EntryPoint) -> None:
+def _load_plugin(point: EntryPoint) -> UserError | None:
+    """Import a plug-in; return why it cannot be loaded."""
     try:
         point.load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plug-in that calls sys.exit must not end the command
-        raise UserError(
-            f"the plug-in '{point.name}' ({point.value}) cannot be loaded"
-            f" ({type(error).__name__}: {error}): fix or uninstall it"
-        ) from error
+        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        text = f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({cause})"
+        return UserError(f"{text}: fix or uninstall it")
+    return None
 
 
-def load_plugins(kind: str = "", name: str = "") -> None:
-    """Import plug-ins: all of them, or one by one until they register ``name``.
+@cache
+def _leave_out(error: UserError) -> None:
+    """Say once on stderr that a plug-in is left out."""
+    print(f"lanternbench: {error}; its components are left out", file=sys.stderr)
 
-    A plug-in of that name is imported first.  Raises UserError if one cannot be loaded.
+
+def load_plugins() -> None:
+    """Import all plug-ins; one that cannot be loaded is left out, with a line on stderr."""
+    for point in plugins():
+        error = _load_plugin(point)
+        if error is not None:
+            _leave_out(error)
+
+
+def find_in_plugins(kind: str, name: str) -> None:
+    """Import plug-ins one by one until they register ``name``, first one that is called so.
+
+    Raises UserError if none does and one cannot be loaded.
     """
+    failed: UserError | None = None
     for point in sorted(plugins(), key=lambda point: point.name != name):
-        if not kind or name not in _components[kind]:
-            _load_plugin(point)
+        if name not in _components[kind]:
+            failed = failed or _load_plugin(point)
+    if failed is not None and name not in _components[kind]:
+        raise failed
 
 
 @contextmanager
@@ -122,12 +142,12 @@ class Components(Mapping[str, Any]):
         if name in self._modules and name not in _components[self.kind]:
             import_module(self._modules[name])
         elif name not in self._modules:
-            load_plugins(self.kind, name)
+            find_in_plugins(self.kind, name)
         return _components[self.kind][name]
 
     def __contains__(self, name: object) -> bool:
         if name not in self._modules:
-            load_plugins(self.kind, str(name))
+            find_in_plugins(self.kind, str(name))
         return name in self._modules or name in _components[self.kind]
 
     def __iter__(self) -> Iterator[str]:

@@ -89,12 +89,12 @@ def test_a_plug_in_that_cannot_be_loaded_is_one_sentence(text, tmp_path):
         "[lanternbench.plugins]\nbroken = lanternbench_broken\n"
     )
     (tmp_path / "lanternbench_broken.py").write_text(text)
-    done = cli(
-        os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, "methods", cwd=tmp_path
-    )
-    assert done.returncode == 2
-    assert "the plug-in 'broken' (lanternbench_broken) cannot be loaded" in done.stderr
-    assert "Traceback" not in done.stderr
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for args, code in ((["run", "-m", "theirs"], 2), (["methods"], 0)):
+        done = cli(environment, *args, cwd=tmp_path)
+        assert done.returncode == code
+        assert "the plug-in 'broken' (lanternbench_broken) cannot be loaded" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_without_it_the_method_is_unknown(tmp_path):

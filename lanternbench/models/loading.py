@@ -183,7 +183,7 @@ def _filled(
     device: str,
     strict: bool = False,
 ) -> Net:
-    kind, shapes = _sketch(make, where)
+    kind, shapes = sketch(make, where)
     values: State = {}
     for state in parts:
         for name in shapes.keys() & state.keys():
@@ -223,7 +223,7 @@ def _lacks(where: Path, lost: list[str], wanted: int, kind: str) -> str:
     return f"{where} has no '{lost[0]}' ({share}): it is not a {kind}"
 
 
-def _sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
+def sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, torch.Size]]:
     """Return the module's class name, and each tensor's shape by name, at no cost.
 
     Raises UserError for impossible sizes.

@@ -274,17 +274,6 @@ def add_warnings(figure: Figure, warnings: Sequence[str]) -> None:
         put_lines(figure, MARGIN, height + LINE - 2.5, lines)
 
 
-def with_warnings(draw: Callable[[], Figure], warnings: Sequence[str]) -> Callable[[], Figure]:
-    """Return what draws the figure with these sentences at its bottom."""
-
-    def drawn() -> Figure:
-        figure = draw()
-        add_warnings(figure, warnings)
-        return figure
-
-    return drawn
-
-
 def draw_sign(figure: Figure, sign: Sign, x: float, y: float) -> None:
     """Draw what stands before a legend's text, around a point in points from the top left."""
     if sign.role in MARKERS:
@@ -320,12 +309,19 @@ def marker(x: float, y: float, shape: str, shade: str, fill: Fill = "full") -> L
 
 
 def save(
-    draw: Callable[[], Figure], stem: Path, kinds: Sequence[str], dpi: int = 300
+    draw: Callable[[], Figure],
+    stem: Path,
+    kinds: Sequence[str],
+    dpi: int = 300,
+    warnings: Sequence[str] = (),
 ) -> list[Path]:
-    """Write a figure in our style as ``stem``.KIND; the same data gives the same bytes."""
+    """Write a figure in our style as ``stem``.KIND, with ``warnings`` at its bottom; the same data
+    gives the same bytes.
+    """
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     with styled():
         figure = draw()
+        add_warnings(figure, warnings)
         texts = [text for axes in figure.axes for text in axes.texts]
         for text in texts:
             if text.get_gid():  # it belongs to a point and may lie on a line

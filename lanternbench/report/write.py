@@ -54,7 +54,7 @@ from lanternbench.report.load import (
 )
 from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
 from lanternbench.report.rendering import templates
-from lanternbench.report.style import save, with_warnings
+from lanternbench.report.style import save
 from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.files import OUT, replacing, writing
@@ -270,8 +270,7 @@ def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
     files = []
     for end, part in numbered(content.parts):
         draw = partial(grid_figure, part.run, part.contents, content.view, prompts)
-        marked = with_warnings(draw, content.warnings)
-        files += save(marked, out / f"grid{end}", ("png", "pdf"))
+        files += save(draw, out / f"grid{end}", ("png", "pdf"), warnings=content.warnings)
     return files
 
 
@@ -291,8 +290,8 @@ def write_losses(content: Report, out: Path) -> list[Path]:
             stem = out / f"loss-by-place{end}"
             text = csv_text(records, content.warnings)
             files.append(write_text(stem.with_suffix(".csv"), text))
-            marked = with_warnings(partial(loss_figure, records), content.warnings)
-            files += save(marked, stem, ("png", "svg", "pdf"))
+            draw = partial(loss_figure, records)
+            files += save(draw, stem, ("png", "svg", "pdf"), warnings=content.warnings)
     return files
 
 

@@ -1,6 +1,6 @@
 """The leaderboard: submissions of a folder by target and device, as Markdown and as a page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +11,9 @@ from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
 from lanternbench.report.columns import (
-    BASE,
+    COLUMN,
     MISSING,
     Column,
-    columns,
     metric_column,
     metric_keys,
 )
@@ -27,7 +26,6 @@ from lanternbench.utils.text import one_line
 
 NAMES = ("LEADERBOARD.md", "leaderboard.html")
 LABEL = 20  # signs of a method in Markdown: its tables fit 80 columns
-_ONE = {c.key: c for c in BASE}
 AR = Column(
     "ar_ms",
     "AR ms/token",
@@ -37,7 +35,7 @@ AR = Column(
     True,
     help="milliseconds of an autoregressive token in the same run",
 )
-STAYING = ("speedup", "fidelity_loss")
+SPEEDUP, TAU, LOSS = (COLUMN[key] for key in ("speedup", "accept_len", "fidelity_loss"))
 SHORT = {AR.key: "AR ms", "fidelity_loss": "loss"}  # titles in Markdown
 
 
@@ -111,12 +109,6 @@ class Board(NamedTuple):
         titles = {"Lossless": ranked(lossless), "Relaxed": ranked(relaxed)}
         return {title: lines for title, lines in titles.items() if lines}
 
-    @property
-    def quality(self) -> list[Column]:
-        """The first quality metric of the suite that was measured, if any was."""
-        rows = [row for entry in self.entries for row in entry.run.rows]
-        return [metric_column(key) for key in metric_keys(rows)[:1]]
-
 
 def ranked(lines: Sequence[Line]) -> list[Line]:
     """Return lines, the fastest first, with ranks; those whose speedup's interval overlaps that of
@@ -169,32 +161,34 @@ def boards(entries: Sequence[Entry]) -> list[Board]:
 
 def markdown_page(boards: Sequence[Board]) -> str:
     """LEADERBOARD.md: no line of text over 80 columns, no table wider."""
-    pages = []
-    for board in boards:
-        tables = {}
-        for title, lines in board.rankings.items():
-            tables[title] = _brief_table(lines, board.quality)
-        pages.append((board, tables))
-    return _rendered("leaderboard.md", pages)
+    return _rendered("leaderboard.md", boards, _brief_table)
 
 
-def _brief_table(lines: Sequence[Line], quality: Sequence[Column]) -> str:
-    """Return the most important columns as Markdown; the loss of lossless methods is left out."""
-    chosen = [AR, _ONE["accept_len"], *quality]
-    if not all(line.row.lossless for line in lines):
-        chosen.insert(2, _ONE["fidelity_loss"])
-    titles = [
-        "",
-        "method",
-        "speedup ↑",
-        *(SHORT.get(c.key, c.title) + c.arrow for c in chosen),
-        "file",
-    ]
+def html_page(boards: Sequence[Board]) -> str:
+    """One file without network: sortable tables for each suite and device."""
+    return _rendered("leaderboard.html", boards, _table)
+
+
+def shown(lines: Sequence[Line]) -> list[Column]:
+    """Return the columns after the speedup: the loss of relaxed methods, and the first metric."""
+    rows = [line.row for line in lines]
+    keys = [key for key in metric_keys(rows) if key != AR.key]
+    quality = [metric_column(key) for key in keys[:1]]
+    if all(row.lossless for row in rows):
+        return [AR, TAU, *quality]
+    return [LOSS, AR, TAU, *quality]
+
+
+def _brief_table(lines: Sequence[Line]) -> str:
+    """Return a ranking as Markdown."""
+    chosen = shown(lines)
+    titles = [SHORT.get(column.key, column.title) + column.arrow for column in chosen]
     cells = []
     for rank, file, row in lines:
-        brief = [column.value(row) for column in chosen]
+        figures = [column.value(row) for column in chosen]
         label = one_line(row.label, LABEL)
-        cells.append([str(rank), label, half_interval(row), *brief, str(file)])
+        cells.append([str(rank), label, half_interval(row), *figures, str(file)])
+    titles = ["", "method", "speedup ↑", *titles, "file"]
     return markdown(titles, cells, [title != "method" for title in titles])
 
 
@@ -202,45 +196,35 @@ def half_interval(row: Row) -> str:
     """Return the speedup ± the distance to the farther end of its interval."""
     value, lo, hi, *_ = row.figure("speedup")
     if value is None or lo is None or hi is None:
-        return _ONE["speedup"].value(row)
+        return SPEEDUP.value(row)
     return f"{value:.2f}× ± {max(hi - value, value - lo):.2f}"
 
 
-def html_page(boards: Sequence[Board]) -> str:
-    """One file without network: sortable tables for each suite and device."""
-    pages = []
-    for board in boards:
-        tables = {title: _table(board, lines) for title, lines in board.rankings.items()}
-        pages.append((board, tables))
-    return _rendered("leaderboard.html", pages)
-
-
-def _table(board: Board, lines: Sequence[Line]) -> Table:
-    """Every column of a report; those that were not chosen for Markdown are folded."""
-    first, *others = columns([line.row for line in lines])
-    shown = [_ONE["speedup"], AR, *board.quality, _ONE["accept_len"]]
-    if not all(line.row.lossless for line in lines):
-        shown.append(_ONE["fidelity_loss"])
-    others = [column for column in others if column.key != "speedup"]
-    chosen = [first, _ONE["speedup"], AR, *others]
-    places = list(enumerate(chosen[1:], 2))  # the rank is between the method and its figures
-    folded = [place for place, column in places if column not in shown]
-    # on a narrow screen speedup and loss stay
-    dispensable = [place for place, column in places if column.key not in STAYING]
+def _table(lines: Sequence[Line]) -> Table:
+    """Return a ranking as a table; on a narrow screen its last columns are folded."""
+    chosen = [SPEEDUP, *shown(lines)]
     cells = []
     for rank, file, row in lines:
         figures = [figure_cell(column, row) for column in chosen]
-        label, *figures = figures
-        cells.append([label, Cell(str(rank), rank), *figures, Cell(str(file), file)])
-    heads = [*map(column_head, chosen), Head("file", "number of the submission below")]
-    heads.insert(1, Head("rank", "methods of overlapping intervals share a rank"))
-    dispensable.append(len(chosen) + 1)  # the file
-    return Table(heads, cells, frozenset(folded), frozenset(dispensable))
+        cells.append([Cell(row.label), Cell(str(rank), rank), *figures, Cell(str(file), file)])
+    heads = [
+        Head("method", is_text=True),
+        Head("rank", "methods of overlapping intervals share a rank"),
+        *map(column_head, chosen),
+        Head("file", "number of the submission below"),
+    ]
+    return Table(heads, cells, dispensable=frozenset(range(3, len(heads))))
 
 
-def _rendered(name: str, boards: Sequence[tuple[Board, Mapping[str, str | Table]]]) -> str:
+def _rendered(
+    name: str, boards: Sequence[Board], table: Callable[[Sequence[Line]], str | Table]
+) -> str:
     environment = templates()
     environment.loader = ChoiceLoader(
         [PackageLoader("lanternbench.suite"), PackageLoader("lanternbench.report")]
     )
-    return environment.get_template(name).render(boards=boards)
+    pages = []
+    for board in boards:
+        tables = {title: table(lines) for title, lines in board.rankings.items()}
+        pages.append((board, tables))
+    return environment.get_template(name).render(boards=pages)

@@ -9,6 +9,7 @@ import torch
 from conftest import mistake
 
 from lanternbench import registry
+from lanternbench.cli.main import main
 from lanternbench.engine.decode import generate
 from lanternbench.engine.relaxed import RelaxedProb
 from lanternbench.engine.verify import AcceptanceRule, RuleTest
@@ -133,11 +134,17 @@ class Odd:
         raise SystemExit(0)
 
 
+def broken():
+    """A list of plug-ins with one that cannot be loaded, the same however often it is asked for."""
+    points = (Odd(),)
+    return lambda: points
+
+
 @pytest.mark.parametrize(
     "args",
     [
-        ("methods",), ("targets",), ("run", "-m", "ar"), ("run", "-m", "theirs"), ("sweep", "configs/demo.yaml"),
-        ("prompts", "theirs"), ("fetch", "theirs"),
+        ("run", "-m", "theirs"), ("run", "-m", "eagle-1", "--acceptance", "theirs"),
+        ("prompts", "theirs"), ("fetch", "theirs"), ("metrics", "theirs"),
     ],
     ids=lambda args: " ".join(args[:3]),
 )  # fmt: skip
@@ -145,13 +152,39 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_where_it_might_be_used(
     args, monkeypatch, capfd, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
+    monkeypatch.setattr(registry, "plugins", broken())
     entries.catalogue.cache_clear()
-    assert "the plug-in 'odd' (odd_module) cannot be loaded" in mistake(monkeypatch, capfd, *args)
+    monkeypatch.setattr(sys, "argv", ["lanternbench", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "the plug-in 'odd' (odd_module) cannot be loaded" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("methods",), ("targets",), ("metrics",), ("sweep", "small.yaml", "--no-baseline")],
+    ids=lambda args: args[0],
+)
+def test_a_plug_in_that_cannot_be_loaded_stops_nothing_else(
+    args, small_images, monkeypatch, capfd, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text("methods: [sjd]\nnum_prompts: 1\nmetrics: []\n")
+    monkeypatch.setattr(registry, "plugins", broken())
+    entries.catalogue.cache_clear()
+    monkeypatch.setattr(sys, "argv", ["lanternbench", *args])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capfd.readouterr()
+    assert not ended.value.code
+    assert out.strip()
+    assert err.count("the plug-in 'odd' (odd_module) cannot be loaded (SystemExit: 0)") == 1
+    assert "its components are left out" in err
 
 
 @pytest.mark.parametrize("args", [("compare", "a", "b"), ("report",)])
 def test_a_plug_in_is_not_loaded_where_it_is_not_used(args, monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "plugins", lambda: (Odd(),))
+    monkeypatch.setattr(registry, "plugins", broken())
     assert "there is no run" in mistake(monkeypatch, capfd, *args)

@@ -147,11 +147,28 @@ def test_wrong_settings_are_one_sentence(folder, tmp_path, change, says):
     assert says in str(caught.value)
 
 
+CHANGES = {
+    "mapped code": {"auto_map": {"AutoModelForCausalLM": "modeling_theirs.Theirs"}},
+    "wider": {"hidden_size": 2**17, "num_attention_heads": 2**10, "num_key_value_heads": 2**10},
+    "deeper": {"num_hidden_layers": 100},
+    "absurdly deep": {"num_hidden_layers": 10**9},
+    "more ids": {"vocab_size": 10**10},
+    "longer": {"max_position_embeddings": 10**12},
+}
+
+
 def damage(here: Path, kind: str) -> None:
     if kind == "settings":
         (here / SETTINGS).unlink()
     elif kind == "config":
         (here / "config.json").write_text("[]")
+    elif kind == "code":
+        (here / "modeling_theirs.py").write_text("raise SystemExit(1)")
+    elif kind in CHANGES:
+        config = json.loads((here / "config.json").read_text())
+        part = config if kind == "mapped code" else config["text_config"]
+        part |= CHANGES[kind]
+        (here / "config.json").write_text(json.dumps(config))
     elif kind == "class":
         config = json.loads((here / "config.json").read_text())
         (here / "config.json").write_text(json.dumps(config | {"architectures": ["Nobody"]}))
@@ -167,6 +184,13 @@ def damage(here: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
+        ("code", "has code (modeling_theirs.py), which is never run"),
+        ("mapped code", "has code (auto_map in config.json)"),
+        ("wider", "describes a model of"),
+        ("deeper", "882 weights are absent"),
+        ("absurdly deep", "modules"),
+        ("more ids", "describes a model of"),
+        ("longer", "positions; at most"),
         ("settings", "lanternbench.yaml is missing"),
         ("config", "cannot read"),
         ("class", "has no model class 'Nobody'"),

@@ -32,6 +32,7 @@ from lanternbench.models.loading import (
     load_into,
     read_config,
     read_state,
+    sketch,
 )
 from lanternbench.models.places import locate
 from lanternbench.models.target import Target
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 SETTINGS = "lanternbench.yaml"
 PREFIX = "hf:"
+MOST_ABSENT = 3  # times what the files hold: weights that are tied or absent count too
+MOST_POSITIONS = 2**20
 PROBED = 8  # ids on which the head over image tokens is compared with the model's logits
 REMARK = (
     "the target runs through transformers' own layers, which are slower than a target family's: "
@@ -293,14 +296,22 @@ def image_ids(named: str | tuple[int, int], names: dict[str, int]) -> Tensor:
 
 
 def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model of the class that config.json names; no code of the folder is run.
+    """Return the model of the class that config.json names.
 
-    Raises UserError.
+    Raises UserError, also for a folder with code, and before anything is allocated for one whose
+    config.json describes a larger model than its files hold.
     """
     import transformers
 
     path = folder / "config.json"
     config = read_config(path)
+    code = sorted(file.name for file in folder.glob("*.py"))
+    if code or "auto_map" in config:
+        found = code[0] if code else "auto_map in config.json"
+        raise UserError(
+            f"{folder} has code ({found}), which is never run: use a model that transformers has,"
+            " without it"
+        )
     with explain_errors(path, "names no class"):
         name = str((config.get("architectures") or [None])[0])
     kind = getattr(transformers, name, None)
@@ -309,6 +320,7 @@ def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             f"transformers {transformers.__version__} has no model class '{name}' "
             "that config.json names"
         )
+    check_size(folder, kind)
     load: Any = kind.from_pretrained
     try:
         net, info = load(
@@ -332,6 +344,22 @@ def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return net
 
 
+def check_size(folder: Path, kind: type[PreTrainedModel]) -> None:
+    """Raise UserError if config.json describes a much larger model than the folder's files hold."""
+    path = folder / "config.json"
+    reads_config: Any = kind.config_class
+    with explain_errors(path, "cannot be read by transformers"):
+        config = reads_config.from_pretrained(folder, local_files_only=True)
+    _, shapes = sketch(lambda: kind(config), path)
+    described = sum(shape.numel() for shape in shapes.values())
+    held = sum(tensor.numel() for tensor in read_state(folder).values())
+    if described > MOST_ABSENT * held:
+        raise UserError(
+            f"{path} describes a model of {described:,} numbers, and the files next to it hold"
+            f" {held:,}: correct it"
+        )
+
+
 def shape(net: PreTrainedModel, grid: Grid, vocab: int) -> TokenDecoderConfig:
     """Return the configuration of a model.  Raises UserError for one without the usual fields."""
     text = net.config.get_text_config().to_dict()
@@ -340,6 +368,10 @@ def shape(net: PreTrainedModel, grid: Grid, vocab: int) -> TokenDecoderConfig:
     fields["positions"] = text["max_position_embeddings"]
     fields["prompt_ids"] = net.get_input_embeddings().num_embeddings
     config = TokenDecoderConfig(**fields, grid=grid)
+    if config.positions > MOST_POSITIONS:
+        raise UserError(
+            f"the model has {config.positions} positions; at most {MOST_POSITIONS} fit"
+        )
     if config.positions < size(grid):
         raise UserError(
             f"the model has {config.positions} positions, too few for {written(grid)} image tokens"
