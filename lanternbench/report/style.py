@@ -20,6 +20,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
@@ -164,7 +165,7 @@ def grow(figure: Figure, more: float) -> None:
     figure.set_size_inches(width / 72, (height + more) / 72)
     share = height / (height + more)
     layout = figure.get_layout_engine()
-    if layout is not None:
+    if isinstance(layout, ConstrainedLayoutEngine):
         layout.set(rect=(0, 1 - share, 1, share))
     for axes in figure.axes:
         place = axes.get_position(original=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from lanternbench.cli import run_cmd
 from lanternbench.experiment import config, read_samples, runner
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.run_notes import noisy_prompts
@@ -25,6 +28,22 @@ def test_prompts_with_noisy_timing_are_measured_again_and_no_others(
         assert (sample.decode_s == before[key].decode_s) == (sample.prompt_id != noisy)
     assert [row.figure("fid-tiny").n for row in summary.rows] == [2, 2]
     assert [row.figure("clip-tiny").n for row in summary.rows] == [2, 2]
+
+
+@pytest.mark.parametrize(("load", "warned"), [(9.0, True), (0.5, False), (None, False)])
+def test_a_high_load_is_said_before_the_first_image_and_not_if_none_is_made(
+    load, warned, small_images, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(run_cmd, "load_average", lambda: load)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    settings = config.sweep({"methods": ["ar"], "num_prompts": 1, "metrics": []})
+    for made in (True, False):
+        run_cmd.execute(settings, run_cmd.TimedExecution(out=tmp_path, device="cpu"))
+        said = capfd.readouterr().err
+        text = "The load is 9.0 on 2 cores before anything is measured"
+        assert (text in said) == (warned and made)
+        if warned and made:
+            assert said.index(text) < said.index("[1/1]")
 
 
 def test_noisy_prompts_are_those_with_a_high_load_slow_steps_or_little_cpu_time():

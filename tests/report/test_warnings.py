@@ -190,6 +190,16 @@ def test_a_run_without_warnings_has_none(tmp_path):
     assert pd.read_csv(tmp_path / "out" / "table.csv")["warnings"].isna().all()
 
 
+def test_that_two_runs_differ_stands_in_every_file(tmp_path):
+    runs = [make_run(tmp_path / "one")[0], make_run(tmp_path / "two")[0]]
+    about = json.loads((runs[1] / "run.json").read_text())
+    about["config"]["temperature"] = 0.5
+    (runs[1] / "run.json").write_text(json.dumps(about))
+    files = report(runs, tmp_path / "out", formats=["md", "csv", "tex", "html", "json"])
+    for file in files:
+        assert "The runs differ in temperature (1.0, 0.5)" in file.read_text(), file.name
+
+
 def test_of_several_runs_a_warning_names_those_that_it_concerns(tmp_path):
     runs = [make_run(tmp_path / "quiet")[0], make_run(tmp_path / "noisy", "noisy timing")[0]]
     report(runs, tmp_path / "out", formats=["tex", "csv"])
