@@ -194,10 +194,7 @@ def compare(
     from lanternbench.metrics import key_of
 
     conditions = [condition(text) for text in fail_if or []]
-    runs = [read_compared(results, old), read_compared(results, new)]
-    names_of_old = renamings(mapped or [], runs[0].figures.labels, runs[1].figures.labels)
-    if names_of_old:
-        runs[0] = runs[0].with_labels(names_of_old)
+    runs = compared_runs(results, old, new, mapped or [])
     known = {name for run in runs for name in run.figures.metrics}
     conditions = [one._replace(figure=key_of(one.figure, known)) for one in conditions]
     wanted = [one.figure for one in conditions]
@@ -255,6 +252,16 @@ def print_margins(tests: Sequence[MarginTest]) -> None:
     titles = ("metric", "method", "margin", "prompts", "difference", "95 % bounds", "conclusion")
     if rows:
         print_cells(titles, rows, ("metric", "method", "conclusion"))
+
+
+def compared_runs(results: Path, old: str, new: str, mapped: Sequence[str]) -> list[ComparedRun]:
+    """Return both runs, the old one with the labels that the new one has for its methods."""
+    before = read_compared(results, old)
+    after = read_compared(results, new)
+    names = renamings(mapped, before.figures.labels, after.figures.labels)
+    if names:
+        before = before.with_labels(names)
+    return [before, after]
 
 
 def read_compared(results: Path, name: str) -> ComparedRun:

@@ -225,6 +225,9 @@ def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
     for group in groups:
         ids = [run.run_id for run in group]
         of_group = [row for row in rows if row.run in ids]
+        if len(group) == 1:
+            joined += of_group
+            continue
         name = ids[0] if len(groups) > 1 else None
         for label in dict.fromkeys(row.label for row in of_group):
             of_label = [row for row in of_group if row.label == label]
@@ -275,14 +278,18 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
             setups.append(run)
         setup = 1 + next(i for i, first in enumerate(setups) if run.like(first))
         shown = name if len(runs) > 1 else None
+        about = {"run": shown, "setup": setup, "hardware": run.hardware}
         for row in run.rows:
-            facts = [note for note in run.notes if note.fact and note.label in (None, row.label)]
-            warnings = [note.short for note in by_importance(facts)]
+            notes = [note for note in run.notes if note.label in (None, row.label)]
             if difference is not None:
-                warnings.append(difference.short)
-            about = {"run": shown, "setup": setup, "hardware": run.hardware}
-            rows.append(ReportRow(**vars(row), **about, warnings=tuple(warnings)))
+                notes.append(difference)
+            rows.append(ReportRow(**vars(row), **about, warnings=short_facts(notes)))
     return rows
+
+
+def short_facts(notes: Sequence[Note]) -> tuple[str, ...]:
+    """Return the sentences of the notes that stand wherever figures do, the most important first."""
+    return tuple(note.short for note in by_importance(notes) if note.fact is not None)
 
 
 def warnings_of(rows: Sequence[ReportRow]) -> list[str]:

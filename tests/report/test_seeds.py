@@ -90,6 +90,13 @@ def test_seeds_of_two_temperatures_are_two_results_that_are_told_from_each_other
     assert "seed" not in difference.text
 
 
+def test_a_run_without_another_seed_keeps_its_figures_next_to_a_mean(tmp_path):
+    folders = [make_run(tmp_path, 0), make_run(tmp_path, 1), make_run(tmp_path, 0, 0.5)]
+    rows = joined_rows(load_runs(folders))
+    assert [row.seeds for row in rows] == [(0, 1), (0, 1), (), ()]
+    assert all(row.value("speedup") is not None for row in rows)
+
+
 def test_the_same_seed_twice_is_no_mean(tmp_path):
     folders = [make_run(tmp_path / name, 0) for name in "ab"]
     assert [row.seeds for row in joined_rows(load_runs(folders))] == [()] * 4
