@@ -1,6 +1,4 @@
-"""The results of a decode: the tokens of every image and what they took, and the distributions they
-were drawn from.
-"""
+"""The results of a decode: the tokens of every image, their cost, and their distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import Draft
+from lanternbench.engine.tree import Draft, numbers
 
 if TYPE_CHECKING:
     from lanternbench.engine.state import DecodeState, StepResult
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Generation:
-    """The tokens of one image, and what decoding them took."""
+    """The tokens of one image, and the steps and seconds that they took."""
 
     tokens: Tensor  # [L]
     # tokens committed per step, the residual or bonus token included; sums to L − 1
@@ -50,9 +48,7 @@ class Step(NamedTuple):
 
 
 class Log:
-    """Per-step figures of a batch, from values that the step's one host synchronisation transfers
-    anyway.
-    """
+    """Per-step figures of a batch, from values that the step's synchronisation transfers anyway."""
 
     def __init__(self, state: DecodeState):
         self.steps: list[list[Step]] = [[] for _ in range(state.batch)]
@@ -94,15 +90,14 @@ def trace_bytes(image: Generation) -> int:
     """Return the bytes of the distributions that the batch of an image has kept."""
     if image.trace is None:
         return 0
-    stores = vars(image.trace).values()
-    return sum(x.numel() * x.element_size() for x in stores if isinstance(x, Tensor))
+    return sum(x.nbytes for x in vars(image.trace).values() if isinstance(x, Tensor))
 
 
 class Trace:
-    """The target's and drafter's distributions at every committed position, kept for figures
-    computed afterwards.
+    """The target's and drafter's distributions at every committed position.
 
-    B prompts, L positions, V vocabulary, W widest family.
+    Figures are computed from them afterwards.  B prompts, L positions, V vocabulary, W widest
+    family.
     """
 
     # as ``law`` [B, L, V] for orders other than raster, see ``rows.RowTrace``
@@ -125,18 +120,19 @@ class Trace:
             setattr(self, name, store[:, :length])
 
     def record(self, prompts: Tensor, result: StepResult) -> None:
-        """Store q, p and the examined children of each node on the path, at the image position
-        that the node decided.
+        """Store q, p and the examined children of each node on the path.
 
-        prompts [B, 1]: rows of the stores.  The next step overwrites what is past the commit.
+        They stand at the image position that the node decided; prompts [B, 1]: rows of the stores.
+        The next step overwrites what is past the commit.
         """
         draft = result.draft
         path = result.verified.path
-        columns = torch.arange(path.shape[1], device=path.device)
-        batch = torch.arange(len(path), device=path.device)[:, None]
+        columns = numbers(path.shape[1], path.device)
+        batch = numbers(len(path), path.device)[:, None]
 
         def write(store: Tensor, rows: Tensor) -> None:
-            store[prompts, result.start[:, None] + columns[: rows.shape[1]]] = rows.to(store.dtype)
+            positions = result.start[:, None] + columns[: rows.shape[1]]
+            store[prompts, positions] = rows.to(store.dtype)
 
         def on_path(of_node: Tensor) -> Tensor:
             return of_node if draft.is_chain else of_node[batch, path]

@@ -7,10 +7,11 @@ the widest family of siblings; D the depth.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,8 +33,9 @@ def numbers(n: int, device: torch.device) -> Tensor:
 
 
 class Tree(NamedTuple):
-    """Shape of a draft tree.  A node that a prompt does not use has depth −1 and is in no list of
-    children.
+    """Shape of a draft tree.
+
+    A node that a prompt does not use has depth −1 and is nobody's child.
     """
 
     depth: Tensor  # [b, N] 0 for the root
@@ -84,9 +86,8 @@ class SiblingOrder(NamedTuple):
     later: tuple[LaterRank, ...]
     last_child: Tensor  # [N] place of each node's last child; 0 for leaves
     is_leaf: Tensor  # [N, 1] bool
-    tests: (
-        Tensor  # [N, W + 1] place of the child that decides on an outcome; C where there is none
-    )
+    # [N, W + 1] place of the child that decides on an outcome; C if there is none
+    tests: Tensor
     outcomes: Tensor  # [N] number of each node's first outcome, if all are counted node by node
     onward: Tensor  # [N · (W + 1)] where an outcome leads: to a child, or nowhere on
     tried: Tensor  # [N · (W + 1)] how many children an outcome examined
@@ -96,8 +97,9 @@ class SiblingOrder(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StaticTree:
-    """A tree whose shape is data.  Nodes are numbered level by level, siblings side by side in
-    draft order.
+    """A tree whose shape is data.
+
+    Nodes are numbered level by level, siblings next to each other in draft order.
     """
 
     tree: Tree
@@ -111,15 +113,14 @@ class StaticTree:
     is_chain: bool  # whether a node's id is its depth; a lone root is a chain
 
     def to(self, device: torch.device) -> StaticTree:
-        return StaticTree(
-            **tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, vars(self))
-        )
+        def moved(x: Any) -> Any:
+            return x.to(device) if isinstance(x, Tensor) else x
+
+        return StaticTree(**tree_map(moved, vars(self)))
 
 
 class Draft(NamedTuple):
-    """The draft that a proposal gives to verification: ``static`` if all prompts share one fixed shape, else
-    ``grown``.
-    """
+    """The draft that a proposal gives to verification."""
 
     tokens: Tensor  # [B, N], node 0 = the last committed token
     # [B, M, V] distributions that the children of the inner nodes were sampled from
@@ -129,7 +130,7 @@ class Draft(NamedTuple):
 
     @property
     def tree(self) -> Tree:
-        """Raises TypeError for a draft without a tree."""
+        """Raise TypeError for a draft without a tree."""
         if self.static is not None:
             return self.static.tree
         if self.grown is None:
@@ -153,20 +154,19 @@ class VerifyResult(NamedTuple):
 
 
 def from_paths(paths: Paths) -> StaticTree:
-    """Child paths (ranks from the root) -> tensors; none give a lone root.  Raises UserError if a
-    node is missing.
+    """Build the tree of child paths (ranks from the root); none give a lone root.
+
+    Raises UserError if a node is missing.
     """
     nodes = sorted(set(map(tuple, paths)), key=lambda path: (len(path), path))
     check_paths(nodes)
-    index: dict[Path, int] = {(): 0}
-    for path in nodes:
-        index[path] = len(index)
+    index = {path: number for number, path in enumerate([(), *nodes])}
     parent_of = [-1] + [index[path[:-1]] for path in nodes]
     depth = [len(path) for path in index]
     width = 1 + max([path[-1] for path in nodes], default=-1)
     tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), depth[-1], width)
     levels = build_levels(nodes, parent_of, tree.ancestors[0])
-    inner = torch.tensor([i for level in levels for i in level.parents], dtype=torch.long)
+    inner = torch.tensor(sorted(set(parent_of[1:])), dtype=torch.long)
     inner_index = torch.full((tree.nodes,), -1)
     inner_index[inner] = torch.arange(len(inner))
     return StaticTree(
@@ -183,7 +183,7 @@ def from_paths(paths: Paths) -> StaticTree:
 
 
 def check_paths(nodes: list[Path]) -> None:
-    """Raises UserError for paths that are no tree."""
+    """Raise UserError for paths that are no tree."""
     known: set[Path] = {()}
     for path in nodes:
         if not path or min(path) < 0:
@@ -202,8 +202,9 @@ def check_paths(nodes: list[Path]) -> None:
 
 
 def build_levels(nodes: list[Path], parent_of: list[int], ancestors: Tensor) -> list[Level]:
-    """Return the levels of a static tree: its nodes' paths in order, the parent of each node, and
-    bool [N, N] which nodes attend to which.
+    """Return the levels of a static tree.
+
+    nodes: their paths in order; ancestors [N, N] bool: which nodes attend to which.
     """
     is_chain = all(path[-1] == 0 for path in nodes)
     levels: list[Level] = []
@@ -234,18 +235,13 @@ def build_levels(nodes: list[Path], parent_of: list[int], ancestors: Tensor) -> 
 
 
 def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
-    """Return the order in which the children of a static tree are tested; ``inner`` [M]: nodes
-    that have children.
+    """Return the order in which the children of a static tree are tested.
+
+    inner [M]: nodes that have children
     """
     children = tree.children[0]
     depth = tree.depth[0]
     by_rank = [nodes[nodes >= 0] for nodes in children[inner].T]
-    later = []
-    for rank, nodes in enumerate(by_rank[1:], 1):
-        families = (children[:, rank, None] == nodes).int().argmax(0)
-        elders = children[families, rank - 1]
-        places = torch.searchsorted(by_rank[rank - 1], elders)
-        later.append(LaterRank(elders, places, depth[nodes]))
     order = torch.cat([*by_rank, inner[:0]])
     ids = torch.arange(tree.nodes)
     place = torch.full((tree.nodes + 1,), len(order))  # of a node's id; the last cell: no child
@@ -256,7 +252,7 @@ def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
     return SiblingOrder(
         nodes=order,
         depth=depth[order],
-        later=tuple(later),
+        later=tuple(later_ranks(tree, by_rank)),
         last_child=place[options.amax(-1)].where(sizes[:, 0] > 0, 0),
         is_leaf=sizes == 0,
         tests=place[options],
@@ -266,6 +262,16 @@ def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
         paths=path_to(tree, ids),
         levels=depth,
     )
+
+
+def later_ranks(tree: Tree, by_rank: list[Tensor]) -> Iterator[LaterRank]:
+    """Yield the second children, the third children, …; ``by_rank``: the children of every rank."""
+    children = tree.children[0]
+    for rank, nodes in enumerate(by_rank[1:], 1):
+        families = (children[:, rank, None] == nodes).int().argmax(0)
+        elders = children[families, rank - 1]
+        places = torch.searchsorted(by_rank[rank - 1], elders)
+        yield LaterRank(elders, places, tree.depth[0, nodes])
 
 
 def chain(length: int) -> StaticTree:
@@ -282,63 +288,64 @@ def _earlier(nodes: int, device: torch.device) -> Tensor:
 
 
 def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> Tree:
-    """A tree per prompt, with no host synchronisation.  Siblings rank by node id.
+    """Build a tree per prompt, with no host synchronisation.  Siblings rank by node id.
 
     parent [B, N], ids below the child's; depth [B, N], 0 for the root, −1 for unused nodes.
     """
     b, n = parent.shape
-    ids = torch.arange(n, device=parent.device)
-    real = depth > 0
-    siblings = (parent[:, :, None] == parent[:, None]) & real[:, None] & _earlier(n, parent.device)
-    rank = siblings.sum(-1)
+    device = parent.device
+    ids = numbers(n, device)
+    used = depth > 0
+    same_parent = parent[:, :, None] == parent[:, None]
+    elder = same_parent & used[:, None] & _earlier(n, device)
+    rank = elder.sum(-1)
     # the rest goes to a spare cell
-    slot = torch.where(real & (rank < width), parent * width + rank, n * width)
-    children = torch.full((b, n * width + 1), -1, device=parent.device)
+    slot = torch.where(used & (rank < width), parent * width + rank, n * width)
+    children = torch.full((b, n * width + 1), -1, device=device)
     children = children.scatter_(1, slot, ids.expand(b, -1))[:, :-1].view(b, n, width)
-    # each node's parent and itself
-    up = (parent[..., None] == ids) & real[..., None] | (ids[:, None] == ids)
-    reach = up.float()
+    itself = ids[:, None] == ids
+    reach = ((parent[..., None] == ids) & used[..., None] | itself).float()
     for _ in range((max_depth - 1).bit_length()):  # squaring doubles the number of generations
         reach = torch.bmm(reach, reach)
     return Tree(depth, children, reach > 0, max_depth)
 
 
 def parents(tree: Tree) -> Tensor:
-    """[b, N] parent of each node, −1 for the root and for unused nodes."""
+    """Return the parent of each node, −1 for the root and for unused nodes: [b, N]."""
     b, n, w = tree.children.shape
     parent = torch.full((b, n + 1), -1, device=tree.children.device)
-    owner = torch.arange(n, device=parent.device)[None, :, None].expand(b, n, w)
+    owner = numbers(n, parent.device)[None, :, None].expand(b, n, w)
     slot = torch.where(tree.children >= 0, tree.children, n)
     return parent.scatter_(1, slot.flatten(1), owner.flatten(1))[:, :-1]
 
 
 def first_leaf(tree: Tree) -> Tensor:
-    """[b, N] the lowest leaf at or below each node."""
-    ids = torch.arange(tree.nodes, device=tree.depth.device)
+    """Return the lowest leaf at or below each node: [b, N]."""
+    ids = numbers(tree.nodes, tree.depth.device)
     leaf = (tree.children < 0).all(-1) & (tree.depth >= 0)
     below = tree.ancestors.mT & leaf[:, None]  # [b, N, N] leaf j at or below node i
     return torch.where(below, ids, tree.nodes).amin(-1)
 
 
 def path_to(tree: Tree, last: Tensor) -> Tensor:
-    """The nodes from the root to ``last`` [B], padded with ``last``: [B, D + 1]."""
+    """Return the nodes from the root to ``last`` [B], padded with ``last``: [B, D + 1]."""
     rows = tree.ancestors.expand(len(last), -1, -1)
     seen = rows.gather(1, last[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]  # [B, N]
     depth = torch.where(seen, tree.depth.expand_as(seen), -1)
-    # [B, D + 1, N]
-    at_depth = depth[:, None] == torch.arange(tree.max_depth + 1, device=last.device)[:, None]
+    depths = numbers(tree.max_depth + 1, last.device)
+    at_depth = depth[:, None] == depths[:, None]  # [B, D + 1, N]
     return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])
 
 
 def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """accept [B, N, W]: which children are accepted if tried -> path [B, D + 1], accepted [B],
-    tried [B, N].
+    """Follow the first accepted children: path [B, D + 1], accepted [B], tried [B, N].
+
+    accept [B, N, W]: the children that are accepted if tried.
     """
     found = accept.any(-1)
     first = accept.int().argmax(-1)  # the first accepted child
     child = tree.children.expand_as(accept).gather(-1, first[..., None])[..., 0]
-    stay = torch.arange(tree.nodes, device=accept.device)
-    onward = torch.where(found, child, stay)
+    onward = torch.where(found, child, numbers(tree.nodes, accept.device))
     path = [torch.zeros_like(onward[:, :1])]
     for _ in range(tree.max_depth):
         path.append(onward.gather(1, path[-1]))

@@ -1,4 +1,4 @@
-"""The table of residuals: what is sampled after x was rejected, unnormalised [..., V].
+"""The table of residuals: the weights [..., V] of the next token after x was rejected.
 
 q [..., V] target, p [..., V] drafter (None: the child was chosen, not sampled, so p is 1 at x), x
 [...] the child's token, depth [...] or [] its depth 1 … L.  A row is a function, its plain form in
@@ -37,15 +37,16 @@ register("residual", "standard")(standard)
 
 
 def plain_lantern(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
-    """q_{k,δ} is 0 in the group but for x, and below p at x, as x was rejected."""
+    """q_{k,δ} is 0 in the group except at x, where it is below p because x was rejected."""
     group = rule.group(q, x)
     return [0.0 if y in group else left for y, left in enumerate(positive_part(q, p))]
 
 
 @residual("lantern", plain_lantern, lossless=True, public="lantern-reference")
 def lantern(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest) -> Tensor:
-    """∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7): the group's probability on x, 0 on the rest of the
-    group, q elsewhere.
+    """∝ [q_{k,δ}(·|x) − p]₊ (LANTERN, eq. 7).
+
+    q_{k,δ} has the group's probability at x, 0 at the rest of the group, q elsewhere.
     """
     relaxed = rule.relax(q, x, depth)
     moved = q if relaxed.group is None else relaxed.group.struck_from(q)
@@ -62,9 +63,7 @@ def plain_optimal(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Pr
 
 @residual("optimal", plain_optimal, lossless=True, of_token=False)
 def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest) -> Tensor:
-    """∝ [q − p·f]₊, f the probability of acceptance: the residual that minimises the TV bound
-    (Cool-SD, Theorem 2).
-    """
+    """∝ [q − p·f]₊, f the probability of acceptance: it minimises the TV bound (Cool-SD, Theorem 2)."""
     if p is None:
         accepted = rule.relax(q, x, depth).value.clamp(max=1)
         left = (at(q, x) - accepted).clamp_(min=0)
@@ -89,9 +88,10 @@ def lantern_reference(
     weights = standard(q, p, x, depth, rule)
     group = rule.relax(q, x, depth).group
     if group is not None and group.barred is not None:
-        has_neighbours = group.inside[..., 1:].any(-1, keepdim=True)
         barred = group.barred[..., 1:]
+        has_neighbours = group.inside[..., 1:].any(-1, keepdim=True)
         left = q.new_zeros(()) if p is None else q.gather(-1, barred)
         changed = torch.where(has_neighbours, left, weights.gather(-1, barred))
         weights = weights.scatter(-1, barred, changed)
-    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
+    any_left = weights.sum(-1, keepdim=True) > 0
+    return torch.where(any_left, weights, 1.0)

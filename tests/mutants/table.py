@@ -617,8 +617,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/redraws.py",
-                "> self.theta * at(p_old, old)",
-                "<= self.theta * at(p_old, old)",
+                "> self.theta * at(draft.p, x)",
+                "<= self.theta * at(draft.p, x)",
             ),
         ),
         "sjd++",

@@ -1,5 +1,4 @@
-"""Grouped acceptance (GSD, arXiv 2508.07747): a draft is judged by the mass of the tokens that
-could stand for it.
+"""Grouped acceptance (GSD, arXiv 2508.07747): the mass of tokens that could stand for a draft.
 
 Every function works on any leading shape [...].  V vocabulary, d width of a code, C candidates for
 a group.
@@ -25,9 +24,11 @@ BLOCK = 1024  # rows of a table of V × V that are computed at once
 
 
 class Bounds(NamedTuple):
-    """The tokens y that are ``alike`` and belong to C(x): r(y) − r(x) in −``below`` … ``above``, r
-    the rank in ascending order of q, with |q(y) − q(x)| < ``margin``.  Below rank ``alone`` C(x)
-    is x."""
+    """The tokens y that are ``alike`` and belong to C(x).
+
+    r(y) − r(x) is in −``below`` … ``above``, r the rank in ascending order of q, and |q(y) − q(x)|
+    < ``margin``.  Below rank ``alone`` C(x) is x.
+    """
 
     below: int
     above: int
@@ -52,39 +53,35 @@ def alike(codes: Tensor, radius: float) -> Tensor:
 
 
 def group(q: Tensor, x: Tensor, alike: Tensor, bounds: Bounds) -> Group:
-    """C(x), to which x belongs.  q [..., V], x [...], alike [V, V]."""
+    """Return C(x), to which x belongs.  q [..., V], x [...], alike [V, V]."""
+    x = x[..., None]
     vocab = q.shape[-1]
     order = q.sort(dim=-1, stable=True).indices
-    rank = (order == x[..., None]).long().argmax(-1, keepdim=True)
+    rank = (order == x).long().argmax(-1, keepdim=True)
     ranks = rank + torch.arange(-bounds.below, bounds.above + 1, device=q.device)
     exists = (ranks >= 0) & (ranks < vocab) & (rank >= bounds.alone)
     ids = order.gather(-1, ranks.clamp(0, vocab - 1))
-    difference = (q.gather(-1, ids) - q.gather(-1, x[..., None])).abs()
-    belongs = exists & alike[x[..., None], ids] & (difference < bounds.margin)
+    difference = (q.gather(-1, ids) - q.gather(-1, x)).abs()
+    belongs = exists & alike[x, ids] & (difference < bounds.margin)
     return Group(ids, belongs | (ranks == rank))
 
 
 def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """Σ_C(x) q and Σ_C(x) p for every token x: [..., V] each, in O(V·C)."""
+    """Return Σ_C(x) q and Σ_C(x) p for every token x: [..., V] each, in O(V·C)."""
     order = q.sort(dim=-1, stable=True).indices
-    sorted_q = q.gather(-1, order)
-    sorted_p = p.gather(-1, order)
-    total_q = sorted_q.clone()
-    total_p = sorted_p.clone()
+    by_rank = torch.stack([q, p]).gather(-1, order.expand(2, *order.shape))
+    q_of_rank = by_rank[0]
+    total = by_rank.clone()
     for x, y in neighbours_in_rank(q.shape[-1], bounds):
-        difference = (sorted_q[..., y] - sorted_q[..., x]).abs()
+        difference = (q_of_rank[..., y] - q_of_rank[..., x]).abs()
         belongs = alike[order[..., x], order[..., y]] & (difference < bounds.margin)
-        total_q[..., x] += torch.where(belongs, sorted_q[..., y], 0.0)
-        total_p[..., x] += torch.where(belongs, sorted_p[..., y], 0.0)
-    every_q = torch.empty_like(q).scatter_(-1, order, total_q)
-    every_p = torch.empty_like(p).scatter_(-1, order, total_p)
-    return every_q, every_p
+        total[..., x] += torch.where(belongs, by_rank[..., y], 0.0)
+    mass = torch.empty_like(total).scatter_(-1, order.expand_as(total), total)
+    return mass[0], mass[1]
 
 
 def neighbours_in_rank(vocab: int, bounds: Bounds) -> Iterator[tuple[slice, slice]]:
-    """Yield ranks x, and ranks y that are equally far from them, for every offset that a group may
-    have but 0.
-    """
+    """Yield ranks x, and ranks y at one offset from them, for every offset of a group but 0."""
     least = max(-bounds.below, 1 - vocab)
     largest = min(bounds.above, vocab - 1)
     for offset in range(least, largest + 1):
@@ -119,7 +116,10 @@ class Gsd(AcceptanceRule):
 
     @property
     def bounds(self) -> Bounds:
-        """The public code's ranks are −7 … +6, and x stands alone if its rank is below 7."""
+        """Return the bounds of a group.
+
+        The public code's ranks are −7 … +6, and x stands alone if its rank is below 7.
+        """
         if self.variant == "reference":
             return Bounds(self.ranks, self.ranks - 1, self.margin, alone=self.ranks)
         return Bounds(self.ranks, self.ranks, self.margin)
@@ -133,7 +133,7 @@ class Gsd(AcceptanceRule):
 
 @dataclass(frozen=True, eq=False)
 class GroupTest(OrderedTest):
-    """Accept with min(1, Σ_C q / Σ_C p).  At temperature 0 as the target: meant for T > 0."""
+    """Accept with min(1, Σ_C q / Σ_C p), at temperature 0 as the target; meant for T > 0."""
 
     alike: Tensor  # [V, V] bool
     bounds: Bounds
@@ -143,7 +143,7 @@ class GroupTest(OrderedTest):
         return self.bounds.candidates
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        """A chosen child has p = 1, so that its group's mass of q is q̃(x)."""
+        """Return the group's mass of q, which is q̃(x) for a chosen child because p = 1 there."""
         return RelaxedProb(group(q, x, self.alike, self.bounds).mass(q))
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Rules that accept a token for sure if the target finds it likely: q̃ is ∞ there, else 0.
-Meant for T > 0.
-"""
+"""Rules that accept a token if the target finds it likely: q̃ is ∞ there, else 0.  For T > 0."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -73,14 +71,16 @@ class TopKTest(OrderedTest):
     rho: float
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        q_x = at(q, x)[..., None]
         ids = torch.arange(q.shape[-1], device=q.device)
-        comes_before = (q > q_x) | (q == q_x) & (ids < x[..., None])
+        x = x[..., None]
+        q_x = q.gather(-1, x)
+        comes_before = (q > q_x) | (q == q_x) & (ids < x)
         among_first = comes_before.sum(-1) < self.k
         is_likely = q_x[..., 0] >= self.rho * q.amax(-1)
         return RelaxedProb(infinite(among_first & is_likely, q))
 
     def everywhere(self, q: Tensor, depth: Tensor) -> Tensor:
-        rank = q.sort(dim=-1, descending=True, stable=True).indices.argsort(-1)
+        order = q.sort(dim=-1, descending=True, stable=True).indices
+        rank = order.argsort(-1)
         is_likely = q >= self.rho * q.amax(-1, keepdim=True)
         return infinite((rank < self.k) & is_likely, q)

@@ -34,9 +34,7 @@ class Redraw(ABC):
 
     @abstractmethod
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        """Return a token [B, W + 1] for each q [B, W + 1, V], and the distribution that is
-        recorded for it.
-        """
+        """Return a token [B, W + 1] for each q [B, W + 1, V], and the distribution recorded for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,14 +61,13 @@ class LikelyRedraw(IndependentRedraw):
     theta: float
 
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        tokens, p = super().__call__(state, result)
+        drawn, q = super().__call__(state, result)
         draft = SampledDraft.of(result.draft)
-        old = draft.tokens[:, 1:]
-        p_old = draft.p
-        keep = at(result.q[:, :-1], old) > self.theta * at(p_old, old)
-        kept_tokens = torch.where(keep, old, tokens[:, :-1])
-        kept_p = torch.where(keep[..., None], p_old, p[:, :-1])
-        return torch.cat([kept_tokens, tokens[:, -1:]], 1), torch.cat([kept_p, p[:, -1:]], 1)
+        x = draft.tokens[:, 1:]
+        stays = at(q[:, :-1], x) > self.theta * at(draft.p, x)
+        tokens = torch.where(stays, x, drawn[:, :-1])
+        p = torch.where(stays[..., None], draft.p, q[:, :-1])
+        return torch.cat([tokens, drawn[:, -1:]], 1), torch.cat([p, q[:, -1:]], 1)
 
 
 class Coupled(NamedTuple):
@@ -82,8 +79,7 @@ class Coupled(NamedTuple):
 
 
 def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Tensor) -> Coupled:
-    """Maximal coupling: keep x ~ p_old with min(1, p_new(x)/p_old(x)), else draw from [p_new −
-    p_old]₊.
+    """Keep x ~ p_old with min(1, p_new(x)/p_old(x)), else draw from [p_new − p_old]₊.
 
     x, u_keep, u_draw [...]; p_old, p_new [..., V].  The token's law is p_new, and it is x with the
     largest probability that a coupling allows, 1 − TV(p_old, p_new).  A token that p_old excludes
@@ -92,17 +88,16 @@ def maximal(x: Tensor, p_old: Tensor, p_new: Tensor, u_keep: Tensor, u_draw: Ten
     old = at(p_old, x)
     accepted = (u_keep * old < at(p_new, x)) & (old > 0)
     residual = (p_new - p_old).clamp(min=0)
-    # all 0: equal but for rounding
-    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_new)
-    return Coupled(torch.where(accepted, x, draw(residual, u_draw)), accepted, residual)
+    any_left = residual.sum(-1, keepdim=True) > 0  # else the two differ only by rounding
+    residual = torch.where(any_left, residual, p_new)
+    tokens = torch.where(accepted, x, draw(residual, u_draw))
+    return Coupled(tokens, accepted, residual)
 
 
 def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
-    """Gumbel coupling: argmax(log p + g), g = −log(−log u), with uniforms u [..., V] that belong
-    to the position.
+    """Return argmax(log p + g), g = −log(−log u), with uniforms u that belong to the position.
 
-    p [..., V] -> tokens [...].  ``epsilon`` is added inside both logarithms by the public code
-    (1e-9).
+    p, u [..., V] -> tokens [...].  The public code adds ``epsilon`` (1e-9) inside both logarithms.
     """
     # in float32 a uniform near 1 rounds to it and wins for sure
     tiny = torch.finfo(torch.float64).tiny
@@ -118,32 +113,29 @@ class MaximalRedraw(Redraw):
     window: int
 
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        q = result.q
-        tokens, _ = self.coupled(result)
-        return tokens, q
+        return self.coupled(result)[0], result.q
 
     def coupled(self, result: StepResult) -> tuple[Tensor, Coupled]:
         """Return the tokens [B, W + 1], and the coupling of all but the last."""
         w = self.window
         q = result.q
-        u = result.u.draft
-        redraw = u[:, 2 * w :]
+        u_keep = result.u.draft[:, w : 2 * w]
+        u_draw = result.u.draft[:, 2 * w :]
         draft = SampledDraft.of(result.draft)
-        old = draft.tokens[:, 1:]
-        coupled = maximal(old, draft.p, q[:, :-1], u[:, w : 2 * w], redraw[:, :-1])
-        last = draw(q[:, -1:], redraw[:, -1:])
+        coupled = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], u_keep, u_draw[:, :-1])
+        last = draw(q[:, -1:], u_draw[:, -1:])
         return torch.cat([coupled.tokens, last], 1), coupled
 
 
 @dataclass(frozen=True, eq=False)
 class OldLawRedraw(MaximalRedraw):
-    """The same, but a kept token keeps its old distribution (SCD's public code; not exact)."""
+    """Maximal coupling in which a kept token keeps its old law (SCD's public code; not exact)."""
 
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
         tokens, coupled = self.coupled(result)
         q = result.q
-        draft = SampledDraft.of(result.draft)
-        recorded = torch.where(coupled.accepted[..., None], draft.p, q[:, :-1])
+        p = SampledDraft.of(result.draft).p
+        recorded = torch.where(coupled.accepted[..., None], p, q[:, :-1])
         return tokens, torch.cat([recorded, q[:, -1:]], 1)
 
 

@@ -1,12 +1,11 @@
-"""SJD-PAC (arXiv 2603.18599): a Jacobi window with K siblings a column down to depth D, then a
-chain.
+"""SJD-PAC (arXiv 2603.18599): a Jacobi window whose first columns hold K siblings each.
 
 Column c is the position c after the last committed token.  Columns 1 … D − 1 hold K siblings,
 drawn without replacement from one law; every node of column c − 1 has the same ones.  From column
-D on the chain of first siblings goes on alone. So a path needs one law a column, and is verified
-as any static tree is, the first accepted sibling leading on.
+D on, the chain of first siblings continues alone.  So a path needs one law per column; it is
+verified like any static tree, and the first accepted sibling leads on.
 
-After a step every column is redrawn from the forward's distribution there.  The first sibling is
+After a step every column is redrawn from the target's distribution there.  The first sibling is
 coupled to the old one (maximal coupling), so that its law is the target's new one; the others are
 drawn from that law without it.
 
@@ -29,7 +28,7 @@ from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePoli
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, draw_distinct, likeliest, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
-from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, from_paths
+from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, from_paths, numbers
 from lanternbench.engine.verify import AcceptanceRule, ExactTest, RatioTest, SampledDraft
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.jacobi import Window, uniform_tokens
@@ -41,13 +40,11 @@ NEVER_EMPTY = 1e-20  # added to token 0 of what the public code redraws a column
 
 
 def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ...]:
-    """Child paths (sibling ranks from the root) of the tree with columns 0 … columns − 1."""
-    tree_end = min(depth, columns)
+    """Return the child paths (sibling ranks from the root) of a tree of columns 0 … columns − 1."""
     paths: list[tuple[int, ...]] = []
-    for d in range(1, tree_end):
-        paths.extend(product(range(k), repeat=d))
-    for d in range(tree_end, columns):
-        paths.append((0,) * d)
+    for column in range(1, columns):
+        siblings = k if column < depth else 1
+        paths.extend(product(range(siblings), repeat=column))
     return tuple(paths)
 
 
@@ -58,19 +55,19 @@ def context_nodes(
     path: Tensor,
     accepted: Tensor,
 ) -> Tensor:
-    """The node after which the target's distribution is the new law of column c + 1, for every c:
-    [B, W + 1].
+    """Return, for every c, the node after which q is the new law of column c + 1: [B, W + 1].
 
     children [N, K], chain [W + 1] first siblings, path [B, ≥ accepted + 1].  Inside the tree the
-    accepted path goes on with first siblings; beyond it only the chain has nodes.
+    accepted path continues with first siblings; beyond it only the chain has nodes.
     """
     nodes = [path[:, 0]]
     for c in range(1, len(chain)):
         if c >= depth:
             nodes.append(chain[c].expand_as(accepted))
         else:
+            on_path = path[:, min(c, path.shape[1] - 1)]
             onward = children[nodes[-1], 0]
-            nodes.append(torch.where(c <= accepted, path[:, min(c, path.shape[1] - 1)], onward))
+            nodes.append(torch.where(c <= accepted, on_path, onward))
     return torch.stack(nodes, 1)
 
 
@@ -92,7 +89,7 @@ class SjdPac(Proposal):
     window: int = option(16, "drafted positions per step", symbol="L", small=2, ge=1, le=256)
 
     def small(self) -> Self:
-        """The public window is no shorter than its tree."""
+        """Return small options; the public window is no shorter than its tree."""
         small = super().small()
         if self.variant == "paper":
             return small
@@ -149,7 +146,7 @@ class Columns:
             tree_columns=min(depth - 1, window),
             vocab=target.vocab,
             static=static,
-            numbers=torch.arange(window, device=device),
+            numbers=numbers(window, device),
             column=column[1:] - 1,
             rank=torch.tensor([path[-1] for path in static.paths], device=device),
             law_column=column[static.inner_ids],
@@ -158,7 +155,7 @@ class Columns:
         )
 
     def size(self, fresh: int, redraws: int) -> DraftSize:
-        """``fresh`` and ``redraws``: how many uniforms they take."""
+        """Return the size of drafts; ``fresh`` and ``redraws``: how many uniforms they take."""
         tree = self.static.tree
         return DraftSize(tree.nodes, self.window, tree.width, fresh + redraws, redraws)
 
@@ -182,14 +179,14 @@ class SiblingWindow(Proposer[Window]):
         t = columns.tree_columns
         w = columns.window
         fresh = t * k + w - t
-        redraws = 2 * w + t * (k - 1)  # keep W, draw W, siblings
+        redraws = 2 * w + t * (k - 1)  # W to keep first siblings, W to draw them, other siblings
         return cls(columns.size(fresh, redraws), columns, fresh)
 
     def begin(self, state: DecodeState) -> Window:
         columns = self.columns
-        shape = (state.batch, columns.window)
-        p = state.first.new_full((*shape, columns.vocab), 1.0 / columns.vocab)
-        drafts = torch.zeros(*shape, columns.siblings, dtype=torch.long, device=state.device)
+        drafts = state.now.root.new_zeros(state.batch, columns.window, columns.siblings)
+        shape = (*drafts.shape[:2], columns.vocab)
+        p = state.first.new_full(shape, 1.0 / columns.vocab)
         return Window(drafts, p, drafts[:, 0, 0])
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
@@ -202,13 +199,13 @@ class SiblingWindow(Proposer[Window]):
         return Draft(nodes, p[:, columns.law_column], columns.static)
 
     def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
-        """Tokens [B, W, K] of the uniform law, as if every column were new."""
+        """Draw tokens [B, W, K] of the uniform law, as if every column were new."""
         b = len(u)
         k = self.columns.siblings
         t = self.columns.tree_columns
         vocab = self.columns.vocab
-        uniform = torch.ones(b, t, vocab, device=u.device, dtype=dtype)
-        tokens = torch.zeros(b, self.columns.window, k, dtype=torch.long, device=u.device)
+        uniform = u.new_ones(b, t, vocab, dtype=dtype)
+        tokens = u.new_zeros(b, self.columns.window, k, dtype=torch.long)
         tokens[:, :t] = draw_distinct(uniform, u[:, : t * k].view(b, t, k))
         tokens[:, t:, 0] = uniform_tokens(u[:, t * k :], vocab)
         return tokens
@@ -217,7 +214,7 @@ class SiblingWindow(Proposer[Window]):
         w = self.columns.window
         accepted = result.verified.accepted
         context = self.columns.contexts(result.verified.path, accepted)
-        # the old column before the one that moves here
+        # number of the old column that moves to each place; W: there is none
         source = (accepted[:, None] + 1 + self.columns.numbers).clamp(max=w)
         p = rows_at(result.drawn, context.gather(1, source))
         if state.warp.greedy:
@@ -237,9 +234,7 @@ class SiblingWindow(Proposer[Window]):
         return tokens
 
     def redrawn(self, result: StepResult, p: Tensor, source: Tensor) -> Tensor:
-        """Return the next drafts [B, W, K] from p [B, W, V]; ``source`` [B, W] old columns, W
-        beyond the last.
-        """
+        """Draw the next drafts [B, W, K] from p [B, W, V]; ``source``: see ``update``."""
         columns = self.columns
         w = columns.window
         k = columns.siblings
@@ -252,7 +247,7 @@ class SiblingWindow(Proposer[Window]):
         law = rows_at(draft.p[:, columns.chain_inner], source)
         # a law of 0 keeps nothing, and draws from all of p
         law = torch.where(exists[..., None], law, 0.0)
-        tokens = torch.zeros(len(p), w, k, dtype=torch.long, device=p.device)
+        tokens = old.new_zeros(len(p), w, k)
         tokens[..., 0] = maximal(old, law, p, u[:, :w], u[:, w : 2 * w]).tokens
         if t and k > 1:
             others = p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)
@@ -264,22 +259,24 @@ class SiblingWindow(Proposer[Window]):
 
 
 class Stages(NamedTuple):
-    """The laws that each sibling is tested with, after those before it were rejected: [..., K + 1, V] each,
-    the last for a token after all are.
+    """The laws that each sibling is tested with after those before it were rejected.
+
+    [..., K + 1, V] each; the last ones are for a token after all siblings were rejected.
     """
 
     targets: Tensor
     drafts: Tensor
 
-    def at(self, index: Tensor) -> Stages:
-        """Those of the sibling ``index`` [...]: [..., V] each."""
+    def residual_at(self, index: Tensor) -> Tensor:
+        """Return [target − draft]₊ of the sibling ``index`` [...]: [..., V]."""
         rows = index[..., None, None].expand(*index.shape, 1, self.targets.shape[-1])
-        return Stages(*[stage.gather(-2, rows)[..., 0, :] for stage in self])
+        target = self.targets.gather(-2, rows)
+        draft = self.drafts.gather(-2, rows)
+        return (target - draft).clamp(min=0)[..., 0, :]
 
 
 def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> Stages:
-    """target, law [..., V] at one node, its children's tokens [..., K] -> the two that each
-    sibling is tested with.
+    """Return what each sibling is tested with: target, law [..., V] at a node, siblings [..., K].
 
     After each rejection the target becomes [target − draft]₊, normalised, and the draft law loses
     the token.  The target stays if nothing is left.
@@ -287,26 +284,28 @@ def recursive_residuals(target: Tensor, law: Tensor, siblings: Tensor) -> Stages
     targets = [target]
     drafts = [law]
     for x in siblings.unbind(-1):
-        targets.append(normalised((targets[-1] - drafts[-1]).clamp(min=0), targets[-1]))
         left = drafts[-1].scatter(-1, x[..., None], 0.0)
-        drafts.append(left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny))
+        total = left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+        residual = (targets[-1] - drafts[-1]).clamp(min=0)
+        targets.append(normalised(residual, targets[-1]))
+        drafts.append(left / total)
     return Stages(torch.stack(targets, -2), torch.stack(drafts, -2))
 
 
 def sibling_tests(stages: Stages, siblings: Tensor, u: Tensor) -> Tensor:
-    """Return which siblings would be accepted if tried: u·draft(x) < target(x).  siblings, u [...,
-    K] -> bool [..., K].
+    """Return the siblings that would be accepted if tried: u·draft(x) < target(x).
+
+    siblings, u [..., K] -> bool [..., K]
     """
-    of_siblings = siblings[..., None]
-    target = stages.targets[..., :-1, :].gather(-1, of_siblings)[..., 0]
-    draft = stages.drafts[..., :-1, :].gather(-1, of_siblings)[..., 0]
+    target = at(stages.targets[..., :-1, :], siblings)
+    draft = at(stages.drafts[..., :-1, :], siblings)
     return (u * draft < target) & (draft > 0)
 
 
 class Redrawn(NamedTuple):
     """The columns 1 … W after the accepted path."""
 
-    stays: Tensor  # [B, W] bool: the draft there
+    stays: Tensor  # [B, W] bool: the draft there stays
     weights: Tensor  # [B, W, V] unnormalised: what it is redrawn from
     law: Tensor  # [B, W, V] recorded for it
     drafts: Tensor  # [B, W]
@@ -322,7 +321,7 @@ class PublicSiblingWindow(SiblingWindow):
     with replacement; a fully accepted window ends with a uniform token.
     """
 
-    fresh_law: Tensor  # [V] of columns that nothing is known of
+    fresh_law: Tensor  # [V] of columns past the old window
 
     @classmethod
     def of(cls, columns: Columns) -> Self:
@@ -335,13 +334,14 @@ class PublicSiblingWindow(SiblingWindow):
         return LongestPathTest(self)
 
     def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
-        """Drawn with replacement."""
+        """Draw tokens [B, W, K] with replacement."""
         columns = self.columns
         return uniform_tokens(u, columns.vocab).view(len(u), columns.window, columns.siblings)
 
     def judge(self, draft: SampledDraft, q: Tensor, u: Tensor) -> Tensor:
-        """Return which nodes would be accepted after their parents.  q [B, N, V], u [B, N] -> bool
-        [B, N].
+        """Return the nodes that would be accepted after their parents: bool [B, N].
+
+        q [B, N, V], u [B, N]
         """
         columns = self.columns
         tree = columns.static
@@ -356,8 +356,8 @@ class PublicSiblingWindow(SiblingWindow):
         passed[:, children] = sibling_tests(stages, tokens, u[:, children])
         chain = columns.chain[t + 1 :]
         x = draft.tokens[:, chain]
-        q_x = at(q[:, columns.chain[t:-1]], x)
-        passed[:, chain] = u[:, chain] * at(draft.p[:, families:], x) < q_x
+        p_x = at(draft.p[:, families:], x)
+        passed[:, chain] = u[:, chain] * p_x < at(q[:, columns.chain[t:-1]], x)
         return passed
 
     def redraw(
@@ -368,7 +368,7 @@ class PublicSiblingWindow(SiblingWindow):
         path: Tensor,
         accepted: Tensor,
     ) -> Redrawn:
-        """``passed`` [B, N]: see ``judge``."""
+        """Return the columns after the accepted path; ``passed`` [B, N]: see ``judge``."""
         columns = self.columns
         t = columns.tree_columns
         nodes = columns.contexts(path, accepted)
@@ -377,20 +377,17 @@ class PublicSiblingWindow(SiblingWindow):
         stays = passed.gather(1, node)
         target = rows_at(q, parent)
         law = draft.p[:, columns.chain_inner]
+        # beyond the tree, a path that left the chain ends with a bonus token
         ended = parent != columns.chain[:-1]
-        # elsewhere, where a path that left the chain ends: a bonus token
         ended[:, :t] = False
-        stages = Stages(target.clone(), torch.where(ended[..., None], 0.0, law))
+        weights = (target - torch.where(ended[..., None], 0.0, law)).clamp(min=0)
         if t:
             children = columns.static.tree.children[0, parent[:, :t]]
             family = draft.tokens.gather(1, children.flatten(1)).view_as(children)
-            tests = recursive_residuals(target[:, :t], law[:, :t], family)
+            stages = recursive_residuals(target[:, :t], law[:, :t], family)
             rank = columns.rank[node[:, :t] - 1]
-            # if rejected: after all K
-            tests = tests.at(torch.where(stays[:, :t], rank, columns.siblings - 1))
-            stages.targets[:, :t] = tests.targets
-            stages.drafts[:, :t] = tests.drafts
-        weights = (stages.targets - stages.drafts).clamp(min=0)
+            tested = torch.where(stays[:, :t], rank, columns.siblings - 1)  # all K if rejected
+            weights[:, :t] = stages.residual_at(tested)
         weights[..., 0] += NEVER_EMPTY
         return Redrawn(stays & ~ended, weights, target, draft.tokens.gather(1, node))
 
@@ -406,18 +403,18 @@ class PublicSiblingWindow(SiblingWindow):
         known = (source < w)[..., None]
         source = source.clamp(max=w - 1)
         weights = torch.where(known, rows_at(redrawn.weights, source), self.fresh_law)
+        law = torch.where(known, rows_at(redrawn.law, source), self.fresh_law)
         u = result.u.draft[:, self.fresh_uniforms :].view(-1, w + 1, self.columns.siblings)
         drawn = draw_distinct(weights, u[:, 1:])  # [B, W, K]
         stays = redrawn.stays.gather(1, source)[..., None] & known
         old = redrawn.drafts.gather(1, source)[..., None]
-        drawn = torch.where(stays, torch.cat([old, drawn[..., :-1]], -1), drawn)
-        law = torch.where(known, rows_at(redrawn.law, source), self.fresh_law)
-        return Window(drawn, law, torch.full_like(window.draft_count, w))
+        drafts = torch.where(stays, torch.cat([old, drawn[..., :-1]], -1), drawn)
+        return Window(drafts, law, torch.full_like(window.draft_count, w))
 
 
 @dataclass(frozen=True, eq=False)
 class LongestPathTest(ExactTest):
-    """Of all accepted paths the longest counts, and a full window ends with a uniform token."""
+    """Choose the longest accepted path; a window accepted whole ends with a uniform token."""
 
     window: PublicSiblingWindow
 
