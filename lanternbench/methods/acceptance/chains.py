@@ -1,11 +1,10 @@
-"""Rules that verify a chain as a whole, not token by token.  ``unchanged``: Jacobi's fixed point,
-exact.
+"""Rules that verify a chain as a whole, not token by token.
 
-``block``: block verification (Sun et al. 2024, arXiv 2403.10444), exact.  ``sjd-sv``: segments
-(arXiv 2609.13245, ICML 2026, as third parties describe it), not exact, and its tests bound
-nothing.  A segment [b, e] is a maximal run of drafts whose q(x) does not fall.  Its tail from b_g
-on holds the share α of Σ q(x): one uniform decides how much of the tail passes Π q(x)/p(x), and
-what comes before b_g is accepted untested.
+``unchanged``: Jacobi's fixed point, exact.  ``block``: block verification (Sun et al. 2024, arXiv
+2403.10444), exact.  ``sjd-sv``: segments (arXiv 2609.13245, ICML 2026, as third parties describe
+it), not exact, and its tests bound nothing.  A segment [b, e] is a maximal run of drafts whose q(x)
+does not fall.  Its tail from b_g on holds the share α of Σ q(x): one uniform decides how much of
+the tail passes Π q(x)/p(x); the drafts before b_g are accepted untested.
 
 Read literally, that accepts drafts with q(x) = 0, which the target never draws.  Here a segment
 that begins with one is tested whole; ``excluded="accepted"`` is the literal reading.  The text
@@ -23,7 +22,7 @@ from torch import Tensor
 from lanternbench.component import Choices, option
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, rows_at
-from lanternbench.engine.tree import Draft, VerifyResult
+from lanternbench.engine.tree import Draft, VerifyResult, numbers
 from lanternbench.engine.verify import (
     AcceptanceRule,
     ExactTest,
@@ -57,9 +56,7 @@ class Block(NamedTuple):
 
 
 def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
-    """q [B, L + 1, V] after 0 … L tokens, p [B, L, V] that they were drawn from, x [B, L]
-    (algorithm 2).
-    """
+    """Compute algorithm 2: q [B, L + 1, V] after 0 … L tokens x [B, L], drawn from p [B, L, V]."""
     p_x = at(p, x)
     ratio = torch.where(p_x > 0, at(q[:, :-1], x) / p_x, 0.0)
     weights = [torch.ones_like(ratio[:, 0])]
@@ -88,7 +85,7 @@ class BlockVerification(ChainRule):
 
 @dataclass(frozen=True, eq=False)
 class BlockTest(ExactTest):
-    """Keep the longest chain whose uniform is below its h_i; what follows comes from [w_i q − p]₊.
+    """Keep the longest chain whose uniform is below its h_i; the next token is of [w_i q − p]₊.
 
     Node 1's uniform decides on the whole chain, node L's on its first token: in the order in which
     they matter.
@@ -104,9 +101,11 @@ class BlockTest(ExactTest):
         chain = block(q, draft.p, draft.tokens[:, 1:])
         length = draft.p.shape[1]
         lengths = torch.arange(1, length + 1, device=q.device)
-        accepted = torch.where(u[:, 1:].flip(1) < chain.stop, lengths, 0).amax(1)
+        passed = u[:, 1:].flip(1) < chain.stop
+        accepted = torch.where(passed, lengths, 0).amax(1)
+        q_stop = rows_at(q, accepted)
         weights = rows_at(chain.residual, accepted.clamp(max=length - 1))
-        return end_of_chain(draft, rows_at(q, accepted), weights, any_left(weights), accepted, u)
+        return end_of_chain(draft, q_stop, weights, any_left(weights), accepted, u)
 
 
 def any_left(weights: Tensor) -> Tensor:
@@ -115,10 +114,10 @@ def any_left(weights: Tensor) -> Tensor:
 
 
 def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float, test_excluded: bool = True) -> Tensor:
-    """Return how many drafts are accepted, [B]: q(x), p(x) and uniforms [B, L], a segment's that
-    of its first draft.
+    """Return how many drafts are accepted: [B]; q(x), p(x) and uniforms u [B, L].
 
-    ``test_excluded``: a segment that begins with q(x) = 0 is tested whole.
+    The uniform of a segment's first draft decides on it.  ``test_excluded``: a segment that begins
+    with q(x) = 0 is tested whole.
     """
     falls = q[:, 1:] < q[:, :-1]
     first = F.pad(falls, (1, 0), value=True)
@@ -147,8 +146,9 @@ def tail_ratio(q: Tensor, p: Tensor, tested: Tensor, outside: Tensor) -> Tensor:
 
 
 def in_tail(q: Tensor, same: Tensor, later: Tensor, alpha: float) -> Tensor:
-    """Return which drafts are in the tail of their segment [B, L]: all but those whose successors
-    hold the share α.  ``same`` [B, L, L]: i and j share a segment.
+    """Return the drafts in the tail of their segment: all but those whose successors hold share α.
+
+    same [B, L, L]: i and j share a segment -> bool [B, L]
     """
     total = (same * q[:, None]).sum(-1)
     after = (same & later).mul(q[:, None]).sum(-1)
@@ -183,7 +183,7 @@ class SegmentVerification(ChainRule):
 
 @dataclass(frozen=True, eq=False)
 class SegmentTest(ExactTest):
-    """Accept segments, see above; what follows comes from [q − p]₊."""
+    """Accept segments, see above; the next token is of [q − p]₊."""
 
     alpha: float
     test_excluded: bool
@@ -223,8 +223,10 @@ class Unchanged(AcceptanceRule):
 
 @dataclass(frozen=True, eq=False)
 class FixedPoint(ExactTest):
-    """Plain Jacobi decoding (Song et al. 2021): every image token is redrawn with a uniform of its
-    own, so that the output is the autoregressive one for these.
+    """Plain Jacobi decoding (Song et al. 2021).
+
+    Every image token is redrawn with a uniform of its own, so that the output is the
+    autoregressive one for these uniforms.
     """
 
     by_position: ClassVar[bool] = True
@@ -238,7 +240,9 @@ class FixedPoint(ExactTest):
         greedy: bool,
     ) -> VerifyResult:
         again = q.argmax(-1) if greedy else draw(q, u.of_positions)
-        accepted = (again[:, :-1] == draft.tokens[:, 1:]).cumprod(1).sum(1)
-        path = torch.minimum(torch.arange(draft.tree.nodes, device=q.device), accepted[:, None])
-        token = again.gather(1, accepted[:, None])[:, 0]
+        unchanged = again[:, :-1] == draft.tokens[:, 1:]
+        accepted = unchanged.cumprod(1).sum(1)
+        last = accepted[:, None]
+        path = torch.minimum(numbers(draft.tree.nodes, q.device), last)
+        token = again.gather(1, last)[:, 0]
         return VerifyResult(path, accepted, token, torch.ones_like(draft.tokens))

@@ -1,6 +1,4 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352): a token takes the probability of its
-nearest codes.
-"""
+"""LANTERN (arXiv 2410.03355), LANTERN++ (2502.06352): a token takes its nearest codes' probability."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ def jensen_shannon(q_x: Tensor, moved: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class VariationBound:
-    """While the total variation of q_{k,δ} and q is below δ (LANTERN, eq. 4)."""
+    """A grows while the total variation of q_{k,δ} and q is below δ (LANTERN, eq. 4)."""
 
     delta: float
     is_below: Comparison
@@ -52,7 +50,7 @@ class VariationBound:
 
 @dataclass(frozen=True)
 class JensenShannonBound:
-    """While the Jensen–Shannon divergence of q_{k,δ} and q is below δ."""
+    """A grows while the Jensen–Shannon divergence of q_{k,δ} and q is below δ."""
 
     delta: float
     is_below: Comparison
@@ -63,7 +61,7 @@ class JensenShannonBound:
 
 @dataclass(frozen=True)
 class RatioBound:
-    """While Σ_{A∖x} q ≤ (λ − 1)·q(x) (LANTERN++, eq. 3)."""
+    """A grows while Σ_{A∖x} q ≤ (λ − 1)·q(x) (LANTERN++, eq. 3)."""
 
     lam: float
 
@@ -101,7 +99,7 @@ class Lantern(AcceptanceRule):
         return NearbyTest(neighbours(target, k, self.proximity), self.bound(torch.lt))
 
     def bound(self, is_below: Comparison) -> Bound:
-        """The public code's comparison with δ is inclusive."""
+        """Return the bound on A; the public code's comparison with δ is inclusive."""
         if self.divergence == "jsd":
             return JensenShannonBound(self.delta, is_below)
         return VariationBound(self.delta, is_below)
@@ -136,9 +134,7 @@ class LanternPP(AcceptanceRule):
 
 @dataclass(frozen=True, eq=False)
 class NearbyTest(RatioTest):
-    """q̃(x) = Σ_A q: the group A grows from x, nearest first, as far as a bound allows (LANTERN,
-    eq. 4–6).
-    """
+    """q̃(x) = Σ_A q; A grows from x, nearest first, as far as a bound allows (LANTERN, eq. 4–6)."""
 
     near: Tensor  # [V, k] nearest tokens of each token, itself first
     bound: Bound
@@ -148,9 +144,7 @@ class NearbyTest(RatioTest):
         return self.near.shape[1]
 
     def inside(self, q_near: Tensor) -> Tensor:
-        """Return which tokens are in A: q of a token and its neighbours, nearest first [..., k] ->
-        bool [..., k].
-        """
+        """Return the tokens in A: q of a token and its neighbours [..., k] -> bool [..., k]."""
         q_x = q_near[..., :1]
         within = self.bound(q_x, q_near[..., 1:].cumsum(-1))
         return torch.cat([torch.ones_like(q_x, dtype=torch.bool), within], -1)
@@ -168,7 +162,7 @@ class NearbyTest(RatioTest):
         u: Tensor,
         residual: ResidualWeights,
     ) -> VerifyResult:
-        """Chosen children, at a cost that grows with k and not with V.
+        """Verify chosen children at a cost that grows with k and not with V.
 
         Nodes are sorted by their number of children, because no more than (N − 1) / j of them can
         have a j-th.
@@ -186,12 +180,12 @@ class NearbyTest(RatioTest):
         accept = passed.gather(1, cells.flatten(1)).view_as(exists)
         path, accepted, tried = walk(tree, exists, accept)
         stop = (order == path[:, -1:]).int().argmax(-1)
-        return VerifyResult(path, accepted, draw(rows_at(remaining.q, stop), u[:, 0]), tried)
+        token = draw(rows_at(remaining.q, stop), u[:, 0])
+        return VerifyResult(path, accepted, token, tried)
 
     def passed_nodes(self, families: Siblings, remaining: Remaining, nodes: int) -> Tensor:
-        """Return which nodes pass if tried: bool [B, N + 1], the last a spare cell."""
-        shape = (len(remaining.q), nodes + 1)
-        passed = torch.zeros(shape, dtype=torch.bool, device=remaining.q.device)
+        """Return the nodes that pass if tried: bool [B, N + 1], the last a spare cell."""
+        passed = remaining.q.new_zeros(len(remaining.q), nodes + 1, dtype=torch.bool)
         for rank, siblings in enumerate(families.by_rank(), 1):
             parents = (nodes - 1) // rank  # no more nodes have a child of this rank
             first = siblings.first(parents)
@@ -200,8 +194,9 @@ class NearbyTest(RatioTest):
         return passed
 
     def test_and_strike(self, siblings: Siblings, remaining: Remaining) -> Tensor:
-        """Return which siblings [B, n] pass; each one's group is struck from q in place (eq. 7
-        with p = 1 at x), unless nothing would remain.
+        """Return the siblings [B, n] that pass, and strike each one's group from q in place.
+
+        Eq. 7 with p = 1 at x.  A group stays if nothing would remain without it.
         """
         group = self.near[siblings.tokens]  # [B, n, k]
         left = remaining.q.gather(-1, group)
@@ -219,7 +214,7 @@ class NearbyTest(RatioTest):
 
 
 class Remaining(NamedTuple):
-    """The part of q that rejected groups have left, unnormalised: changed in place."""
+    """The part of q that rejected groups have left, unnormalised; it changes in place."""
 
     q: Tensor  # [B, N, V]
     mass: Tensor  # [B, N] Σ q
@@ -230,12 +225,15 @@ class Remaining(NamedTuple):
         return cls(q, q.sum(-1, dtype=torch.float64), q.sign().sum(-1))
 
     def first(self, nodes: int) -> Remaining:
-        """A view of the first ``nodes`` nodes."""
+        """Return a view of the first ``nodes`` nodes."""
         return Remaining(self.q[:, :nodes], self.mass[:, :nodes], self.support[:, :nodes])
 
 
 def public_test(target: Target, k: int, proximity: str, bound: Bound) -> PublicNearbyTest:
-    """The public code counts k without the token itself, and its residual bars one token more."""
+    """Return the test of the public code, which counts k without the token itself.
+
+    Its residual bars one token more.
+    """
     barred = neighbours(target, k + 2, proximity)
     return PublicNearbyTest(barred[:, : k + 1], bound, barred)
 
@@ -253,17 +251,18 @@ class PublicNearbyTest(NearbyTest):
         return RelaxedProb((q_near * inside).sum(-1), Group(near, inside, self.barred[x]))
 
     def rivals(self, q: Tensor, relaxed: RelaxedProb) -> Tensor:
-        """The group's other tokens keep their probabilities in the comparison."""
+        """Return q: the group's other tokens keep their probabilities in the comparison."""
         return q
 
     def order_greedily(self, draft: Draft) -> Tensor | None:
-        """In a dynamic tree the path whose leaf comes first counts."""
+        """Return the order of leaves: in a dynamic tree the path whose leaf comes first counts."""
         return first_leaf(draft.tree) if draft.static is None else None
 
 
 def neighbours(target: Target, k: int, proximity: str) -> Tensor:
-    """[V, k] nearest codes: the methods of a sweep share one table, which takes long to make for a
-    large codebook.
+    """Return the nearest codes [V, k].
+
+    The methods of a sweep share one table, because a large codebook's takes long to make.
     """
     table = target.near.get(proximity)
     if table is None or table.shape[1] < min(k, target.vocab):
@@ -272,10 +271,10 @@ def neighbours(target: Target, k: int, proximity: str) -> Tensor:
 
 
 def nearest(codebook: Tensor, k: int, proximity: str = "l2", seed: int = 0) -> Tensor:
-    """[V, k] nearest tokens of each token, itself first, by ``l2`` or ``cosine`` distance, or
-    ``random``.
+    """Return the nearest tokens of each token, itself first: [V, min(k, V)].
 
-    Rows that coincide rank by token id, after the token itself.  k is cut to V.
+    proximity: ``l2`` or ``cosine`` distance, or ``random``.  Codes that coincide rank by token id,
+    after the token itself.
     """
     rows = codebook.float()
     if proximity == "cosine":

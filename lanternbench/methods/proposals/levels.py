@@ -1,10 +1,9 @@
-"""Drafters whose one forward gives a distribution for every depth of the next tree: Medusa's
-heads, DFlash's block.
+"""Drafters whose one forward pass predicts every depth of the next tree: Medusa, DFlash.
 
 Medusa (Cai et al. 2024): head d predicts the d-th token after the next from the target's last
 state.  DFlash (arXiv 2602.06036): slot k of the block [anchor, mask, …] predicts the k-th token
-after the anchor, the last committed token. All nodes of a level share one distribution, which
-depends on the committed tokens alone.
+after the anchor, the last committed token.  All nodes of a level share one distribution, which
+depends only on the committed tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from lanternbench.engine.cache import Address, DecoderCache, run_address
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import AnyDrafter, Drafter, Expand, S
 from lanternbench.engine.state import DecodeState
+from lanternbench.engine.tree import numbers
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import DrafterProposal
 from lanternbench.models.decoder import ImageDecoder
@@ -55,7 +55,7 @@ class LevelsDrafter(Drafter[S], Generic[S]):
 
     @abstractmethod
     def states(self, state: DecodeState, drafter_state: S) -> Tensor:
-        """Return the inputs of the head for every level, [R, levels, dim]."""
+        """Return the inputs of the head for every level: [R, levels, dim]."""
 
 
 class MedusaDrafter(LevelsDrafter[None]):
@@ -70,11 +70,11 @@ class MedusaDrafter(LevelsDrafter[None]):
 
     def states(self, state: DecodeState, drafter_state: None) -> Tensor:
         last = state.now.last
-        hidden = last.hidden[:, -1]
+        hidden = last.hidden
         if state.batch > 1 or last.advance.host is None:  # entries past ``advance`` are void
             index = (last.advance.device - 1).clamp(min=0)[:, None]
-            hidden = state.cache.states_at(last.hidden, index)[:, 0]
-        states: Tensor = self.net(hidden)
+            hidden = state.cache.states_at(hidden, index)
+        states: Tensor = self.net(hidden[:, -1])
         return states
 
     def network(self) -> Network:
@@ -103,8 +103,7 @@ class MedusaProposal(DrafterProposal):
 
 
 class DFlashDrafter(LevelsDrafter[DecoderCache]):
-    """Its cache holds one entry per committed token but the last: the target's states that
-    predicted it.
+    """Drafts a block; its cache holds, for each committed token but the last, the target's states.
 
     In each step the entries of the last commit come first, then the block, in slots that the next
     step overwrites.
@@ -130,9 +129,8 @@ class DFlashDrafter(LevelsDrafter[DecoderCache]):
         # the last prefix position predicts token 0: the first step reads its states
         states = state.prefix_states[:, :-1]
         if states.shape[1] > 0:
-            context = self.net.read(states)
-            # and a blank block, which the first step overwrites
-            x = F.pad(context, (0, 0, 0, self.net.block))
+            # with a blank block, which the first step overwrites
+            x = F.pad(self.net.read(states), (0, 0, 0, self.net.block))
             cache.forward(x, run_address(0, x.shape[1]))
             cache.hide_pads(prefix.seen)
         return cache
@@ -145,8 +143,9 @@ class DFlashDrafter(LevelsDrafter[DecoderCache]):
         return cache.forward(x, self.address(state, cache, context.shape[1]))[:, 1:]
 
     def address(self, state: DecodeState, cache: DecoderCache, entries: int) -> Address:
-        """Return where the ``entries`` of the last commit are, of which those past ``advance`` are
-        void, and the block after them.
+        """Return the places of the last commit's ``entries`` and of the block after them.
+
+        Entries past ``advance`` are void.
         """
         block = self.net.block
         layout = cache.layout
@@ -159,29 +158,29 @@ class DFlashDrafter(LevelsDrafter[DecoderCache]):
         return run_address(base, entries + block, visible)
 
     def _address_by_prompt(self, state: DecodeState, cache: DecoderCache, entries: int) -> Address:
-        """``address`` for prompts of different lengths."""
+        """Return ``address`` for prompts of different lengths."""
         block = self.net.block
         length = state.now.length.device
         advance = state.now.last.advance.device
         start = length - advance
-        column = torch.arange(max(entries, block), device=start.device)
-        void = additive(column[:entries] < advance[:, None])[:, None].expand(-1, block, -1)
+        columns = numbers(entries + block, start.device)
+        new = columns[:entries]
+        void = additive(new < advance[:, None])[:, None].expand(-1, block, -1)
         visible = torch.cat([void, self.visible.expand(len(void), -1, -1)], -1)
-        # where each token was predicted
+        # those at which each token was predicted
         slot_of = state.cache.layout.slot_of
-        before = slot_of[start[:, None] + column[:entries] + 1] - 1
-        of_block = slot_of[length[:, None] + column[:block]]
+        before = slot_of[start[:, None] + new + 1] - 1
+        of_block = slot_of[length[:, None] + columns[:block]]
         positions = torch.cat([before, of_block], 1)
         after = cache.layout.slot_of[start] + 1
         cursor = cache.cursor(state.now.length, state.span)
         at = cursor.entries(after, entries, block, positions, visible)
-        slots = after[:, None] + torch.arange(entries + block, device=after.device)
-        return at._replace(slots=slots)
+        return at._replace(slots=after[:, None] + columns)
 
 
 @register("proposal", "dflash")
 class DFlashProposal(DrafterProposal):
-    """DFlash: a block in one forward, on the target's states at several depths"""
+    """DFlash: a block in one forward pass, on the target's states at several depths"""
 
     drafter_kind: ClassVar[str | None] = "dflash"
     marginals: ClassVar[bool] = True

@@ -1,7 +1,6 @@
-"""ADT-Tree (arXiv 2512.21857): a dynamic tree whose depth and width follow how well the
-neighbourhood was drafted.
+"""ADT-Tree (arXiv 2512.21857): a dynamic tree whose size follows how well neighbours were drafted.
 
-The host keeps a few integers per image, as it knows every accepted length anyway.
+The host keeps a few integers per image, because it knows every accepted length anyway.
 """
 
 from __future__ import annotations
@@ -71,9 +70,7 @@ class History(NamedTuple):
 
 
 def start(history: History, grids: Sequence[Grid], init: str, within: AdaptiveBounds) -> Mean:
-    """Return (d̃, k̃) for the tree that will produce the next token, from those of earlier tokens
-    of its grid.
-    """
+    """Return (d̃, k̃) for the next token's tree, from the trees of earlier tokens of its grid."""
     trees = history.trees
     token = len(trees)
     first, width = place(grids, token)
@@ -105,23 +102,26 @@ def random_uniforms(seed: int, token: int) -> tuple[float, float]:
 
 
 def _flock(trees: tuple[TreeSize, ...], width: int, radius: int = 2) -> Mean:
-    """Return the weighted mean of the known trees in the disk of radius δ (eq. 6): Δy rows above
-    weigh (δ − Δy + 1)/δ.
+    """Return the weighted mean of the known trees in the disk of radius δ (eq. 6).
+
+    Trees Δy rows above weigh (δ − Δy + 1)/δ.
     """
     y, x = divmod(len(trees), width)
-    neighbours: list[tuple[float, TreeSize]] = []
+    total = 0.0
+    depths = 0.0
+    widths = 0.0
     for dy in range(min(radius, y) + 1):
         weight = (radius - dy + 1) / radius
         reach = math.isqrt(radius**2 - dy**2)  # Δx² + Δy² ≤ δ²
         row = (y - dy) * width
         last = min(x + reach, width - 1) if dy else x - 1
-        for tree in trees[row + max(0, x - reach) : row + last + 1]:
-            neighbours.append((weight, tree))
-    if not neighbours:
+        for tree_depth, tree_width in trees[row + max(0, x - reach) : row + last + 1]:
+            total += weight
+            depths += weight * tree_depth
+            widths += weight * tree_width
+    if total == 0:
         return trees[-1]
-    total = sum(weight for weight, _ in neighbours)
-    depth = sum(weight * tree[0] for weight, tree in neighbours) / total
-    return depth, sum(weight * tree[1] for weight, tree in neighbours) / total
+    return depths / total, widths / total
 
 
 class Plan(NamedTuple):
@@ -172,12 +172,14 @@ class Adaptive(Grown):
 
     @property
     def within(self) -> AdaptiveBounds:
-        """β, the steps and the intervals; of resolved options."""
-        intervals: list[tuple[int, int]] = []
-        for interval in (self.depth_range, self.width_range):
-            low, high = interval or (0, 2)
-            intervals.append((low, high))
-        return AdaptiveBounds(self.beta, self.l_d, resolved(self.l_k), *intervals)
+        """Return β, the steps and the intervals of resolved options."""
+        return AdaptiveBounds(
+            beta=self.beta,
+            l_d=self.l_d,
+            l_k=resolved(self.l_k),
+            d=self.depth_range or (0, 2),
+            k=self.width_range or (0, 2),
+        )
 
     def build(self, target: Target, samples: bool) -> AdaptiveTree:
         return AdaptiveTree.of(self, self.within, self.bounds)
@@ -194,12 +196,11 @@ class AdaptiveTree(TreeGrower[Plan]):
 
     @classmethod
     def of(cls, options: Adaptive, within: AdaptiveBounds, first: Bounds) -> AdaptiveTree:
-        """Raises UserError for trees that are too large."""
+        """Raise UserError for trees that are too large."""
         deepest = max(within.d[1] - 1, options.fixed_depth or 1)
         widest = max(within.k[1] - 1, options.fixed_width or 1)
         Bounds(deepest, widest, first.total).check("range, or fixed size, of depth or width")
-        # a tree of one level may be wider than its interval, but has no use for more children than
-        # nodes
+        # a tree of one level may be wider than its interval, but not wider than its nodes
         width = max(widest, first.total - 1)
         size = DraftSize(first.total, deepest, width, adapts=True)
         return cls(size, options, within, (first.depth, first.top_k))
@@ -218,22 +219,17 @@ class AdaptiveTree(TreeGrower[Plan]):
         return Plan(PerPrompt(histories), PerPrompt(sizes), PromptBounds(*on_device.unbind(1)))
 
     def drafted(self, size: TreeSize) -> TreeSize:
-        """Return the size that is drafted: no wider than the tree has nodes, however wide the
-        method asks for it.
-        """
-        return size[0], min(size[1], self.size.width)
+        """Return the size that is drafted, which is no wider than the tree has nodes."""
+        depth, width = size
+        return depth, min(width, self.size.width)
 
     def largest(self, plan: Plan) -> TreeSize:
         """Return the depth and width that hold every prompt's tree."""
-        deepest = 0
-        widest = 0
-        for depth, width in plan.tree_sizes:
-            deepest = max(deepest, depth)
-            widest = max(widest, width)
-        return self.drafted((deepest, widest))
+        depths, widths = zip(*plan.tree_sizes, strict=True)
+        return self.drafted((max(depths), max(widths)))
 
     def bucket(self, plan: Plan) -> TreeSize:
-        """Return a depth and width, of a few, that hold every prompt's tree."""
+        """Return a depth and width that hold every prompt's tree, rounded up to one of a few."""
         depth, width = self.largest(plan)
         if depth > 1:
             depth = min(depth + depth % 2, self.size.max_depth)
@@ -260,9 +256,7 @@ class AdaptiveTree(TreeGrower[Plan]):
         return grow_by_confidence(state, logits, expand, bounds, each)
 
     def sizes(self, plan: Plan) -> PerPrompt:
-        """Return depth and nodes of each prompt's tree: all it may hold, or as many as it
-        expands.
-        """
+        """Return depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
         sizes: list[tuple[int, int]] = []
         for depth, width in plan.tree_sizes:
             expanded = 1 + width + width * width * (depth - 1)
@@ -270,14 +264,13 @@ class AdaptiveTree(TreeGrower[Plan]):
         return PerPrompt(sizes)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
-        """Return the least width k̂ with so many candidates (see ``sizes``): that of a full tree is
-        not known.
+        """Return the least width k̂ with so many candidates (see ``sizes``).
+
+        The width of a full tree is not known.
         """
         width = 1
-        for k in range(1, nodes):
-            if 1 + k + k * k * (depth - 1) >= nodes:
-                width = k
-                break
+        while width < nodes and 1 + width + width * width * (depth - 1) < nodes:
+            width += 1
         return (max(width, self.within.k[0]),) * (depth - 1)
 
     def plan(self, state: DecodeState, plan: Plan) -> Plan:
