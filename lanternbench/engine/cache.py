@@ -1,8 +1,8 @@
-"""A decoder with its keys and values, and where the inputs of a forward pass stand in them.
+"""A decoder with its keys and values, and the places of a forward pass's inputs in them.
 
 One allocation per run, written by slot, committed in place.  B prompts, b is 1 or B; R rows (B, or
-2B with guidance, conditional rows first): whatever is given per prompt serves both halves.  N
-nodes, n inputs.
+2B with guidance, conditional rows first): values given per prompt serve both halves.  N nodes, n
+inputs.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The slots of image tokens in one decoder's cache, in raster order, and of row ends, which no
-    last row has.
+    """The slots of image tokens in one decoder's cache, in raster order, and of row ends.
+
+    No row end follows the last row.
     """
 
     # of the n-th image token, n = 1, 2, …; slots[0] is the slot before the image
@@ -80,9 +81,7 @@ class Layout:
     width: int  # image tokens a row if row ends follow, else 0
 
     def any_row_end(self, lengths: Lengths, depth: int = 0) -> bool:
-        """Return whether a row end may follow the last committed token of any prompt, or one of
-        the ``depth`` tokens after it.
-        """
+        """Return whether a row end may follow any prompt's last token or the ``depth`` after it."""
         if not self.width:
             return False
         if lengths.host is None:
@@ -99,8 +98,9 @@ def raster(
     capacity: int,
     device: torch.device,
 ) -> Layout:
-    """``length`` image tokens, and drafts past them, after ``before`` slots; ``width``: see
-    ``Layout``.
+    """Lay out ``length`` image tokens, and drafts past them, after ``before`` slots.
+
+    width: see ``Layout``
     """
     slots: list[int] = []
     ends: list[bool] = []
@@ -115,21 +115,19 @@ def raster(
 
 @cache
 def causal(n: int, device: torch.device) -> Tensor:
-    """Additive mask [1, n, n] under which each of n new inputs attends to itself and the earlier
-    ones.
-    """
+    """Return the additive mask of inputs that attend to themselves and earlier ones: [1, n, n]."""
     return additive(torch.ones(1, n, n, dtype=torch.bool, device=device).tril())
 
 
 def prefix_address(valid: Tensor, first_position: int = 0, pad_rows: str = "alone") -> Address:
-    """The prompt in slots 0 … P − 1; valid [R, P]; ``pad_rows``: see ``prefix_mask``."""
+    """Address the prompt in slots 0 … P − 1; valid [R, P]; ``pad_rows``: see ``prefix_mask``."""
     n = valid.shape[1]
     positions = slice(first_position, first_position + n)
     return Address(slice(0, n), positions, additive(prefix_mask(valid, n, pad_rows)), n)
 
 
 def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
-    """``n`` inputs in a row from slot ``start`` on, positions alike; visible additive [b, n, n]."""
+    """Address ``n`` inputs at slots and positions from ``start`` on; visible additive [b, n, n]."""
     return shared_address(start, 0, n, slice(start, start + n), visible)
 
 
@@ -140,7 +138,7 @@ def shared_address(
     positions: Tensor | slice,
     visible: Tensor | None,
 ) -> Address:
-    """As ``Cursor.entries``, for prompts of the same length."""
+    """Address inputs as ``Cursor.entries`` does, for prompts of the same length."""
     start = base + first
     mask = None
     if visible is not None:
@@ -287,15 +285,13 @@ class DecoderCache:
         self.lines = (lines * store.shape[3]).view(self.rows, -1, 1)
 
     def _rows(self, rope: Tensor) -> Tensor:
-        """A rotary table with a row for every slot: drafts past the image need one too."""
+        """Return a rotary table with a row for every slot: drafts past the image need one too."""
         missing = max(0, self.layout.capacity + 1 - len(rope))
         beyond = rope[-1:].expand(missing, -1)
         return torch.cat([rope, beyond])[:, None]
 
     def reset(self, rope: Tensor) -> None:
-        """Empty it, hide no pads and take another rotary table, in the memory that recordings
-        read.
-        """
+        """Empty it and take another rotary table, in the memory that recordings read."""
         self.store.zero_()
         self.rope.copy_(self._rows(rope))
         if self.pads is not None:
@@ -308,9 +304,7 @@ class DecoderCache:
         last: bool = False,
         aux_layers: Depths = (),
     ) -> Tensor:
-        """x [R, n, dim] -> states [R, n, (1 + aux) · dim], or [R, 1, dim] of the ``last`` input
-        alone.
-        """
+        """x [R, n, dim] -> states [R, n, (1 + aux) · dim], or [R, 1, dim] of the ``last`` input."""
         rope = self.rope[at.positions]
         if isinstance(at.positions, Tensor):
             rope = self.per_row(rope)
@@ -349,12 +343,11 @@ class DecoderCache:
             self.values.append(torch.from_dlpack(values))
 
     def forward_last(self, x: Tensor, at: Address, count: Lengths) -> Tensor:
-        """The states [R, 1, dim] of each prompt's last entry, where entries past ``count`` are
-        void.
-        """
+        """Return the states [R, 1, dim] of each prompt's last entry; those past ``count`` are void."""
         if len(count.device) == 1 and count.host is not None:  # a single prompt has none
-            return self.forward(x, at, True)
-        return self.states_at(self.forward(x, at), (count.device - 1).clamp(min=0)[:, None])
+            return self.forward(x, at, last=True)
+        last = (count.device - 1).clamp(min=0)[:, None]
+        return self.states_at(self.forward(x, at), last)
 
     def cursor(self, lengths: Lengths, span: Span | None) -> Cursor:
         """Return the end of ``lengths`` committed image tokens."""
@@ -376,14 +369,12 @@ class DecoderCache:
         return (self.lines + self.per_row(slots)[:, None]).flatten()
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy what is in the places ``source`` to ``target`` in every layer: the commit of an
-        accepted path.
-        """
+        """Copy the places ``source`` to ``target`` in every layer: the commit of an accepted path."""
         store = self.store.flatten(1, 3)
         store.index_copy_(1, target, store.index_select(1, source))
 
     def select(self, rows: Tensor) -> DecoderCache:
-        """A cache of these rows [R'] alone."""
+        """Return a cache of these rows [R'] alone."""
         other = copy(self)
         other._hold(self.store.index_select(1, rows))
         other.compiled = None  # it writes the other store
@@ -409,8 +400,9 @@ class DecoderCache:
 
 
 def write_run(layers: list[Tensor], start: int, span: int, layer: int, kv: Tensor) -> Tensor:
-    """Write keys and values [R, 2K, n, d] of a layer to n slots from ``start`` on; return those in
-    the first ``span`` slots.
+    """Write keys and values [R, 2K, n, d] of a layer to n slots from ``start`` on.
+
+    Returns those in the first ``span`` slots.
     """
     slots = layers[layer]
     slots.narrow(2, start, kv.shape[2]).copy_(kv)
@@ -424,7 +416,7 @@ def write_places(
     layer: int,
     kv: Tensor,
 ) -> Tensor:
-    """As ``write_run``, to ``places`` among all slots of all rows and heads."""
+    """Write as ``write_run`` does, to ``places`` among all slots of all rows and heads."""
     slots = layers[layer]
     slots.flatten(0, 2).index_copy_(0, places, kv.flatten(0, 2))
     return slots.narrow(2, 0, span)

@@ -1,8 +1,8 @@
 """Select, convert and take apart the state of a batch without knowing the names of its parts.
 
-State is any nesting of named tuples, tuples, lists and dicts of tensors whose first dimension is
-the batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, caches, and
-constants.
+State is any nesting of named tuples, tuples, lists and dicts.  Its parts are tensors whose first
+dimension is the batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, caches,
+and constants.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,16 +44,14 @@ def _collect(state: Any, found: list[Any]) -> None:
 def rebuilt(state: T, parts: Iterator[Any]) -> T:
     """Return a state of the same structure with other ``parts``, in the order of ``leaves``."""
     whole: Any = state
+    kind: Any = type(whole)
     if isinstance(whole, dict):
-        entries: Any = {key: rebuilt(part, parts) for key, part in whole.items()}
-        again: Any = type(whole)
-        return again(entries)  # type: ignore[no-any-return]
-    if not isinstance(whole, tuple | list) or isinstance(whole, PerPrompt):
-        leaf: T = next(parts)
-        return leaf
-    values = [rebuilt(part, parts) for part in whole]
-    named: Any = getattr(type(whole), "_make", type(whole))
-    return named(values)  # type: ignore[no-any-return]
+        entries = {key: rebuilt(part, parts) for key, part in whole.items()}
+        return kind(entries)  # type: ignore[no-any-return]
+    if isinstance(whole, tuple | list) and not isinstance(whole, PerPrompt):
+        make = getattr(kind, "_make", kind)
+        return make([rebuilt(part, parts) for part in whole])  # type: ignore[no-any-return]
+    return next(parts)  # type: ignore[no-any-return]
 
 
 def mapped(change: Callable[[Any], Any], state: T) -> T:
@@ -62,8 +60,9 @@ def mapped(change: Callable[[Any], Any], state: T) -> T:
 
 
 def select(state: T, prompts: list[int], batch: int) -> T:
-    """Return the state of ``prompts`` alone, in this order and with repeats allowed; ``batch``: B
-    of the whole state.
+    """Return the state of ``prompts`` alone, in this order; repeats are allowed.
+
+    batch: B of the whole state
     """
     index = torch.tensor(prompts, dtype=torch.long)
 
@@ -71,28 +70,30 @@ def select(state: T, prompts: list[int], batch: int) -> T:
         if isinstance(leaf, PerPrompt):
             return PerPrompt([leaf[i] for i in prompts])
         if isinstance(leaf, DecoderCache):
-            return leaf.select(rows_of(index, leaf.rows, batch).to(leaf.device))
+            rows = rows_of(index, leaf.rows, batch)
+            return leaf.select(rows.to(leaf.device))
         if isinstance(leaf, Tensor):
-            return leaf[rows_of(index, len(leaf), batch).to(leaf.device)]
+            rows = rows_of(index, len(leaf), batch)
+            return leaf[rows.to(leaf.device)]
         return leaf
 
     return mapped(chosen, state)
 
 
 def rows_of(prompts: Tensor, rows: int, batch: int) -> Tensor:
-    """Indices of prompts [B'] -> indices of their rows [R'] in a tensor of ``rows`` rows, which is
-    B or 2B.
-    """
-    assert rows in (batch, 2 * batch), (
-        "the first dimension of carried tensors is the batch, or its rows"
-    )
-    return prompts if rows == batch else torch.cat([prompts, prompts + batch])
+    """Indices of prompts [B'] -> indices of their rows [R'] in a tensor of B or 2B ``rows``."""
+    if rows == batch:
+        return prompts
+    assert rows == 2 * batch, "the first dimension of carried tensors is the batch, or its rows"
+    return torch.cat([prompts, prompts + batch])
 
 
 def double(state: T) -> T:
     """Return the state with its floating-point tensors in double precision."""
 
     def doubled(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return leaf.double()
+        return leaf
 
     return mapped(doubled, state)

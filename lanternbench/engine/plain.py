@@ -1,5 +1,6 @@
-"""The parts of a component's plain definition, no tensor: ``lossless.plain`` computes from it
-what it should do.
+"""The parts of a component's plain definition, without tensors.
+
+``lossless.plain`` computes from them what the component should do.
 """
 
 from collections.abc import Callable
@@ -13,17 +14,18 @@ class PlainRule:
     """An acceptance rule in scalar Python, written from its paper; this is the exact one."""
 
     def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        """q̃(x)/p(x), or P(x is accepted), x drafted with p(x) > 0, or 1 if chosen, at ``depth`` 1
-        … L.
+        """Return q̃(x)/p(x), or P(x is accepted), at ``depth`` 1 … L.
+
+        p(x) > 0; it is 1 for a chosen x.
         """
         return q[x] / p[x]  # Leviathan et al. 2023, algorithm 1
 
     def group(self, q: Probs, x: int) -> list[int]:
-        """The tokens whose probability x takes, x first."""
+        """Return the tokens whose probability x takes, x first."""
         return [x]
 
     def probability(self, q: Probs, p: Probs, x: int, depth: int) -> float:
-        """f(x): the probability that x is accepted; 0 if p cannot have drawn it."""
+        """Return f(x), the probability that x is accepted; 0 if p cannot have drawn it."""
         if p[x] <= 0:
             return 0.0
         return min(1.0, self.ratio(q, p, x, depth))
@@ -108,34 +110,31 @@ class TreeSpec:
     radius: int = 2
     # the depth and width said to have produced token 0, which no tree did
     first: tuple[int, int] = (2, 2)
-    bonus: bool = True  # does α count the bonus token?
+    bonus: bool = True  # whether α counts the bonus token
 
     @property
     def deepest(self) -> int:
-        """L, the deepest draft position."""
-        static = max(map(len, self.paths), default=0)
-        return {"static": static, "dynamic": self.depth, "adaptive": self.bounds.d[1] - 1}[
-            self.kind
-        ]
+        """Return L, the deepest draft position."""
+        if self.kind == "static":
+            return max(map(len, self.paths), default=0)
+        if self.kind == "dynamic":
+            return self.depth
+        return self.bounds.d[1] - 1
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """Several rows at once.  ``lead``: tokens of a row when the next begins.  ``window`` 0: ZipAR,
-    whose first row is
-    drawn alone.  ``adaptive``: ZipAR's window.  ``seen``: may tokens see the stand-in that begins
-      a row?  ``reuse``:
-    PJD's threshold."""
+    """Several rows at once."""
 
-    lead: int
-    window: int = 0
-    adaptive: bool = False
-    seen: bool = False
-    reuse: float = 1.0
+    lead: int  # tokens of a row when the next begins
+    window: int = 0  # of PJD; 0: ZipAR, whose first row is drawn alone
+    adaptive: bool = False  # whether ZipAR's window is
+    seen: bool = False  # whether tokens see the stand-in that begins a row
+    reuse: float = 1.0  # PJD's threshold
 
     @property
     def deepest(self) -> int:
-        """L, the deepest draft position."""
+        """Return L, the deepest draft position."""
         return max(self.window, 1)
 
 
@@ -149,28 +148,24 @@ class DiagonalSpec:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """A Jacobi window.  ``redraw``: ``independent`` (SJD), ``maximal`` (SCD), ``kept-law`` (SCD's
-    public code, which
-    records the old law of a kept draft).  ``one_hot``: fresh drafts count as certain (public
-    code).  ``siblings`` K and
-    ``tree_depth`` D: SJD-PAC's tree, K children down to column D − 1, then a chain.  ``prefill``:
-    is the first token
-    drawn by itself, by the forward over the prompt, or does the first window begin with it?
-      ``theta``: SJD++'s.
-    """
+    """A Jacobi window."""
 
     window: int = 2
     init: str = "random"
+    # ``independent`` (SJD), ``maximal`` (SCD), or ``kept-law``: SCD's public code, which records
+    # the old law of a kept draft
     redraw: str = "independent"
-    one_hot: bool = False
+    one_hot: bool = False  # whether fresh drafts count as certain (the public code)
+    # whether the forward pass over the prompt draws the first token; else a window begins with it
     prefill: bool = True
+    # of SJD-PAC's tree: K siblings down to column ``tree_depth`` − 1, then a chain
     siblings: int = 1
     tree_depth: int = 1
-    theta: float = 0.0
+    theta: float = 0.0  # of SJD++
 
     @property
     def deepest(self) -> int:
-        """L, the deepest draft position."""
+        """Return L, the deepest draft position."""
         return self.window
 
     def width(self, column: int) -> int:

@@ -1,14 +1,13 @@
-"""The phases of a step as CUDA graphs: recorded once per shape, then replayed by one launch
-instead of hundreds.
+"""The phases of a step as CUDA graphs, recorded once per shape, then each replayed by one launch.
 
-A replay runs kernels and no Python.  Whatever a phase reads of the current decode is therefore an
-input tensor, and the length that the host knows enters only as the number of cache slots to attend
-to, and only into the phases that ask for it.
+A replay runs kernels and no Python.  Everything that a phase reads of the current decode is
+therefore an input tensor; the length that the host knows enters only as the number of cache slots
+to attend to, and only into the phases that ask for it.
 
-What a phase returns is read in place by the later phases of the same step.  What outlives a step
-(the strategy's state, lengths, the last commit) is copied into the inputs of the next one, so no
-replay overwrites what is still to be read.  Graphs of one phase share their memory: one of them
-runs in a step.
+Later phases of the same step read in place what a phase returns.  What outlives a step (the
+strategy's state, lengths, the last commit) is copied into the inputs of the next one, so no replay
+overwrites what is still to be read.  Graphs of one phase share their memory: one of them runs in a
+step.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -36,19 +35,12 @@ class Call:
     def __init__(self, name: str, work: Work, progress: Progress, arguments: tuple[Any, ...]):
         self.name = name
         self.work = work
-        self.state = (progress, arguments)
-        self.leaves = leaves(self.state)
-        self.inputs = [x for x in self.leaves if isinstance(x, Tensor)]
-
-    @property
-    def sizes(self) -> list[Any]:
-        """The shapes of its tensors, and its numbers."""
-        numbers = [x for x in self.leaves if isinstance(x, int)]
-        return [x.shape for x in self.inputs] + numbers
-
-    def with_inputs(self, inputs: tuple[Tensor, ...]) -> tuple[Progress, tuple[Any, ...]]:
-        """Return progress and arguments with other tensors."""
-        return with_tensors(self.state, inputs)
+        self.reads = (progress, arguments)
+        parts = leaves(self.reads)
+        self.inputs = [x for x in parts if isinstance(x, Tensor)]
+        # shapes of its tensors, and its numbers
+        self.sizes: list[Any] = [x.shape for x in self.inputs]
+        self.sizes += [x for x in parts if isinstance(x, int)]
 
 
 def with_tensors(state: T, tensors: Iterable[Tensor]) -> T:
@@ -86,11 +78,10 @@ class Recordings:
         work: Work,
         *arguments: Any,
     ) -> Any:
-        """``work(state, *arguments)``, recorded on the first call.  The outputs are valid until
-        the next replay.
+        """Return ``work(state, *arguments)``, recorded on the first call.
 
-        ``bucket``: a key for shapes of drafts that the arguments' tensors do not show; ``reach``:
-        how many cache slots are read at most.
+        The outputs are valid until the next replay.  ``bucket``: a key for shapes of drafts that
+        the arguments' tensors do not show; ``reach``: how many cache slots are read at most.
         """
         if name == "draft":
             self.results.clear()
@@ -107,8 +98,9 @@ class Recordings:
         return recording.result
 
     def _recorded(self, state: DecodeState, call: Call, shape: Hashable, reach: int) -> Recording:
-        """Return the recording of a call, made now if there is none; with those for all larger
-        numbers of slots, so that a timed decode records nothing.
+        """Return the recording of a call, made now if there is none.
+
+        Those for all larger numbers of slots are made too, so that a timed decode records nothing.
         """
         slots = -(-reach // SPAN) * SPAN
         for key in ((None, shape), (slots, shape)):
@@ -131,7 +123,7 @@ class Recordings:
         marks: list[Moment] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
-            progress, arguments = call.with_inputs(inputs)
+            progress, arguments = with_tensors(call.reads, inputs)
             recorded = copy(state)
             recorded.now = progress
             recorded.span = span
@@ -156,16 +148,18 @@ class Recordings:
 
 def unshared(state: T, inputs: list[Tensor]) -> T:
     """Copy the tensors that are inputs, or views of them: the next step overwrites these."""
-    theirs = {storage_of(x) for x in inputs}
+    storages = {storage_of(x) for x in inputs}
 
     def own(x: Any) -> Any:
-        return x.clone() if isinstance(x, Tensor) and storage_of(x) in theirs else x
+        if isinstance(x, Tensor) and storage_of(x) in storages:
+            return x.clone()
+        return x
 
     return mapped(own, state)
 
 
 def unknown(progress: Progress, with_last: bool) -> Progress:
-    """``progress`` without the host's copy of its lengths."""
+    """Return ``progress`` without the host's copy of its lengths."""
     last: LastCommit | None = None
     if with_last:
         last = progress.last._replace(advance=Lengths(progress.last.advance.device, None))

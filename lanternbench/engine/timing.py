@@ -25,8 +25,8 @@ class Clock:
     """Phases: ``draft`` and ``verify`` are forward passes of drafter and target, the rest is
     overhead.
 
-    What is off the clock counts in no phase, no step, and not in the CPU time.  Moments are read
-    at the end, so that timing adds no synchronisation to the loop.
+    Work off the clock counts neither in a phase nor in a step nor in the CPU time.  Moments are
+    read at the end, so that timing adds no synchronisation to the loop.
     """
 
     def __init__(self, device: torch.device):
@@ -70,9 +70,7 @@ class Clock:
             self._marks = None
 
     def shares(self, marks: list[Moment]) -> dict[str, float]:
-        """Return the share of each phase in the time between the first and the last of the marks
-        of work that has run.
-        """
+        """Return each phase's share of the time between the first and the last mark of past work."""
         self._wait()
         seconds: dict[str, float] = defaultdict(float)
         for before, after in pairwise(marks):
@@ -92,9 +90,7 @@ class Clock:
             self.tick(OFF_THE_CLOCK)
 
     def tick(self, phase: str, shares: Mapping[str, float] | None = None) -> None:
-        """Book the time since the last tick on ``phase``, or on the phases that have ``shares`` in
-        it.
-        """
+        """Book the time since the last tick on ``phase``, or on the phases in ``shares``."""
         recording = self._marks is not None
         at = self._event(in_graph=recording) if self.cuda else perf_counter()
         moments = self._moments if self._marks is None else self._marks
@@ -115,8 +111,9 @@ class Clock:
         self._ends.add(len(self._moments))
 
     def stop(self) -> float:
-        """Seconds since ``start``, without work off the clock; what follows the last step counts
-        as its part.
+        """Return the seconds since ``start``, without work off the clock.
+
+        Time after the last step counts as part of that step.
         """
         self.tick("other")
         self.cpu_s = process_time() - self._cpu
