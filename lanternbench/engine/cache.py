@@ -81,7 +81,7 @@ class Layout:
     width: int  # image tokens a row if row ends follow, else 0
 
     def any_row_end(self, lengths: Lengths, depth: int = 0) -> bool:
-        """Return whether a row end may follow any prompt's last token or the ``depth`` after it."""
+        """Return whether a row end may follow any prompt's last token, or ``depth`` after it."""
         if not self.width:
             return False
         if lengths.host is None:
@@ -127,7 +127,7 @@ def prefix_address(valid: Tensor, first_position: int = 0, pad_rows: str = "alon
 
 
 def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
-    """Address ``n`` inputs at slots and positions from ``start`` on; visible additive [b, n, n]."""
+    """Address ``n`` inputs at slots and positions from ``start`` on; visible: [b, n, n]."""
     return shared_address(start, 0, n, slice(start, start + n), visible)
 
 
@@ -193,7 +193,7 @@ class Cursor(NamedTuple):
         visible: Tensor | None,
         past: int = 0,
     ) -> Address:
-        """Address ``m`` drafted nodes at ``depth`` in the slots after ``filled`` ones of this step.
+        """Address ``m`` drafted nodes at ``depth``, after ``filled`` slots of this step.
 
         visible: additive [b, m, filled + m] (None: all of them); ``past`` 1: row ends after nodes
         of that depth.
@@ -243,7 +243,7 @@ class Cursor(NamedTuple):
 
 
 class DecoderCache:
-    """``net``: (inputs, rotary embedding, mask, put, last) -> states, see ``transformer.Stack``."""
+    """``net``: (inputs, rotary embedding, mask, put, last) -> states, as ``transformer.Stack``."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class DecoderCache:
         last: bool = False,
         aux_layers: Depths = (),
     ) -> Tensor:
-        """x [R, n, dim] -> states [R, n, (1 + aux) · dim], or [R, 1, dim] of the ``last`` input."""
+        """x [R, n, dim] -> states [R, n, (1 + aux) · dim], or [R, 1, dim] of the ``last`` one."""
         rope = self.rope[at.positions]
         if isinstance(at.positions, Tensor):
             rope = self.per_row(rope)
@@ -330,7 +330,7 @@ class DecoderCache:
         return self.net(x, rope, mask, put, last)
 
     def compile(self, graphs: Graphs) -> None:
-        """Let forward passes whose slots are tensors run in fused kernels if ``graphs`` has any."""
+        """Let forward passes whose slots are tensors run in ``graphs``' fused kernels, if any."""
         self.compiled = graphs.compiled(self.net)
         if self.compiled is None:
             return
@@ -343,7 +343,7 @@ class DecoderCache:
             self.values.append(torch.from_dlpack(values))
 
     def forward_last(self, x: Tensor, at: Address, count: Lengths) -> Tensor:
-        """Return the states [R, 1, dim] of each prompt's last entry; those past ``count`` are void."""
+        """Return the states [R, 1, dim] of each prompt's last entry, number ``count``."""
         if len(count.device) == 1 and count.host is not None:  # a single prompt has none
             return self.forward(x, at, last=True)
         last = (count.device - 1).clamp(min=0)[:, None]
@@ -369,7 +369,7 @@ class DecoderCache:
         return (self.lines + self.per_row(slots)[:, None]).flatten()
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy the places ``source`` to ``target`` in every layer: the commit of an accepted path."""
+        """Copy the places ``source`` to ``target`` in every layer, to commit an accepted path."""
         store = self.store.flatten(1, 3)
         store.index_copy_(1, target, store.index_select(1, source))
 
@@ -383,7 +383,7 @@ class DecoderCache:
         return other
 
     def per_row(self, x: Tensor) -> Tensor:
-        """[B, …] -> [R, …]: repeat for the unconditional half; a single prompt broadcasts instead."""
+        """[B, …] -> [R, …]: repeat for the unconditional half; a single prompt broadcasts."""
         prompts = x.shape[0]
         if prompts in (1, self.rows):
             return x

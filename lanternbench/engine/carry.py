@@ -1,8 +1,8 @@
 """Select, convert and take apart the state of a batch without knowing the names of its parts.
 
 State is any nesting of named tuples, tuples, lists and dicts.  Its parts are tensors whose first
-dimension is the batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host, caches,
-and constants.
+dimension is the batch B or its rows R (2B with guidance), ``PerPrompt`` values on the host,
+caches, and constants.
 """
 
 from collections.abc import Callable, Iterable, Iterator

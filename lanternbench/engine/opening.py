@@ -225,7 +225,7 @@ def pieces(
     guidance: float,
     warp: Warp | Callable[[Tensor], Tensor],
 ) -> Iterator[Tensor]:
-    """Apply ``warp`` to the logits of image ``i``, [1, n, V] after [1, n, V], in bounded memory."""
+    """Apply ``warp`` to the logits of image ``i``, piece by piece [1, n, V], in bounded memory."""
     rows = slice(i, None, len(tokens))  # conditional and unconditional
     embeddings = prefix.embeddings[rows]
     valid = prefix.valid[rows]

@@ -96,7 +96,7 @@ class Growing(ABC, Generic[S]):
         return type(self).plan is not Growing.plan
 
     def plan(self, state: DecodeState, own: S) -> S:
-        """Return the next state after a commit, by work on the host, which knows the new lengths."""
+        """Return the next state after a commit, by work on the host, which has the lengths."""
         return own
 
     def sizes(self, own: S) -> PerPrompt | None:
@@ -106,7 +106,7 @@ class Growing(ABC, Generic[S]):
         return None
 
     def bucket(self, own: S) -> Hashable:
-        """Return a key for the shapes of the next draft if they change between steps, else None."""
+        """Return a key for the shapes of the next draft if they change between steps."""
         return None
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class TokenTest(Protocol):
 
 
 class ResidualWeights(Protocol):
-    """Return the law of the token after x was rejected, unnormalised [..., V]; p is None for a chosen child."""
+    """Return the weights [..., V] of the token after x was rejected; p None: x was chosen."""
 
     def __call__(
         self,

@@ -26,7 +26,7 @@ RowEnd = Callable[[Tensor, Tensor], Tensor]
 
 
 def tree_row_ends(layout: Layout, count: Tensor) -> Tensor:
-    """Return the nodes that a row end follows: bool [B, N]; count [B, N] image tokens up to each."""
+    """Return the nodes that a row end follows: bool [B, N]; count [B, N] tokens up to each."""
     return layout.row_end_of[count]
 
 
@@ -258,7 +258,7 @@ class RowEnds(NamedTuple):
 
 
 def token_in(slot: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the image token in each slot, or before the row end there, and whether it is a row end.
+    """Return each slot's image token, or the one before its row end, and whether it is an end.
 
     Slots and tokens are counted from the image's first.
     """

@@ -14,8 +14,8 @@ from lanternbench.errors import UserError
 def level_rates(tau: float, depth: int) -> Tensor:
     """Return the probability a of accepting one more level of a draft of depth D = 0 … ``depth``.
 
-    Σ_{d=1…D} a^d = τ − 1, so that steps give τ tokens on average; 1 if the draft is too shallow for
-    that.  Returns [depth + 1].  Raises UserError for a τ that no draft of the method can have.
+    Σ_{d=1…D} a^d = τ − 1, so that steps give τ tokens on average; 1 if the draft is too shallow.
+    Returns [depth + 1].  Raises UserError for a τ that no draft of the method can have.
     """
     if not 1 <= tau <= depth + 1:
         raise UserError(

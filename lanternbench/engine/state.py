@@ -161,7 +161,7 @@ class DecodeState:
         return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth)
 
     def final(self, states: Tensor) -> Tensor:
-        """Return the states after the last layer, without those after ``aux_layers``: [R, N, dim]."""
+        """Return the states after the last layer, without those of ``aux_layers``."""
         if not self.aux_layers:
             return states
         return states[..., : self.target.model.config.dim]

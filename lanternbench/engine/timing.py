@@ -70,7 +70,7 @@ class Clock:
             self._marks = None
 
     def shares(self, marks: list[Moment]) -> dict[str, float]:
-        """Return each phase's share of the time between the first and the last mark of past work."""
+        """Return each phase's share of the time between the first and the last mark."""
         self._wait()
         seconds: dict[str, float] = defaultdict(float)
         for before, after in pairwise(marks):

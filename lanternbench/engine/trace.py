@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 class Log:
-    """Per-step figures of a batch, from values that the step's synchronisation transfers anyway."""
+    """Per-step figures of a batch, from values that a step's synchronisation brings anyway."""
 
     def __init__(self, state: DecodeState):
         self.steps: list[list[Step]] = [[] for _ in range(state.batch)]

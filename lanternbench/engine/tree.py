@@ -265,7 +265,7 @@ def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
 
 
 def later_ranks(tree: Tree, by_rank: list[Tensor]) -> Iterator[LaterRank]:
-    """Yield the second children, the third children, …; ``by_rank``: the children of every rank."""
+    """Yield the second children, the third children, …; ``by_rank``: children by rank."""
     children = tree.children[0]
     for rank, nodes in enumerate(by_rank[1:], 1):
         families = (children[:, rank, None] == nodes).int().argmax(0)

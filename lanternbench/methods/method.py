@@ -50,7 +50,7 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """Return whether it claims to keep the target's distribution; ``verify`` judges the claim."""
+        """Return whether it claims to keep the target's distribution, see ``verify``."""
         exact = all(part.keeps_target for part in self.parts)
         return exact and component("residual", self.choices.residual).lossless
 
@@ -150,7 +150,7 @@ class Method:
 
     @cached_property
     def label(self) -> str:
-        """A short name for people: the preset, another rule if one was put on it, and its options."""
+        """Return a short name for people: the preset, a rule that replaces its own, its options."""
         in_label, name = dict(self.options), self.preset
         if "acceptance" in in_label:
             name += f"+{in_label.pop('acceptance')}"
@@ -249,7 +249,8 @@ def method(name: str, /, drafter: str | None = None, **overrides: Any) -> Method
     if idle := sorted(set(chosen) - set(method.read)):
         read = ", ".join(sorted({flag(n) for n in method.read} - {"variant"})) or "none"
         raise UserError(
-            f"method '{method.label}' does not read the option '{flag(idle[0])}' (it reads: {read}): leave it out"
+            f"method '{method.label}' does not read the option '{flag(idle[0])}' "
+            f"(it reads: {read}): leave it out"
         )
     if drafter is not None and method.proposal.drafter_kind is None:
         raise UserError(f"method '{method.label}' drafts without a drafter: leave out 'drafter'")

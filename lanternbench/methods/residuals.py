@@ -63,7 +63,7 @@ def plain_optimal(q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Pr
 
 @residual("optimal", plain_optimal, lossless=True, of_token=False)
 def optimal(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: TokenTest) -> Tensor:
-    """∝ [q − p·f]₊, f the probability of acceptance: it minimises the TV bound (Cool-SD, Theorem 2)."""
+    """∝ [q − p·f]₊, f = P(accept): it minimises the TV bound (Cool-SD, Theorem 2)."""
     if p is None:
         accepted = rule.relax(q, x, depth).value.clamp(max=1)
         left = (at(q, x) - accepted).clamp_(min=0)

@@ -2,8 +2,8 @@
 
 ``unchanged``: Jacobi's fixed point, exact.  ``block``: block verification (Sun et al. 2024, arXiv
 2403.10444), exact.  ``sjd-sv``: segments (arXiv 2609.13245, ICML 2026, as third parties describe
-it), not exact, and its tests bound nothing.  A segment [b, e] is a maximal run of drafts whose q(x)
-does not fall.  Its tail from b_g on holds the share α of Σ q(x): one uniform decides how much of
+it), not exact, and its tests bound nothing.  A segment [b, e] is a maximal run of drafts whose
+q(x) does not fall.  Its tail from b_g on holds the share α of Σ q(x): one uniform decides how much of
 the tail passes Π q(x)/p(x); the drafts before b_g are accepted untested.
 
 Read literally, that accepts drafts with q(x) = 0, which the target never draws.  Here a segment
@@ -39,7 +39,10 @@ class ChainRule(AcceptanceRule):
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.tree != "chain":
-            return f"the rule '{choices.acceptance}' judges a chain, and the tree is '{choices.tree}'; use --tree chain"
+            return (
+                f"the rule '{choices.acceptance}' judges a chain, and the tree is "
+                f"'{choices.tree}'; use --tree chain"
+            )
         if choices.residual != "standard":
             return (
                 f"the rule '{choices.acceptance}' has a residual of its own; leave --residual out"
@@ -215,7 +218,10 @@ class Unchanged(AcceptanceRule):
     def refuses(self, choices: Choices) -> str | None:
         if choices.proposal == "jacobi":
             return None
-        return "the rule 'unchanged' compares a Jacobi window with its redraw; use it with --method jacobi"
+        return (
+            "the rule 'unchanged' compares a Jacobi window with its redraw; use it with "
+            "--method jacobi"
+        )
 
     def build(self, target: Target, depth: int) -> "FixedPoint":
         return FixedPoint()

@@ -112,7 +112,10 @@ class Gsd(AcceptanceRule):
     def refuses(self, choices: Choices) -> str | None:
         if choices.residual in ("standard", "optimal"):
             return None
-        return f"the residual '{choices.residual}' belongs to LANTERN's groups; use standard or optimal with 'gsd'"
+        return (
+            f"the residual '{choices.residual}' belongs to LANTERN's groups; use standard or "
+            "optimal with 'gsd'"
+        )
 
     @property
     def bounds(self) -> Bounds:

@@ -1,4 +1,4 @@
-"""LANTERN (arXiv 2410.03355), LANTERN++ (2502.06352): a token takes its nearest codes' probability."""
+"""LANTERN (arXiv 2410.03355), LANTERN++ (2502.06352): tokens take their neighbours' mass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCK = 1024  # rows of a table of V × V that are computed at once
 
 
 def jensen_shannon(q_x: Tensor, moved: Tensor) -> Tensor:
-    """Jensen–Shannon divergence, nats, of q and q with mass ``moved`` put onto x, in closed form."""
+    """Return the Jensen–Shannon divergence of q and q with mass ``moved`` put onto x, nats."""
     relaxed = q_x + moved
     mean = q_x + moved / 2
     to_mean: Tensor = xlogy(relaxed, relaxed / mean) + xlogy(q_x, q_x / mean)
@@ -134,7 +134,7 @@ class LanternPP(AcceptanceRule):
 
 @dataclass(frozen=True, eq=False)
 class NearbyTest(RatioTest):
-    """q̃(x) = Σ_A q; A grows from x, nearest first, as far as a bound allows (LANTERN, eq. 4–6)."""
+    """q̃(x) = Σ_A q; A grows from x, nearest first, within a bound (LANTERN, eq. 4–6)."""
 
     near: Tensor  # [V, k] nearest tokens of each token, itself first
     bound: Bound

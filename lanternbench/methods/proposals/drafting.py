@@ -166,7 +166,7 @@ class LayeredDrafter(Drafter[DecoderCache]):
         return states
 
     def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
-        """Append the tokens of the last commit; drafted nodes fill the next slots level by level."""
+        """Append the last commit's tokens; drafted nodes fill the next slots level by level."""
         state.clock.tick("other")
         last = state.now.last
         cursor = cache.cursor(state.now.length, state.span)

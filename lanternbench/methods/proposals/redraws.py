@@ -34,7 +34,7 @@ class Redraw(ABC):
 
     @abstractmethod
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        """Return a token [B, W + 1] for each q [B, W + 1, V], and the distribution recorded for it."""
+        """Return a token [B, W + 1] for each q [B, W + 1, V], and its recorded law."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class FixedNoiseRedraw(Redraw):
 
 @dataclass(frozen=True, eq=False)
 class LikelyRedraw(IndependentRedraw):
-    """As SJD, but a draft x with p_new(x)/p_old(x) > θ stays, with its old distribution (SJD++)."""
+    """SJD, but a draft x with p_new(x)/p_old(x) > θ stays with its old law (SJD++)."""
 
     theta: float
 

@@ -40,7 +40,7 @@ NEVER_EMPTY = 1e-20  # added to token 0 of what the public code redraws a column
 
 
 def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ...]:
-    """Return the child paths (sibling ranks from the root) of a tree of columns 0 … columns − 1."""
+    """Return the child paths (sibling ranks from the root) of a tree of so many columns."""
     paths: list[tuple[int, ...]] = []
     for column in range(1, columns):
         siblings = k if column < depth else 1

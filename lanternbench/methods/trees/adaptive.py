@@ -256,7 +256,7 @@ class AdaptiveTree(TreeGrower[Plan]):
         return grow_by_confidence(state, logits, expand, bounds, each)
 
     def sizes(self, plan: Plan) -> PerPrompt:
-        """Return depth and nodes of each prompt's tree: all it may hold, or as many as it expands."""
+        """Return depth and nodes of each prompt's tree: all it may hold, or what it expands."""
         sizes: list[tuple[int, int]] = []
         for depth, width in plan.tree_sizes:
             expanded = 1 + width + width * width * (depth - 1)
