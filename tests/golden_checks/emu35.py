@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -16,18 +16,17 @@ from torch import Tensor
 from golden_checks.chameleon_lm import by_layer, caches, incremental
 from golden_checks.common import Found, Vectors, close, loaded, read, same, worst
 from lanternbench.engine import opening
-from lanternbench.engine.cache import additive
 from lanternbench.engine.decode import generate
 from lanternbench.engine.sampling import Warp, draw
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.emu3.checkpoint import Emu3, Emu3Config, Emu3Family
+from lanternbench.models.emu3.checkpoint import Emu3, Emu3Checkpoint, Emu3Config, Emu3Family
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import from_published, image_tables
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import PromptFrame, padded
-from lanternbench.models.transformer import guide
+from lanternbench.models.transformer import additive, guide
 from lanternbench.settings import Sampling
 
 SCORES = 1e-4  # of probabilities
@@ -36,7 +35,9 @@ TIMES = 9  # the id of *
 
 def published_config(vectors: Vectors) -> Emu3Config:
     checkpoint = Emu3Family().at(entry("emu3.5-image"), None, "cpu")
-    described = checkpoint.described({"model_type": "Emu3", **vectors.meta["config"]})
+    described = cast(Emu3Checkpoint, checkpoint).described(
+        {"model_type": "Emu3", **vectors.meta["config"]}
+    )
     return replace(described, qk_norm="rms")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def check(folder: Path) -> list[Found]:
 
 def levels(ibq: VQModel, latents: Tensor, vectors: Vectors) -> list[Found]:
     """Means of the features after each level, from the coarsest to the finest."""
-    decoder = ibq.decoder
+    decoder: Any = ibq.decoder
     x = decoder.mid(decoder.conv_in(ibq.post_quant_conv(latents)))
     means = []
     absolute = []

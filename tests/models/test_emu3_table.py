@@ -6,6 +6,7 @@ import json
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -45,7 +46,8 @@ def rules(shared) -> dict:
 def text_of(table: Path) -> Emu3Text:
     """Emu3.5's tokeniser as a checkpoint reads it, which takes two seconds."""
     with tempfile.TemporaryDirectory() as folder:
-        return checkpoint(table, Path(folder), entry("emu3.5-image")).text
+        made = checkpoint(table, Path(folder), entry("emu3.5-image"))
+        return cast(Emu3Text, made.text)
 
 
 def checkpoint(table: Path, folder: Path, row: Entry) -> Emu3Checkpoint:
@@ -57,7 +59,7 @@ def checkpoint(table: Path, folder: Path, row: Entry) -> Emu3Checkpoint:
     config = {"model_type": "Emu3", "vocab_size": ids, "hidden_size": 8, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 1, "intermediate_size": 8}
     (model / "config.json").write_text(json.dumps(config))
-    return Emu3Family().at(row, folder, "cpu")
+    return cast(Emu3Checkpoint, Emu3Family().at(row, folder, "cpu"))
 
 
 def frame(table: Path, folder: Path, name: str, sizes: str) -> PromptFrame:
@@ -102,7 +104,8 @@ def test_emu3_s_release_reads_the_same_table(table, text, tmp_path):
     size = [24, 15, 9, 24, 15]
     caption = text.encode("a cat")
     assert prompts.prompt(caption).cond == [151849, *caption, 151852, *size, 151851]
-    image_ids = Emu3Family().at(entry("emu3-gen"), tmp_path, "cpu").image_ids
+    release = cast(Emu3Checkpoint, Emu3Family().at(entry("emu3-gen"), tmp_path, "cpu"))
+    image_ids = release.image_ids
     assert torch.equal(image_ids, torch.arange(FIRST_IMAGE_ID, FIRST_IMAGE_ID + 32768))
 
 
