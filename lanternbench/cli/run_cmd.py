@@ -157,7 +157,8 @@ def sweep(
     execution.check()
     from lanternbench.experiment.runner import check_all  # loads torch, and names are known now
 
-    check_all(runs, has_files=execution.executor == "local")
+    with display("checking the sweep"):
+        check_all(runs, has_files=execution.executor == "local")
     if dry_run:
         show_plan(runs, execution, as_json)
     elif as_json and len(runs) > 1:

@@ -5,6 +5,7 @@ A worker is a target, its decoders and the scorers of single images, loaded once
 decode, render, and the figures that need no clock; it is the same whichever executor makes it.
 """
 
+import itertools
 import math
 import time
 from collections import defaultdict
@@ -45,6 +46,7 @@ from lanternbench.utils.peak_memory import CudaAllocator, Measured, PeakMemory
 from lanternbench.utils.processes import process_count, side_by_side
 
 WARMUP_STEPS = 12
+PREPARED = 8192  # units whose captions are encoded together, before any of them is decoded
 PHASES = ("draft", "verify", "commit")  # of a step; what is left is "other"
 OnStep = Callable[[int, int], None]  # tokens done, of
 Say = Callable[[str], None]  # shows the current activity
@@ -264,7 +266,7 @@ class Executor:
 
     def __init__(self) -> None:
         self.costs: Costs = {}  # of the scores
-        self.caption_notes: list[str] = []
+        self.captions: dict[str, None] = {}  # that were prepared
 
     def start(self, config: Sweep, device: str, units: int) -> Facts:
         """Load the models, for ``units`` units at most.  Raises UserError if a setting is wrong."""
@@ -278,14 +280,16 @@ class Executor:
         """Yield the results of ``units``, each when it is there; ``caption``: of warm-ups;
         ``on_step``: after each step.
         """
-        labels, captions = self.named(units)
-        self.worker.prepare(captions)
-        self.caption_notes = self.worker.target.caption_notes(captions)
-        for label in labels:
-            say(f"warming up {label}")
-            self.worker.warm_up(label, caption, on_step)
-        for unit in units:
-            for job in unit:
+        labels, _ = self.named(units)
+        for start in range(0, len(units), PREPARED):
+            part = units[start : start + PREPARED]
+            _, captions = self.named(part)
+            self.worker.prepare(captions)
+            self.captions |= dict.fromkeys(captions)
+            for label in labels:
+                say(f"warming up {label}")
+                self.worker.warm_up(label, caption, on_step)
+            for job in itertools.chain(*part):
                 say(str(job))
                 for sample, image in self.worker.work(job, on_step):
                     yield Finished(sample, image)
@@ -313,7 +317,7 @@ class Executor:
         """Return notes for the reader of the results; on a CPU memory is the process's, whichever
         method runs.
         """
-        notes = list(self.caption_notes)
+        notes = list(self.worker.target.caption_notes(list(self.captions)))
         for label, limit in self.worker.batch_limits.items():
             if limit.items is not None:
                 notes.append(

@@ -64,7 +64,9 @@ def file_name(image: str | None) -> str | None:
     """Return the last part of a path: a prompt file cannot point outside the folder of reference
     images.
     """
-    name = PurePosixPath((image or "").replace("\\", "/")).name
+    if image is None:
+        return None
+    name = PurePosixPath(image.replace("\\", "/")).name
     return name if name not in ("", "..") else None
 
 

@@ -100,7 +100,10 @@ def rank(seed: int, *names: str) -> int:
 def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[list[Prompt], int]:
     """Return prompts with distinct ids (a suffix -2, -3, … if needed), and how many got one."""
     # the key of a sample is id|method|seed
-    prompts = [prompt._replace(id=prompt.id.replace("|", "_")) for prompt in prompts]
+    prompts = list(prompts)
+    for place, prompt in enumerate(prompts):
+        if "|" in prompt.id:
+            prompts[place] = prompt._replace(id=prompt.id.replace("|", "_"))
     ids = {prompt.id for prompt in prompts}
     if len(ids) == len(prompts):
         return prompts, 0
@@ -247,7 +250,7 @@ def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
 def _first(fields: Fields, *names: str) -> str | None:
     """Return the first of these fields that is not blank."""
     for name in names:
-        if text := clean(fields.get(name)):
+        if name in fields and (text := clean(fields[name])):
             return text
     return None
 
