@@ -118,7 +118,8 @@ def png() -> bytes:
 
 # --- imports ---
 
-TOKENS = st.lists(st.integers(0, 1023), min_size=4, max_size=4) | VALUES
+SIDE = 16  # tokens of a row of the target
+TOKENS = st.sampled_from([[5] * SIDE**2, [[5] * SIDE] * SIDE, [1024] * SIDE**2]) | VALUES
 LINES = st.fixed_dictionaries(
     {},
     optional={
@@ -135,9 +136,11 @@ DTYPES = st.sampled_from(["i8", "i4", "u1", "u8", "f4", "f2", "U5", "S3", "?", "
 ARRAYS = st.builds(
     lambda dtype, shape: np.zeros(shape, dtype),
     DTYPES,
-    st.lists(st.integers(0, 4), max_size=4),
+    st.sampled_from([(2, SIDE**2), (2, SIDE, SIDE), (2, 8, 8, 3), (2,)])
+    | st.lists(st.integers(0, 4), max_size=4),
 )
-COLUMNS = st.dictionaries(
+SOUND = st.just({"tokens": np.zeros((2, SIDE**2), int), "captions": np.array(["a fox", "a cat"])})
+COLUMNS = SOUND | st.dictionaries(
     st.sampled_from(["tokens", "images", "arr_0", "captions", "ids", "steps", "seconds", "x"]),
     ARRAYS,
     max_size=4,
