@@ -304,6 +304,8 @@ def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
 
     difference = differing([Run(run.folder, run.record, [], []) for run in runs])
     notes = [difference.text] if difference is not None else []
+    if all(run.record.config.noise == "shared" for run in runs):
+        notes.append("Both runs drew with the same noise: differences are of paired images.")
     for run in runs:
         facts = [note.text for note in run.notes if note.fact is not None]
         notes += [f"{run.folder.name}: {text}" for text in facts]

@@ -412,6 +412,7 @@ def make_samples(
         shared: dict[str, Any] = {
             "seed": seed,
             "timed": timed,
+            "noise": "shared" if decoder.warp.shares_noise else None,
             "encode_s": encode_s / len(part),
             "render_s": render_s / len(part),
             "peak_memory_mb": None if memory is None else measured.peak / 1e6,

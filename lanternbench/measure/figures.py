@@ -232,6 +232,9 @@ class Figures:
         self._columns = defaultdict[str, tuple[array, array, array]](
             lambda: (array("q"), array("d"), array("d"))
         )
+        # of images that share noise, by prompt and seed: the baseline's tokens, and what came before
+        self._of_baseline: dict[tuple[str, int], NDArray[np.int32]] = {}
+        self._waiting = defaultdict[tuple[str, int], list[tuple[int, NDArray[np.int32]]]](list)
         for sample in samples:
             self.add(sample)
 
@@ -250,8 +253,25 @@ class Figures:
             self._codes[name].append(codes.setdefault(value, len(codes)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
         for figure, *numbers in of_sample(sample):
-            for column, number in zip(self._columns[figure], (index, *numbers)):
-                column.append(number)
+            self._append(figure, index, *numbers)
+        if sample.noise == "shared":
+            self._compare(index, sample)
+
+    def _append(self, figure: str, index: int, top: float, bottom: float) -> None:
+        for column, number in zip(self._columns[figure], (index, top, bottom)):
+            column.append(number)
+
+    def _compare(self, index: int, sample: Sample) -> None:
+        """Count the tokens that are those of the baseline's image, once both are there."""
+        pair = (sample.prompt_id, sample.seed)
+        tokens = np.array(sample.token_ids, np.int32)
+        self._waiting[pair].append((index, tokens))
+        if sample.label == BASELINE:
+            self._of_baseline[pair] = tokens
+        if pair in self._of_baseline:
+            for other, drawn in self._waiting.pop(pair):
+                same = drawn == self._of_baseline[pair]
+                self._append("token_agreement", other, same.sum(), same.size)
 
     def __len__(self) -> int:
         return len(self._codes["label"])

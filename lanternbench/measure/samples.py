@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from lanternbench.measure.run_record import IMPORTED
+from lanternbench.settings import Noise
 from lanternbench.utils.json_values import plain
 
 # what any image can have: a file from elsewhere may hold any number
@@ -38,7 +39,7 @@ MEASURED = (  # the figures of every row of a summary, in its order
     *("render_s", "end_to_end_s", "decode_share", "end_to_end_speedup"),
     *("tokens_per_s", "token_ms", "images_per_s"),
     *("step_compression", "accept_len", "tree_depth", "acceptance_rate"),
-    *("first_token_acceptance", "fidelity_loss", *_STATS),
+    *("first_token_acceptance", "fidelity_loss", "token_agreement", *_STATS),
     *("draft_fraction", "overhead_fraction", "stated_s"),
 )
 # the figures that follow from the other fields of a sample (``figures.of_sample``)
@@ -56,7 +57,7 @@ class Sample(BaseModel):
     the decode's CPU seconds; ``threads``: its CPU threads (None on a GPU); ``load``: the machine's
     1-minute load average; ``setting``: the name of the setting in which it was timed;
     ``row_loss``, ``column_loss``: the fidelity loss of each row and column, of methods that draw
-    several rows at once. An imported image has none of these, 0 ``steps`` where they are unknown,
+    several rows at once; ``noise``: whether it shares noise with other methods' images. An imported image has none of these, 0 ``steps`` where they are unknown,
     and as ``stated_s`` its maker's seconds.
     """
 
@@ -90,6 +91,7 @@ class Sample(BaseModel):
     peak_memory_mb: Figure | None = None
     timed: bool = True
     setting: str | None = None
+    noise: Noise | None = None
     fidelity_loss: Figure | None = None
     row_loss: list[float] | None = None
     column_loss: list[float] | None = None

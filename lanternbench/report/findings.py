@@ -2,7 +2,7 @@
 follow.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from lanternbench.notes import Note, headlines
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.load import Contents, Run, View
 from lanternbench.report.tables import Cell, Head, Table
+from lanternbench.settings import Noise
 from lanternbench.utils.text import one_line
 
 WIDTH = 1.96  # standard errors from the value to the end of a 95 % interval
@@ -38,6 +39,15 @@ INTRO = (
     " corrected by Holm's method: for the number of methods if they are compared with ar, and for"
     " the number of all other pairs if they are compared with each other."
 )
+NOISE = {
+    "independent": " Every method drew with noise of its own.",
+    "shared": " All methods drew with the same noise, so that differences are of paired images.",
+}
+
+
+def pair_intro(noise: Iterable[Noise]) -> str:
+    """Return what the lines of the comparison mean; ``noise``: that of each run."""
+    return INTRO + "".join(NOISE[one] for one in dict.fromkeys(noise))
 
 MARGIN_INTRO = (
     "Each line tests whether a method is worse than ar by the margin or more, by a one-sided paired"

@@ -31,13 +31,13 @@ from lanternbench.report.columns import (
 )
 from lanternbench.report.findings import (
     BUDGET,
-    INTRO,
     MARGIN_INTRO,
     Pair,
     answer,
     compared,
     margin_table,
     margin_tests,
+    pair_intro,
     pair_table,
 )
 from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
@@ -324,7 +324,8 @@ def report_texts(content: Report) -> dict[str, str]:
     if any(categories):
         texts["categories.md"] = sections(content.runs, "", categories)
     if any(comparisons):
-        texts["pairs.md"] = sections(content.runs, INTRO, comparisons)
+        intro = pair_intro(run.record.config.noise for run in content.runs)
+        texts["pairs.md"] = sections(content.runs, intro, comparisons)
         texts["pairs.csv"] = csv_text(pair_records(content.parts), content.warnings)
     if any(not_worse):
         texts["not-worse.md"] = sections(content.runs, MARGIN_INTRO, not_worse)
@@ -487,7 +488,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             plots=speeds,
             step_pictures=steps,
             view=content.view,
-            pair_intro=INTRO,
+            pair_intro=pair_intro(run.record.config.noise for run in runs),
             pair_tables=[pair_table(part.pairs) for part in content.parts],
             margin_intro=MARGIN_INTRO,
             margin_tables=[margin_table(part.margins) for part in content.parts],
