@@ -30,7 +30,7 @@ from lanternbench.settings import Noise, Sampling
 
 BATCH = 32
 DIFFERENCE = 0.02  # of CLIP-tiny
-APPROXIMATE = (("zipar", {"window": 4}), ("zipar", {"window": 8}), ("pjd", {"c": 8}))
+APPROXIMATE = (("zipar", {"window": 4}),)
 
 
 class Decoded(NamedTuple):

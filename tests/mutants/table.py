@@ -788,4 +788,43 @@ MUTANTS = (
             "tests/measure/test_statistics.py::test_a_sampled_p_value_counts_the_observed_pattern",
         ),
     ),
+    Mutant(
+        "noise-of-two-positions",
+        "two image positions share their noise",
+        (
+            (
+                "lanternbench/engine/state.py",
+                "return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth)",
+                "return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth // 2)",
+            ),
+        ),
+        "eagle-2",
+        ("tests/engine/test_shared_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
+    ),
+    Mutant(
+        "noise-of-the-step",
+        "shared noise depends on the step",
+        (
+            (
+                "lanternbench/engine/state.py",
+                "return perturbed(p, self.noise(self.now.noise, position, p))",
+                "return perturbed(p, self.noise(self.now.noise, position + self.steps, p))",
+            ),
+        ),
+        "sjd",
+        ("tests/engine/test_shared_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
+    ),
+    Mutant(
+        "noise-accepts-any-child",
+        "with shared noise a child is accepted that the target did not draw",
+        (
+            (
+                "lanternbench/engine/verify.py",
+                "return draft.tokens == best.gather(1, parent)",
+                "return at(rows_at(q, parent), draft.tokens) > 0.3",
+            ),
+        ),
+        "eagle-1",
+        ("tests/engine/test_shared_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
+    ),
 )
