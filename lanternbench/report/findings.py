@@ -49,6 +49,7 @@ def pair_intro(noise: Iterable[Noise]) -> str:
     """Return what the lines of the comparison mean; ``noise``: that of each run."""
     return INTRO + "".join(NOISE[one] for one in dict.fromkeys(noise))
 
+
 MARGIN_INTRO = (
     "Each line tests whether a method is worse than ar by the margin or more, by a one-sided paired"
     " t test over prompts. The bounds are one-sided 95 % bounds of the difference, positive if the"
