@@ -29,7 +29,8 @@ def uniform_noise(
     hashed = _mixed(_mixed(counter)[..., None] + token * (0xD1B54A32D192ED03 - 2**64))
     mantissa = (hashed >> (64 - BITS)) & (1 << BITS) - 1
     # in float32 small values keep their precision
-    return (mantissa.to(dtype) + 0.5) / 2**BITS
+    uniforms: Tensor = (mantissa.to(dtype) + 0.5) / 2**BITS
+    return uniforms
 
 
 def _mixed(z: Tensor) -> Tensor:
