@@ -272,7 +272,7 @@ class Jacobi(WindowProposal):
     inexact: ClassVar[tuple[str, ...]] = (LUMINA_2,)
     unbounded: ClassVar[tuple[str, ...]] = (LUMINA_2,)
 
-    variant: Literal["paper", "reference", "lumina-2"] = option(
+    variant: Literal["paper", "reference", "lumina-2"] = option(  # type: ignore[assignment]
         "paper", "paper, or as public code does: reference, or lumina-2 for Lumina-mGPT 2.0's"
     )
 
