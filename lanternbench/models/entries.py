@@ -5,6 +5,7 @@ Imports no torch.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import cache, lru_cache
 from math import sqrt
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 Z = 2.576  # of a two-sided 99 % interval
 PREFIXES = ("hf",)  # of targets that describe themselves, as in hf:FOLDER
+# models by the beginning of their names -> what is missing to run them
+REFUSED = {
+    "x-omni": "the code of its decoder's layers and their sizes were not to be read, and its images "
+    "need FLUX.1-dev",
+    "tar": "captions need its language model and the codebook of TA-Tok, and how AR-DTok reads "
+    "their codes as its prefix was not to be read",
+}
+REFUSED["ar-dtok"] = REFUSED["tar"]
 DIGESTED = (*WEIGHTS, ".json", ".model", ".yaml", ".tiktoken")
 # bytes up to which a file is read whole; a larger one in BLOCKS + 1 blocks from end to end
 WHOLE = 2**26
@@ -133,6 +142,9 @@ def entry(name: str) -> Entry:
             f"unknown target '{name}', a folder with no target.safetensors: name the target that "
             f"its files belong to, as in --target llamagen-xl-stage1={name}"
         )
+    for start, missing_part in REFUSED.items():
+        if re.match(rf"{start}(-|$)", name.lower()):
+            raise UserError(f"'{name}' is no target yet ({missing_part}): name another one")
     if looks_like_path(name) and not path.exists():
         raise UserError(f"unknown target '{name}', a path that does not exist: correct it")
     raise unknown(

@@ -4,6 +4,7 @@ names, as from whole copies of their repositories.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from lanternbench.errors import UserError
 from lanternbench.models.catalogue import load_unpacked
-from lanternbench.models.entries import Entry, catalogue
+from lanternbench.models.entries import Entry, catalogue, entry
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import IdTokeniser, PromptFrame
 from tools.layouts import alone, clones, fetched
@@ -73,3 +74,18 @@ def test_a_file_that_the_row_names_is_needed(name, tmp_path):
             file.unlink()
     with alone(tmp_path), small_rows(world), pytest.raises(UserError):
         load(world, fetched(world, hub, tmp_path / "place"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("x-omni", "FLUX.1-dev"),
+        ("X-Omni-En", "FLUX.1-dev"),
+        ("tar-7b", "TA-Tok"),
+        ("ar-dtok", "TA-Tok"),
+        ("target", "unknown target 'target'"),
+    ],
+)
+def test_a_model_that_cannot_run_yet_is_refused_with_what_is_missing(name, says):
+    with pytest.raises(UserError, match=re.escape(says)):
+        entry(name)
