@@ -217,6 +217,17 @@ def test_a_batch_draws_what_single_prompts_draw(target, name, options):
     assert not torch.equal(*(made.tokens for made in together))
 
 
+def test_random_weights_decode_with_row_ends_and_have_images():
+    shape = {"dim": 32, "n_layer": 2, "n_head": 2, "hidden": 48, "grid": [4, 8]}
+    shape |= {"vocab_size": 24, "prompt_ids": 8192, "first_image_id": 100, "vq": SMALL_VQ}
+    made = Lumina2Family().random_target(small_row(shape, 4.0, 12), "cpu")
+    for name in ("ar", "scd", "eagle-1", "cool-sd", "zipar", "pjd"):
+        (image,) = generate(build(made, method(name)), ["a red cat"])
+        assert len(image.tokens) == 32
+    assert made.images(image.tokens[None])[0].size == (64, 32)
+    assert made.image_slots == 36
+
+
 def test_an_image_has_eight_pixels_a_token(loaded):
     height, width = loaded.grid
     tokens = torch.arange(height * width)[None] % loaded.vocab
