@@ -25,10 +25,11 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models import catalogue
 from lanternbench.models.drafters.eagle import new_eagle
-from lanternbench.models.entries import entry
+from lanternbench.models.entries import Entry, entry
 from lanternbench.models.loading import random_net
-from lanternbench.models.lumina2.checkpoint import VQ, Lumina2Family
+from lanternbench.models.lumina2.checkpoint import VQ, Lumina2Checkpoint, Lumina2Family
 from lanternbench.models.packing import packed
+from lanternbench.models.places import NO_FILES
 from lanternbench.models.target import Target
 from lanternbench.settings import Sampling
 
@@ -56,6 +57,10 @@ def small(vectors: Vectors, dialect: str = "") -> Any:
     return small_row(shape, 4.0, 12)
 
 
+def without_files(row: Entry) -> Lumina2Checkpoint:
+    return Lumina2Checkpoint(row, NO_FILES, "cpu", torch.float32)
+
+
 def write(folder: Path, vectors: Vectors) -> Path:
     """Write the recorded weights, a tokeniser of words, and a small image decoder."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
@@ -76,7 +81,7 @@ def write(folder: Path, vectors: Vectors) -> Path:
     ends = {"bos_token": None, "eos_token": {"content": "<|endoftext|>"}}
     (here / "tokenizer_config.json").write_text(json.dumps(ends))
     (folder / "vq").mkdir()
-    checkpoint = Lumina2Family().at(small(vectors), None, "cpu")
+    checkpoint = without_files(small(vectors))
     vq = random_net(checkpoint.new_vq, "cpu", torch.float32)
     torch.save(vq.state_dict(), folder / "vq" / "movqgan_270M.ckpt")
     return folder
@@ -178,7 +183,7 @@ def test_the_recommended_guidance_is_constant_in_the_published_schedule(prompts)
 
 def test_images_are_decoded_from_the_codes_that_the_published_ids_mean(prompts):
     real = prompts["real_ids"]
-    checkpoint = Lumina2Family().at(entry("lumina-mgpt-2"), None, "cpu")
+    checkpoint = without_files(entry("lumina-mgpt-2"))
     ids = checkpoint.image_ids.tolist()
     assert [ids[0], ids[-1], len(ids)] == real["allowed_inside_an_image"]
     assert checkpoint.config.prompt_ids == real["vocab_size"]
@@ -296,10 +301,10 @@ def test_the_catalogue_has_the_published_sizes_and_defaults(shared):
     assert row.guidance == sampling["guidance"]["value"]
     assert row.top_k == sampling["image_top_k"]["value"]
     assert row.temperature == sampling["temperature"]["value"]
-    config = Lumina2Family().at(row, None, "cpu").config
+    checkpoint = without_files(row)
+    config = checkpoint.config
     published = {name: fact["value"] for name, fact in facts["decoder"].items()}
     assert config.positions == published["max_position_embeddings"]
-    checkpoint = Lumina2Family().at(row, None, "cpu")
     described = checkpoint.described(published | {"model_type": "chameleon"})
     for name in ("dim", "n_layer", "head_dim", "kv_heads", "hidden", "prompt_ids", "norm_eps"):
         assert getattr(described, name) == getattr(config, name), name
@@ -309,4 +314,4 @@ def test_the_catalogue_has_the_published_sizes_and_defaults(shared):
     assert VQ["codebook_size"] == vq["n_embed"] == config.vocab_size
     for grid in row.grids:
         assert catalogue.resized(row, f"grid={grid}", random_weights=False).shape["grid"]
-        Lumina2Family().at(row.model_copy(update={"shape": {"grid": grid}}), None, "cpu").frame()
+        without_files(row.model_copy(update={"shape": {"grid": grid}})).frame()
