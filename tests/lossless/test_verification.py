@@ -48,8 +48,9 @@ RELAXED = ["lantern", "lantern++", "uniform-rsd", "cool-sd"]
 @pytest.fixture(autouse=True)
 def _inference(monkeypatch):
     monkeypatch.setattr(verification, "WORLDS", (partial(Tables, 3, 3, kind="dense"),))
-    monkeypatch.setattr(verification, "TREES", partial(Tables, 2, 3, kind="dense"))
-    monkeypatch.setattr(verification, "WINDOWS", partial(Tables, 2, 3, kind="dense"))
+    monkeypatch.setattr(verification, "TREES", (partial(Tables, 2, 3, kind="dense"),))
+    monkeypatch.setattr(verification, "WINDOWS", (partial(Tables, 2, 3, kind="dense"),))
+    monkeypatch.setattr(verification, "NEIGHBOURS", (partial(Tables, 2, 3, kind="dense"),))
     monkeypatch.setattr(verification, "DECODES", 200)
     monkeypatch.setattr(statistical, "LENGTH", 4)  # of large tables
     with torch.inference_mode():
