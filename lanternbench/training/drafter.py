@@ -87,15 +87,16 @@ class Samples:
         self.tokens = tokens
         self.warp = Warp(Sampling(top_k=target.sampling.top_k))
         self.training = TRAININGS[net.kind]
-        self.causal = False  # see ``engine.diagonals``
 
-    def __call__(self, picked: list[int]) -> tuple[NamedTuple, Tensor]:
+    def __call__(self, picked: list[int], causal: bool = False) -> tuple[NamedTuple, Tensor]:
         """Return what the drafter reads of these images, and the target's distributions of tokens
         1 … L − 1 [B, L − 1, V].
+
+        ``causal``: see ``engine.diagonals``; other drafters have one mask.
         """
         read = self.training.read
         if isinstance(self.net, FlashAR):
-            read = partial(read, causal=self.causal)
+            read = partial(read, causal=causal)
         target = self.target
         tokens = self.tokens[picked].long().to(target.device)
         captions = [self.captions[i] for i in picked]
@@ -109,14 +110,14 @@ class Samples:
         return self.target.model.logits(features, self.target.guidance).float()
 
     @torch.no_grad()
-    def accepted(self, images: list[int], batch: int, progress: Progress) -> float:
+    def accepted(self, images: list[int], plan: Plan, progress: Progress) -> float:
         """Return the mean of Σ min(p, q) over the first token drafted at every place of these
         images.
         """
         shares = []
-        for i in range(0, len(images), batch):
+        for i in range(0, len(images), plan.batch):
             progress(i, len(images), "images held out")
-            fed, q = self(images[i : i + batch])
+            fed, q = self(images[i : i + plan.batch], plan.mask == "raster")
             p = self.warp(self.training.first(self.net, fed, self.logits))
             shares += torch.minimum(p, q).sum(-1).mean(1).tolist()
         return float(np.mean(shares))
@@ -147,11 +148,10 @@ def train(
         for folder, elsewhere in folders:
             write_recipe(folder, elsewhere, {"settings": settings})
         samples = sample_images(target, net, plan, ledger, log, progress)
-        samples.causal = plan.mask == "raster"
         held_out, trained_on = split(plan)
-        before = samples.accepted(held_out, plan.batch, progress)
+        before = samples.accepted(held_out, plan, progress)
         losses = fit(plan, samples, trained_on, work, log, progress)
-        after = samples.accepted(held_out, plan.batch, progress)
+        after = samples.accepted(held_out, plan, progress)
         accepted = Accepted(before, after)
         save_weights(out, target, net)
         recipe = {
@@ -283,9 +283,8 @@ def fit(
         progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
         picked = [trained_on[i] for i in rng.integers(len(trained_on), size=plan.batch)]
-        if plan.mask == "both":
-            samples.causal = step % 2 == 1
-        fed, wanted = samples(picked)
+        by_turns = plan.mask == "both" and step % 2 == 1
+        fed, wanted = samples(picked, plan.mask == "raster" or by_turns)
         return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
 
     name = net.kind.partition("-")[0]

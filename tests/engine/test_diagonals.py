@@ -13,20 +13,24 @@ from fake_cuda_graph import frozen
 from families import small_row
 from test_emu3 import VQ
 
+from lanternbench import prompts
 from lanternbench.engine import decode as engine
 from lanternbench.engine.rows import RowGeometry
+from lanternbench.errors import UserError
 from lanternbench.lossless import on_tables
 from lanternbench.lossless.tables import RowTables, row_end_target
 from lanternbench.measure.fidelity import decode_loss, row_losses
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.flashar import FlashAR, load, to_file
+from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.llamagen.random import small_target
 from lanternbench.models.transformer import guide
 from lanternbench.settings import GREEDY, Sampling
-from lanternbench.training import diagonals
+from lanternbench.training import diagonals, drafter
 from lanternbench.utils.graph_capture import Graphs
 
 CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs"]
@@ -266,3 +270,26 @@ def test_files_have_the_published_names_and_say_which_layer_is_read(targets, tmp
     assert again.start == net.start
     for name, value in net.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+def test_training_by_the_published_losses_continues_and_is_loaded(tmp_path, monkeypatch):
+    fresh = Emu3Family().random_target(small_row(EMU3, 3.0), "cpu")
+    four = prompts.load("demo", 4)
+    plan = drafter.Plan(
+        "any", four, 4, 1, 3e-3, 0, recipe="flashar", sizes=Sizes(layers=1), mask="both"
+    )
+    monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: fresh)
+    before = {name: value.clone() for name, value in fresh.model.state_dict().items()}
+    trained = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda _: None)
+    assert 0 < trained.after < 1
+    for name, value in fresh.model.state_dict().items():
+        assert torch.equal(value, before[name]), name  # the target stays as it is
+    again = drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda _: None)
+    assert again == trained
+    other = replace(plan, mask="raster")
+    with pytest.raises(UserError, match=r"other settings \(mask\)"):
+        drafter.train(other, "cpu", tmp_path / "work", tmp_path / "out", log=lambda _: None)
+    target, kind = with_drafter(fresh, str(tmp_path / "out"))
+    net = target.drafters["flashar"]
+    assert (kind, len(net.layers), net.start) == ("flashar", 1, 1)
+    assert any(parameter.abs().max() > 0 for parameter in net.hv_gate_mlp[2].parameters())

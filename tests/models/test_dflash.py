@@ -28,6 +28,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.drafters.dflash import DFlash, shape, spread, to_file
+from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
 from lanternbench.settings import GREEDY
@@ -377,9 +378,8 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
     made = replace(blocky(kind), drafters={})
     made.model.float()
     chosen = replace(DEMO, prompts=tuple(prompts.Prompt(c, c) for c in captions_of(kind)))
-    plan = drafter.Plan(
-        "any", chosen, 2, 1, 3e-3, 0, recipe="dflash", block=3, layers=2, causal=kind == "janus"
-    )
+    sizes = Sizes(block=3, layers=2, causal=kind == "janus")
+    plan = drafter.Plan("any", chosen, 2, 1, 3e-3, 0, recipe="dflash", sizes=sizes)
     monkeypatch.setattr(drafter, "load_unpacked", lambda *a, **k: made)
     drafter.train(plan, "cpu", tmp_path / "work", tmp_path / "out", log=lambda line: None)
     drafted, name = with_drafter(made, str(tmp_path / "out"))
@@ -391,7 +391,7 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
         assert not torch.equal(torch.load(tmp_path / "work/dflash.pt")["model"][key], fresh[key])
     engine.generate(build(drafted, method("dflash", depth=2)), captions_of(kind), max_steps=3)
     with pytest.raises(UserError, match=r"other settings \(start, sizes\)"):
-        drafter.train(replace(plan, block=4), "cpu", tmp_path / "work", tmp_path / "o")
+        drafter.train(replace(plan, sizes=Sizes(4, 2)), "cpu", tmp_path / "work", tmp_path / "o")
     with pytest.raises(
         UserError, match="holds a drafter of kind dflash, of which eagle-1 makes none"
     ):
