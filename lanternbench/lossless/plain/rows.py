@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from lanternbench.engine.plain import DiagonalSpec, Probs, RowSpec
 from lanternbench.lossless.plain import (
@@ -113,7 +113,7 @@ class RowStep:
     def __init__(self, world: World, method: RowMethod, rows: tuple[Row, ...], i: int):
         self.world = world
         self.method = method
-        self.spec = method.spec
+        self.spec = cast(RowSpec, method.spec)
         self.rows = rows
         self.i = i
         self.width = world.grid_width
