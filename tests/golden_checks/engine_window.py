@@ -25,7 +25,7 @@ from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
 from lanternbench.engine.verify import RatioTest, Residual
-from lanternbench.lossless.tables import TableModel, read
+from lanternbench.lossless.tables import read
 from lanternbench.methods.proposals.jacobi import SlidingWindow
 from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
@@ -67,7 +67,7 @@ def start(model: StandIn, made: Any, image: Image, nodes: int, uniforms: Tensor)
     tokens, length = torch.tensor([image[0] + [0] * (nodes + 1)]), torch.tensor([image[1]])
     layout, config = (
         raster(made.length, 0, 0, 0, made.length + nodes + 1, made.device),
-        TableModel.config.decoder,
+        SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1),
     )
     cache = DecoderCache(
         StandInNet(model), config, layout, 1, torch.arange(256.0)[:, None], torch.zeros(())
