@@ -10,6 +10,7 @@ each).
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -116,9 +117,8 @@ def _tail(units: int) -> float:
     """Return Hesterberg's expanded tail, Φ(−√(n/(n−1)) · t_{n−1}), which is 2.5 % for many prompts and
     less for few.
     """
-    from scipy.special import ndtr, stdtrit  # takes longer to import than most commands run
-
-    return float(ndtr(math.sqrt(units / (units - 1)) * stdtrit(units - 1, ALPHA / 2)))
+    reach = math.sqrt(units / (units - 1)) * student_t(units - 1, ALPHA)
+    return NormalDist().cdf(-reach)
 
 
 def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -> float:

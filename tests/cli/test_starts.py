@@ -161,7 +161,7 @@ def test_a_targets_page_says_which_methods_need_a_drafter(target):
     assert ("eagle-2" in ready, "sjd" in ready, given, never) == (
         True,
         True,
-        "sd, eagle-3, dflash",
+        "sd, eagle-3, dflash, flashar",
         "medusa",
     )
 
