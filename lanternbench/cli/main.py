@@ -55,6 +55,16 @@ class Commands(TyperGroup):
         Commands.options = option_names(chosen)
         return name, chosen, arguments
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command.  Raises UserError for an option with a wrong value."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if error.param is None or not error.message:  # a missing option: typer names it
+                raise
+            reason = error.message.removeprefix("Value error, ").rstrip(".")
+            raise UserError(f"{error.param.opts[0]} is wrong: {reason}; correct it") from None
+
 
 def completed(command: Callable[..., None]) -> Any:
     """Return a command with its options."""

@@ -282,3 +282,17 @@ def test_advice_names_the_command_of_an_option_that_its_own_command_lacks(
     with pytest.raises(SystemExit):
         main_module.main()
     assert capsys.readouterr().err == f"lanternbench: {message}{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("predict x --compile foo", "--compile is wrong: 'foo' is not one of 'graphs', 'eager'"),
+        ("score x --caption foo", "--caption is wrong: 'foo' is not one of 'first'"),
+        ("codebook tiny --proximity foo", "--proximity is wrong: 'foo' is not one of 'l2'"),
+        ("train drafter --recipe foo", "--recipe is wrong: 'foo' is not one of 'eagle-1'"),
+        ("run --method ar --seed foo", "--seed is wrong: "),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_one_sentence(words, said, monkeypatch, capfd):
+    assert mistake(monkeypatch, capfd, *words.split()).startswith(f"lanternbench: {said}")
