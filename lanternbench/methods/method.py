@@ -282,7 +282,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
     }
     variant = values.get("variant")
     is_known = any(part.has_variant(variant) for part in kinds.values())
-    parts = {}
+    parts: dict[str, Any] = {}
     for kind, part in kinds.items():
         own = {key: value for key, value in values.items() if key in part.model_fields}
         if is_known and not part.has_variant(variant):
@@ -300,7 +300,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
             )
             raise UserError(f"method '{name}': {where}: {reason}") from None
     whole = Method(name, choices, **parts)
-    for part in parts.values():
-        if reason := part.refuses(choices):
-            raise UserError(f"method '{whole.preset}' cannot be run: {reason}")
+    for options in parts.values():
+        if refusal := options.refuses(choices):
+            raise UserError(f"method '{whole.preset}' cannot be run: {refusal}")
     return whole
