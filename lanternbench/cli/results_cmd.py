@@ -28,7 +28,7 @@ from lanternbench.settings import Caption, RunSpec
 from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
-    from lanternbench.measure.change import Change, Unjudged, Verdict
+    from lanternbench.measure.change import Change, Condition, Unjudged, Verdict
     from lanternbench.measure.figures import Figures
     from lanternbench.measure.margins import MarginTest
     from lanternbench.measure.run_record import RunRecord
@@ -190,23 +190,15 @@ def compare(
 
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
-    from lanternbench.measure.change import changes, condition, judge
-    from lanternbench.metrics import key_of
+    from lanternbench.measure.change import condition, judge
 
-    conditions = [condition(text) for text in fail_if or []]
+    texts = [condition(text) for text in fail_if or []]
     runs = compared_runs(results, old, new, mapped or [])
-    known = {name for run in runs for name in run.figures.metrics}
-    conditions = [one._replace(figure=key_of(one.figure, known)) for one in conditions]
-    wanted = [one.figure for one in conditions]
+    conditions = of_measured(texts, runs)
     notes = notes_on(runs)
     print_notes(notes)
-    before, after = (run.figures for run in runs)
-    names = compared_figures(runs)
-    found, unjudged = changes(before, after, list(dict.fromkeys([*names, *wanted])))
-    names += [one.figure for one in found]
-    names += [one.figure for one in unjudged]
-    check_wanted(wanted, runs, names)
-    verdict = judge(before, after, conditions) if conditions else None
+    found, unjudged = changes_of(runs, [one.figure for one in conditions])
+    verdict = judge(runs[0].figures, runs[1].figures, conditions) if conditions else None
     if verdict is None and not found:
         text = f"{old} and {new} share no method with two prompts or more"
         raise UserError(f"{text}: compare runs of the same sweep, or name methods with --map")
@@ -222,6 +214,33 @@ def compare(
     failed = verdict is not None and not verdict.passed
     if failed or any(test.conclusion != "not worse" for test in tests):
         raise typer.Exit(1)
+
+
+def of_measured(conditions: Sequence[Condition], runs: Sequence[ComparedRun]) -> list[Condition]:
+    """Return the conditions with the names of the metrics that the runs have."""
+    from lanternbench.metrics import key_of
+
+    known: set[str] = set()
+    for run in runs:
+        known.update(run.figures.metrics)
+    return [one._replace(figure=key_of(one.figure, known)) for one in conditions]
+
+
+def changes_of(
+    runs: Sequence[ComparedRun], wanted: Sequence[str]
+) -> tuple[list[Change], list[Unjudged]]:
+    """Return the changes from the first to the second run, and what has none.  Raises UserError if
+    neither run has a figure of ``wanted``.
+    """
+    from lanternbench.measure.change import changes
+
+    old, new = runs
+    names = compared_figures(runs)
+    found, unjudged = changes(old.figures, new.figures, list(dict.fromkeys([*names, *wanted])))
+    names += [one.figure for one in found]
+    names += [one.figure for one in unjudged]
+    check_wanted(wanted, runs, names)
+    return found, unjudged
 
 
 def judged_margins(runs: Sequence[ComparedRun], margins: dict[str, float]) -> list[MarginTest]:

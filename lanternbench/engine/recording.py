@@ -39,7 +39,7 @@ class Call:
         parts = leaves(self.reads)
         self.inputs = [x for x in parts if isinstance(x, Tensor)]
         # shapes of its tensors, and its numbers
-        self.sizes: list[Any] = [x.shape for x in self.inputs]
+        self.sizes: list[object] = [x.shape for x in self.inputs]
         self.sizes += [x for x in parts if isinstance(x, int)]
 
 

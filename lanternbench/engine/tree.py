@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -113,7 +113,7 @@ class StaticTree:
     is_chain: bool  # whether a node's id is its depth; a lone root is a chain
 
     def to(self, device: torch.device) -> StaticTree:
-        def moved(x: Any) -> Any:
+        def moved(x: object) -> object:
             return x.to(device) if isinstance(x, Tensor) else x
 
         return StaticTree(**tree_map(moved, vars(self)))

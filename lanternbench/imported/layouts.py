@@ -97,7 +97,7 @@ Id = Annotated[Name, BeforeValidator(lambda name: str(name) if isinstance(name, 
 
 
 class Stated(_Part):
-    """What other code states of an image."""
+    """An image as other code reports it."""
 
     steps: Steps | None = None
     seconds: Seconds | None = Field(None, validation_alias=AliasChoices("seconds", "decode_s"))

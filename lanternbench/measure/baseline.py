@@ -1,4 +1,4 @@
-"""How good the baseline is: the share of the memory's bandwidth that autoregressive decoding uses.
+"""The quality of the baseline: the share of the memory's bandwidth that autoregressive decoding uses.
 
 A forward pass of one token reads all weights once, so on most machines the memory bounds it.  A
 baseline far from that bound is slow for another reason, and every speedup over it is flattered.

@@ -269,6 +269,20 @@ def flag(name: str) -> str:
     return field.alias if field is not None and field.alias else name
 
 
+def _part(name: str, part: type[Component], options: dict[str, Any]) -> Component:
+    """Return a component of the method ``name``.  Raises UserError for a wrong option."""
+    try:
+        return part(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        _, reason = first_mistake(error)
+        where = "its options clash"
+        if first["loc"]:
+            value = one_line(repr(first["input"]), 60)
+            where = f"option '{flag(str(first['loc'][0]))}' = {value} is wrong"
+        raise UserError(f"method '{name}': {where}: {reason}") from None
+
+
 def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str, Any]) -> Method:
     """``usual``: the preset's options, ignored where no component reads them; ``chosen``: the
     user's.
@@ -287,18 +301,7 @@ def _build(name: str, choices: Choices, usual: dict[str, Any], chosen: dict[str,
         own = {key: value for key, value in values.items() if key in part.model_fields}
         if is_known and not part.has_variant(variant):
             own.pop("variant")
-        try:
-            parts[kind] = part(**own)
-        except ValidationError as error:
-            first = error.errors()[0]
-            _, reason = first_mistake(error)
-            value = one_line(repr(first["input"]), 60)
-            where = (
-                f"option '{flag(str(first['loc'][0]))}' = {value} is wrong"
-                if first["loc"]
-                else "its options clash"
-            )
-            raise UserError(f"method '{name}': {where}: {reason}") from None
+        parts[kind] = _part(name, part, own)
     whole = Method(name, choices, **parts)
     for options in parts.values():
         if refusal := options.refuses(choices):

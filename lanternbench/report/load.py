@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import yaml
 
@@ -278,12 +278,18 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
             setups.append(run)
         setup = 1 + next(i for i, first in enumerate(setups) if run.like(first))
         shown = name if len(runs) > 1 else None
-        about: dict[str, Any] = {"run": shown, "setup": setup, "hardware": run.hardware}
         for row in run.rows:
             notes = [note for note in run.notes if note.label in (None, row.label)]
             if difference is not None:
                 notes.append(difference)
-            rows.append(ReportRow(**vars(row), **about, warnings=short_facts(notes)))
+            about = ReportRow(
+                **vars(row),
+                run=shown,
+                setup=setup,
+                hardware=run.hardware,
+                warnings=short_facts(notes),
+            )
+            rows.append(about)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Which methods of a run are not worse than ar by more than a margin, metric by metric."""
+"""Tests of a run's methods against ar, metric by metric: not worse by more than a margin."""
 
 import itertools
 from collections.abc import Mapping, Sequence

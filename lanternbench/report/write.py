@@ -140,14 +140,20 @@ def report(
     files = [write_text(out / name, texts[name]) for name in names]
     if grid:
         files += write_grids(content, out, grid)
-    if "html" not in wanted:
-        return files
+    if "html" in wanted:
+        files += write_page(content, out, with_files=formats is None)
+    return files
+
+
+def write_page(content: Report, out: Path, with_files: bool) -> list[Path]:
+    """Write the page, and its pictures as files if asked for; returns the files, the page last."""
     speeds = speed_pictures(content.rows)
     by_run = content.view.named(load.rows_by_run(content.runs))
     steps = step_pictures(by_run, row_steps(content.parts))
     for picture in [*speeds, *steps]:
         picture.add_warnings(content.warnings)
-    if formats is None:
+    files = []
+    if with_files:
         files += write_pictures([*speeds, *steps], out)
         files += write_losses(content, out)
     page = html_page(content, speeds, steps)

@@ -24,7 +24,7 @@ class PublicWorld(World):
 
 @dataclass(frozen=True)
 class Redraw:
-    """What follows a rejection: the target's distribution, processed again."""
+    """The law after a rejection: the target's distribution, processed again."""
 
     sampling: Sampling
 

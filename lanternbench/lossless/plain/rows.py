@@ -314,7 +314,7 @@ class DiagonalMethod(RowMethod):
         return self.warped(world, sides)
 
     def view(self, world: World, rows: tuple[Row, ...], row: int) -> Prefix:
-        """What an input of ``row`` on the last diagonal sees."""
+        """Return the tokens that an input of ``row`` on the last diagonal sees."""
         seen: list[int] = []
         for j, other in enumerate(rows):
             is_seen = j <= row or not self.spec.causal

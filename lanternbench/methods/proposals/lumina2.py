@@ -1,5 +1,5 @@
-"""What Lumina-mGPT 2.0's public code (Alpha-VLLM/Lumina-mGPT-2.0, ``sjds.py``) does otherwise than
-SJD, which makes it inexact.
+"""SJD as Lumina-mGPT 2.0's public code has it (Alpha-VLLM/Lumina-mGPT-2.0, ``sjds.py``), which is
+not exact.
 
 Its target's distribution is cut by top-nσ.  A rejected draft is redrawn from that distribution, not
 from a residual, after the same filters have been applied to it once more.
