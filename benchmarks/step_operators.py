@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.gpu.decoding import misfit
 from lanternbench.engine import decode as engine
 from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
@@ -162,15 +163,8 @@ def measure() -> dict[str, Figures]:
     targets = {"": load_target("tiny", "cpu"), " with row ends": row_end_target()}
     found: dict[str, Figures] = {}
     for suffix, target in targets.items():
-        for name, preset in components("preset").items():
-            needs_drafter = preset.choices.proposal in (
-                "eagle",
-                "eagle-3",
-                "model",
-                "medusa",
-                "dflash",
-            )
-            if needs_drafter and preset.choices.proposal not in target.drafters:
+        for name in components("preset"):
+            if misfit(target, name) is not None:
                 continue
             found[name + suffix] = figures(target, name)
             print(name + suffix, found[name + suffix], flush=True)

@@ -25,7 +25,7 @@ NOT_PROSE = (
     r"\d{4}\.\d{5}",
     r"[λδνβωερατkTDKσ]'? ?(?:[=≤≥<>]|of) ?\d[\d.]*(?:(?: and |, | to | or )\d+(?:\.\d+)?(?![\d.]))*(?! ?[×%\[])",
     r"95 % (?:bootstrap )?interval",
-    r"\b(?:Python|CFG|torch|guidance|Lumina-mGPT) \d[\d.]*",
+    r"\b(?:Python|CFG|torch|guidance|Lumina-mGPT|YAML) \d[\d.]*",
 )
 TAU = re.compile(r"τ = (\d+\.\d+)")
 FIGURE = re.compile(

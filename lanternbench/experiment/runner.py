@@ -49,7 +49,7 @@ MARGIN = 1.5
 
 
 def nothing() -> None:
-    """Do nothing."""
+    """Leave everything as it is."""
 
 
 class Callbacks(NamedTuple):

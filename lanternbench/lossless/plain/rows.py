@@ -72,7 +72,7 @@ class RowMethod(PlainMethod[RowsState]):
     def started(self, world: World, law: Law) -> dict[RowsState, float]:
         """The states after a first token of this law."""
         blank = [Row()] * (world.length // world.grid_width - 1)
-        states = {}
+        states: dict[RowsState, float] = {}
         for x, mass in enumerate(law):
             if mass > 0:
                 states[(Row((x,)), *blank), ((0, law),)] = mass
