@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from lanternbench.settings import Noise, Sampling
 
 BATCH = 32
 DIFFERENCE = 0.02  # of CLIP-tiny
-APPROXIMATE = (("zipar", {"window": 4}),)
+APPROXIMATE: tuple[tuple[str, dict[str, Any]], ...] = (("zipar", {"window": 4}),)
 
 
 class Decoded(NamedTuple):

@@ -34,6 +34,7 @@ Noise = Literal["independent", "shared"]
 Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 MethodSpec = dict[str, Any]  # "method", and options; a list of values stands for a grid
 Part = TypeVar("Part", bound="Settings")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Recorded(NamedTuple):
@@ -92,7 +93,7 @@ class Settings(BaseModel):
         return self.model_copy(update=changes.model_dump(exclude_unset=True))
 
 
-def checked(kind: type[Part], values: object, where: str = "the command line") -> Part:
+def checked(kind: type[Model], values: object, where: str = "the command line") -> Model:
     """Return validated settings.  Raises UserError that names the field and what is wrong."""
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
         example = "such as `methods: [ar, eagle-1]`"

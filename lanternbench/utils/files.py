@@ -162,7 +162,7 @@ class _Loader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
-    def construct_scalar(self, node: ScalarNode | MappingNode) -> object:
+    def construct_scalar(self, node: ScalarNode | MappingNode) -> str:
         is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         if is_number and _ODD_NUMBER.match(node.value):
             problem = f"{node.value} would be read in base 60 or 8: put it in quotes, or write it"
