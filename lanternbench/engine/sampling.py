@@ -101,6 +101,8 @@ def likeliest(x: Tensor, k: int) -> Likeliest:
 
 def has_ties(ordered: Tensor) -> bool:
     """Return whether neighbours in ``ordered`` [..., n], on the host, are equal."""
+    if ordered.dtype == torch.bfloat16:  # which numpy lacks
+        ordered = ordered.float()
     values = ordered.numpy(force=ordered.requires_grad)
     return bool((values[..., 1:] == values[..., :-1]).any())
 

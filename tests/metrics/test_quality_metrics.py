@@ -230,7 +230,7 @@ def test_an_unreadable_image_is_left_out_of_kept_features_and_told_every_time(sa
 def test_fid_of_few_images_names_their_number_and_what_takes_the_bias_off():
     (scorer,) = scorers_for(["fid-tiny"])
     scorer.net, scorer.real = Net(Means(), plain_image), Moments.of(gaussian(50, 3))
-    (kind, about, note) = scorer.score_set(coloured(30, 1)).note
+    kind, about, note, *_ = scorer.score_set(coloured(30, 1)).note
     assert (kind, about) == ("warning", "fid-tiny")
     assert "over 30 images (fewer than 5000)" in note
     assert "with the metric fid-inf" in note
@@ -539,7 +539,7 @@ def test_the_published_heads_have_the_layers_that_their_files_name():
 @pytest.mark.parametrize("name", sorted({c.metric for c in columns().values() if not c.embedded}))
 def test_every_metric_says_how_to_get_what_it_lacks_and_scores_nothing(no_caches, name):
     (scorer,) = scorers_for([name], "full")
-    kind, about, reason = scorer.available()
+    kind, about, reason, *_ = scorer.available()
     assert (kind, about) == ("missing", scorer.name)
     command = re.search("`lanternbench fetch (.*)` gets them", reason)[1].split()
     assert reason.endswith(f"into {cache_dir()}")

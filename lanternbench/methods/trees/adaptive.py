@@ -173,12 +173,14 @@ class Adaptive(Grown):
     @property
     def within(self) -> AdaptiveBounds:
         """Return β, the steps and the intervals of resolved options."""
+        min_depth, max_depth = self.depth_range or (0, 2)
+        min_width, max_width = self.width_range or (0, 2)
         return AdaptiveBounds(
             beta=self.beta,
             l_d=self.l_d,
             l_k=resolved(self.l_k),
-            d=self.depth_range or (0, 2),
-            k=self.width_range or (0, 2),
+            d=(min_depth, max_depth),
+            k=(min_width, max_width),
         )
 
     def build(self, target: Target, samples: bool) -> AdaptiveTree:
