@@ -125,7 +125,7 @@ class Rows(Order):
             elif self.auxiliary == "seen":
                 seen_from = width - 1
         rows = RowGeometry.of(target, self.lead, 0)
-        rows.need[1:2] = width  # the first row is drawn alone
+        rows.need[1:2].fill_(width)  # the first row is drawn alone
         root = chain(0).to(target.device)
         if self.adaptive:
             pair = chain(1).to(target.device)

@@ -25,8 +25,9 @@ from lanternbench.registry import components
 from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs
 
-# in test_dflash
-EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]
+# in test_dflash and test_diagonals
+UNBUNDLED = ("dflash", "flashar")
+EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal not in UNBUNDLED]
 ALONE = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "sjd", "adt-tree", "cool-sd"]
 QUICK = ["ar", "medusa", "eagle-2", "sjd", "adt-tree"]
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]

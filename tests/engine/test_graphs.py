@@ -24,8 +24,9 @@ from lanternbench.registry import components
 from lanternbench.settings import Sampling
 from lanternbench.utils.graph_capture import Graphs, of_mode
 
-# in test_dflash
-EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal != "dflash"]
+# in test_dflash and test_diagonals
+UNBUNDLED = ("dflash", "flashar")
+EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal not in UNBUNDLED]
 SOME = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "lantern", "sjd", "adt-tree", "cool-sd"]
 QUICK = ["ar", "medusa", "eagle-2", "sjd"]
 CAPTIONS = [p.text for p in load("demo", 2)]

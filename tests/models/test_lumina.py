@@ -113,6 +113,7 @@ class Raw:
     """Logits as they are, the largest taken."""
 
     greedy, temperature, top_k, top_p = True, 0.0, 0, 1.0
+    shares_noise = False
 
     def __call__(self, logits: Tensor) -> Tensor:
         return logits
