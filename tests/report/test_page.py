@@ -329,5 +329,5 @@ def test_a_leaderboard_fits_any_screen_and_sorts(browse, tmp_path, monkeypatch, 
     )
     assert seen["wide"] <= 0
     assert seen["headings"] == ["v1/tiny, Another CPU", "v1/tiny, One CPU"]
-    assert seen["heads"][:3] == ["method", "speedup ↑", "AR ms/token"]
+    assert seen["heads"][:3] == ["method", "rank", "speedup ↑"]
     assert (seen["sorted"], seen["row"]) == ("ascending", "eagle-1")
