@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PAGE = 80  # columns
 LONGEST = 4000  # characters of a cell or a line
 SILENCE = 30.0  # maximum seconds between two lines
-FIRST = 10.0  # maximum seconds before the first line
+FIRST = 5.0  # maximum seconds before the first line
 BAR, FIGURES = 12, 45  # columns of a bar, and of a bar with its figures
 LONG = 2.0  # seconds after which an image gets a separate bar
 # minimum seconds between updates of that bar, because updates take time from measured steps

@@ -41,8 +41,8 @@ class Utilisation(NamedTuple):
         """The sentence, as a warning if the baseline is slow."""
         if self.weights_gb < CACHED or self.share >= FLATTERED:
             return Note("info", "speedup", f"{self.sentence}.")
-        caution = f"below {FLATTERED:.0%} a slow baseline flatters every speedup"
-        return Note("warning", "speedup", f"{self.sentence}: {caution}.", "slow baseline")
+        caution = "The baseline is slow, which flatters every speedup"
+        return Note("warning", "speedup", f"{caution}: {self.sentence}.", "slow baseline")
 
 
 def utilisation(figures: Figures, run: RunRecord) -> Utilisation | None:

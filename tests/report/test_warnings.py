@@ -38,6 +38,9 @@ class Case(NamedTuple):
     sample: Mapping[str, object] = {}  # changes of the samples of the method
     resumed: Sequence[Mapping[str, object]] = ()
     left_out: int = 0  # samples
+    baseline: Mapping[str, object] = {}  # changes of the samples of ar
+    environment: Mapping[str, object] = {}
+    target: Mapping[str, object] = {}
 
 
 CASES: dict[Fact, Case] = {
@@ -47,6 +50,12 @@ CASES: dict[Fact, Case] = {
     "unfinished": Case("The run is not finished", left_out=1),
     "another environment": Case(
         "resumed in another environment", resumed=[{"at": "2026", "environment": {"cores": 3}}]
+    ),
+    "slow baseline": Case(
+        "The baseline is slow, which flatters every speedup",
+        baseline={"step_s": [0.2] * 3},
+        environment={"memory_gb_per_s": 1000.0},
+        target={"read_bytes": 10**9},
     ),
     "imported": Case(
         "was not measured by this run",
@@ -78,14 +87,15 @@ def make_run(folder: Path, fact: Fact | None = None) -> tuple[Path, Summary]:
     """A run of ``ar``, ``sjd`` and ``gsd``, whose run or ``gsd`` has one fact to warn of."""
     case = CASES[fact] if fact else Case("")
     (folder / "images").mkdir(parents=True)
-    samples = [sample(folder, i, label) for label in ("ar", "sjd") for i in range(PROMPTS)]
+    samples = [sample(folder, i, "ar", **case.baseline) for i in range(PROMPTS)]
+    samples += [sample(folder, i, "sjd") for i in range(PROMPTS)]
     samples += [sample(folder, i, "gsd", **case.sample) for i in range(PROMPTS - case.left_out)]
     record = run_record(
         folder.name,
         {"seed": 0, "temperature": 1.0, **case.config},
-        environment={"cores": 2, "cpu": "C", "device": "cpu"},
+        environment={"cores": 2, "cpu": "C", "device": "cpu", **case.environment},
         prompts={"source": "demo", "count": PROMPTS, "hash": "0" * 8},
-        target={"name": "tiny", "grid": [2, 2], "evaluators": "tiny"},
+        target={"name": "tiny", "grid": [2, 2], "evaluators": "tiny", **case.target},
         methods=[
             {"label": "ar", "lossless": True},
             {"label": "sjd", "lossless": True},
