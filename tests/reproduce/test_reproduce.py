@@ -166,7 +166,7 @@ def test_the_plan_of_every_paper_is_printed_without_its_weights(paper, capsys):
 def test_the_plan_of_a_paper_says_what_it_needs(capsys):
     out = run(["reproduce", "cool-sd:2", "--dry-run"], capsys)
     text = " ".join(out.split())
-    assert "15.6 GB of weights" in text
+    assert "16.0 GB of weights" in text
     assert "lanternbench fetch lumina-mgpt-7b-768" in text
     assert "the paper does not name the stage" in text
 
