@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -188,9 +189,10 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_go_on(tmp_path):
     said = interrupted(
         command, tmp_path, lambda: bool(devices(tmp_path / "results")), env=environment
     )
-    assert [
-        line for line in said.splitlines() if not (line.startswith("[") or line.endswith("so far"))
-    ] == ["lanternbench: interrupted; the same command continues where it stopped"]
+    progress = r"\[|The load is|.*so far$"  # the machine may be busy
+    assert [line for line in said.splitlines() if not re.match(progress, line)] == [
+        "lanternbench: interrupted; the same command continues where it stopped"
+    ]
     worker = Path(f"/proc/{devices(tmp_path / 'results')[0]['process']}/cmdline")
     assert not worker.exists() or "lanternbench" not in worker.read_text()
 

@@ -87,7 +87,8 @@ def test_a_stored_run_reads_back_as_it_was(tmp_path):
         "n": 2,
         "p": 0.5,
     }
-    assert written["notes"] == [{"kind": "info", "metric": "fid", "text": "few"}]
+    (note,) = written["notes"]
+    assert (note["kind"], note["metric"], note["text"]) == ("info", "fid", "few")
     read = read_summary(run.path)
     assert read.rows == [row]
     assert row.figure("fid") == Estimate(None, n=2)

@@ -29,7 +29,7 @@ from lanternbench.measure.summary import read_summary, summarise
 from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.latex import latex_table
-from lanternbench.report.load import joined_rows, load_run
+from lanternbench.report.load import ReportRow, joined_rows, load_run
 from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
 from lanternbench.report.write import report_notes
 from lanternbench.utils.files import WEIGHTS
@@ -127,7 +127,8 @@ def test_any_sample_is_one_sentence_or_summarised(changes, tmp_path):
         figures = Figures(line.entry for line in scan_samples(tmp_path) if line.entry)
         summary = summarise(figures, record_of({"methods": [{"label": "ar", "lossless": True}]}))
         if summary.rows:
-            markdown_table(summary.rows), csv_text(frame(summary.rows)), latex_table(summary.rows)
+            rows = [ReportRow(**vars(row)) for row in summary.rows]
+            markdown_table(rows), csv_text(frame(rows)), latex_table(rows)
 
     judged(work)
 

@@ -149,5 +149,8 @@ class GumbelRedraw(Redraw):
     def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
         q = result.q
         position = result.start[:, None] + self.columns
-        noise = uniform_noise(state.now.noise, position, q.shape[-1])
-        return gumbel(q, noise, self.epsilon), q
+        return gumbel(q, self.noise(state, position), self.epsilon), q
+
+    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
+        """Return uniforms [..., V] of positions [...]."""
+        return uniform_noise(state.now.noise, position, state.target.vocab)
