@@ -12,6 +12,7 @@ from benchmarks.gpu.machine import Machine
 from lanternbench.models.catalogue import load_unpacked
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
 from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.flashar import FlashAR
 from lanternbench.models.entries import Entry, entry
 from lanternbench.models.janus.checkpoint import JanusFamily
 from lanternbench.models.llamagen.checkpoint import LlamaGenConfig
@@ -68,7 +69,7 @@ def target_of(machine: Machine, name: str) -> Target:
 
 def bundled(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
     """Return the bundled target with its trained weights, so that drafts are accepted as in use,
-    and a random DFlash drafter, which it does not come with.
+    and the random drafters that it does not come with: DFlash's and FlashAR's.
     """
     target = tiny.load(device=machine.device, dtype=dtype)
     if machine.small:
@@ -77,8 +78,12 @@ def bundled(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
         target.model.config = replace(config, n_layer=2)
     sizes = target.model.config.decoder
     dflash = random_net(lambda: DFlash.of_width(sizes), "cpu", dtype)
-    drafters = target.drafters | {"dflash": dflash.to(machine.device)}
-    return replace(target, drafters=drafters)
+    last = replace(sizes, n_layer=1)
+    inner = target.model.config.n_layer - 1
+    vocab = target.model.config.vocab_size
+    flashar = random_net(lambda: FlashAR(last, inner, vocab), "cpu", dtype)
+    more = {"dflash": dflash.to(machine.device), "flashar": flashar.to(machine.device)}
+    return replace(target, drafters=target.drafters | more)
 
 
 def row_ends(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
