@@ -149,7 +149,7 @@ def test_contention_is_noticed_by_its_marks_and_said_in_one_sentence(marks, devi
     else:
         assert (note.kind, note.metric) == ("unfit", "latency_s")
         assert says in note.text
-        assert "measure again" in note.text
+        assert "stop other programs" in note.text
 
 
 def test_a_disturbed_clock_is_in_the_summary():

@@ -75,7 +75,7 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(free, nothing
     free(on_host=8e9, on_gpu=8e9)
     text = refusal("cuda:1", target="anole-7b")
     weights, caches = map(float, re.findall(r"([\d.]+) GB of (?:weights|cache)", text))
-    assert 14.0 < weights < 16.0  # 6.8e9 numbers of two bytes, drafters and tokeniser
+    assert 14.0 < weights < 16.5  # 6.8e9 numbers of two bytes, drafters and tokeniser
     assert 1.0 < caches < 1.3  # 2 rows · 1,120 slots · 32 layers · 2 · 4,096 numbers of two bytes
     assert "8.0 GB are free on cuda:1: use a device with 17 GB free" in text
 
