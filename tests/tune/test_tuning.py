@@ -222,7 +222,7 @@ def test_steps_are_timed_at_the_length_that_was_asked_for(shallow):
 
 def test_every_drafting_method_has_a_search_and_others_are_refused():
     for name in components("preset"):
-        if name in ("ar", "zipar", "pjd"):
+        if name in ("ar", "zipar", "pjd", "flashar"):
             with pytest.raises(UserError, match=r"no tree and no window|several rows at once"):
                 tuning.search_kind(named(name))
         else:
