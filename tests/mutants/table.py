@@ -799,7 +799,7 @@ MUTANTS = (
             ),
         ),
         "eagle-2",
-        ("tests/engine/test_shared_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
+        ("tests/engine/test_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
     ),
     Mutant(
         "noise-of-the-step",
@@ -812,7 +812,7 @@ MUTANTS = (
             ),
         ),
         "sjd",
-        ("tests/engine/test_shared_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
+        ("tests/engine/test_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
     ),
     Mutant(
         "noise-accepts-any-child",
@@ -825,6 +825,6 @@ MUTANTS = (
             ),
         ),
         "eagle-1",
-        ("tests/engine/test_shared_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
+        ("tests/engine/test_noise.py::test_every_lossless_method_draws_the_tokens_of_ar",),
     ),
 )
