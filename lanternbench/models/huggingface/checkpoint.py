@@ -348,8 +348,10 @@ def check_size(folder: Path, kind: type[PreTrainedModel]) -> None:
     """Raise UserError if config.json describes a much larger model than the folder's files hold."""
     path = folder / "config.json"
     reads_config: Any = kind.config_class
-    with explain_errors(path, "cannot be read by transformers"):
+    try:
         config = reads_config.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers has no exception type for an invalid folder
+        raise UserError(f"{path} cannot be read by transformers ({cause(error)})") from None
     _, shapes = sketch(lambda: kind(config), path)
     described = sum(shape.numel() for shape in shapes.values())
     held = sum(tensor.numel() for tensor in read_state(folder).values())
