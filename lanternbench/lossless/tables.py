@@ -228,8 +228,12 @@ class TableModel:
 
         Inner states are the tokens.
         """
-        states = self.tables.states_after(*read(x, rope, mask, put))
+        states = self.states(*read(x, rope, mask, put))
         return torch.cat([states, x], -1) if aux_layers else states
+
+    def states(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
+        """Return the states [R, n, V] of what ``read`` says the inputs attend to."""
+        return self.tables.states_after(tokens, position, seen)
 
     def position_table(self, positions: int) -> Tensor:
         return torch.arange(256, dtype=torch.float64)[:, None]
@@ -368,16 +372,8 @@ class TableBranch(TableModel):
 
     tables: RowTables
 
-    def __call__(
-        self,
-        x: Tensor,
-        rope: Tensor,
-        mask: Tensor | None,
-        put: Callable[[int, Tensor], Tensor],
-        last: bool = False,
-        aux_layers: Depths = (),
-    ) -> Tensor:
-        return self.tables.of_views(self.tables.drafter_logits, *read(x, rope, mask, put))
+    def states(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
+        return self.tables.of_views(self.tables.drafter_logits, tokens, position, seen)
 
     def aux_layers(self, model: ImageDecoder) -> Depths:
         return (1,)

@@ -96,16 +96,16 @@ def _of_sets(scored: Scored, run: Run) -> list[Difference]:
     if not isinstance(scorer, FeatureMetric) or scorer.available():
         return []
     found = []
+    of_ar: dict[tuple[str, ...], Floats] = {}  # by the prompts that a method shares with ar
     for label, new in images.items():
-        shared = [prompt for prompt in new if prompt in old]
-        if len(shared) > 1:
-            of_new = [new[prompt] for prompt in shared]
-            of_old = [old[prompt] for prompt in shared]
-            values = resampled_differences(scorer, of_new, of_old)
-            difference = bootstrap_difference(
-                scored.key, label, BASELINE, scored.better * values, len(shared)
-            )
-            found.append(difference)
+        shared = tuple(prompt for prompt in new if prompt in old)
+        if len(shared) < 2:
+            continue
+        if shared not in of_ar:
+            of_ar[shared] = resampled_values(scorer, [old[prompt] for prompt in shared])
+        of_new = resampled_values(scorer, [new[prompt] for prompt in shared])
+        values = scored.better * (of_new - of_ar[shared])
+        found.append(bootstrap_difference(scored.key, label, BASELINE, values, len(shared)))
     return found
 
 
@@ -120,25 +120,20 @@ def images_by_label(run: Run) -> dict[str, dict[str, list[Path]]]:
     return images
 
 
-def resampled_differences(
-    scorer: FeatureMetric, new: Sequence[list[Path]], old: Sequence[list[Path]]
-) -> Floats:
-    """Return the value of the images ``new`` minus that of ``old`` [1 + REPLICATES]: as they are,
-    and for resampled prompts.  Both hold a list of images per prompt.
+def resampled_values(scorer: FeatureMetric, images: Sequence[list[Path]]) -> Floats:
+    """Return the value of images, given as a list per prompt, and that of resampled prompts
+    [1 + REPLICATES].  The resampled prompts are the same for each method.
     """
     rng = np.random.default_rng(0)
-    prompts = len(new)
+    prompts = len(images)
     draws = [np.arange(prompts)]
     draws += [rng.integers(prompts, size=prompts) for _ in range(REPLICATES)]
+    files = list(itertools.chain.from_iterable(images))
+    features = net_features(scorer.net, ImageFiles(files, strict=True))
+    ends = np.cumsum([len(of_prompt) for of_prompt in images])
+    rows = np.split(np.arange(len(files)), ends[:-1])
     values = []
-    for images in (new, old):
-        files = list(itertools.chain.from_iterable(images))
-        features = net_features(scorer.net, ImageFiles(files, strict=True))
-        ends = np.cumsum([len(of_prompt) for of_prompt in images])
-        rows = np.split(np.arange(len(files)), ends[:-1])
-        of_draws = []
-        for drawn in draws:
-            chosen = np.concatenate([rows[prompt] for prompt in drawn])
-            of_draws.append(scorer.values(features[chosen])[0])
-        values.append(np.array(of_draws))
-    return values[0] - values[1]
+    for drawn in draws:
+        chosen = np.concatenate([rows[prompt] for prompt in drawn])
+        values.append(scorer.values(features[chosen])[0])
+    return np.array(values)
