@@ -24,7 +24,9 @@ def whole(flat: Mapping[str, Any]) -> dict[str, Any]:
     facts = {name: flat[name] for name in Row.model_fields if name in flat}
     parts = {f"{name}_{end}" for name in flat for end in ends}
     figures = {}
-    for name in flat.keys() - facts.keys() - parts:
+    for name in flat:
+        if name in facts or name in parts:
+            continue
         figures[name] = {"value": flat[name]} | {end: flat.get(f"{name}_{end}") for end in ends}
     if "acceptance" not in facts:
         facts["acceptance"] = acceptance(flat.get("accept_histogram", []))
