@@ -13,11 +13,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
+from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from lanternbench import prompts
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import RunFolder
+from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.measure.summary import (
@@ -35,6 +37,7 @@ from lanternbench.measure.summary import (
 )
 from lanternbench.metrics import (
     ImageMetric,
+    PairMetric,
     SetMetric,
     SetScore,
     Setup,
@@ -68,10 +71,13 @@ class Item(NamedTuple):
     key: str
     path: Path
     caption: str | None
+    baseline: Path | None = None  # the baseline's image of the same prompt and seed
 
     def stamp(self, scorer: ImageMetric) -> str:
-        """Return a text that is another when the image, the caption or the weights are others."""
+        """Return a text that is another when the images, the caption or the weights are others."""
         text = f"{files.stamp(self.path)}\0{self.caption}\0{scorer.weights_digest}"
+        if isinstance(scorer, PairMetric) and self.baseline is not None:
+            text += f"\0{files.stamp(self.baseline)}"
         return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -214,7 +220,7 @@ class Scoring:
                 except UserError as error:
                     unreadable.append(str(error))
             if readable:
-                values = scorer.score(images, [item.caption or "" for item in readable])
+                values = scores_of(scorer, readable, images)
                 journal.add(scorer, readable, values, time.perf_counter() - clock)
                 keys = [item.key for item in readable]
                 self.values[scorer.name].update(zip(keys, values, strict=True))
@@ -315,6 +321,22 @@ class Scoring:
         return [Note("warning", None, f"{text}: precision-recall does.")]
 
 
+def scores_of(
+    scorer: ImageMetric, items: Sequence[Item], images: list[Image.Image]
+) -> list[float | None]:
+    """Return the scores of some items, whose images these are."""
+    if not isinstance(scorer, PairMetric):
+        return scorer.score(images, [item.caption or "" for item in items])
+    values: list[float | None] = []
+    for item, image in zip(items, images, strict=True):
+        value = None
+        if item.baseline is not None:
+            with suppress(UserError):  # which the baseline's own score reports
+                value = scorer.score_pair(image, read_image(item.baseline))
+        values.append(value)
+    return values
+
+
 def lacking(scorer: ImageMetric, items: Iterable[Item]) -> Note | None:
     """Return a note on what a metric lacks to score these images; None where it can."""
     if missing := scorer.available():
@@ -340,7 +362,7 @@ def score_run(
     A metric that lacks something is named in the notes. Raises UserError when the folder is no
     run, is in use, has lost its images, or a name is unknown.
     """
-    setup = setup or Setup()
+    setup = (setup or Setup())._replace(in_pairs=True)
     with RunFolder.existing(Path(path)) as folder:
         target = folder.run.target
         if not target.draws_images:
@@ -371,13 +393,21 @@ def read_items(folder: RunFolder) -> tuple[list[Item], set[tuple[str, str]]]:
     items = []
     scored = set()
     labels = folder.run.target.labels
+    baselines: dict[tuple[str, int], str] = {}
+    for sample in folder.samples:
+        if sample.label == BASELINE and sample.image:
+            baselines[sample.prompt_id, sample.seed] = sample.image
     for sample in folder.samples:
         for name, value in sample.metrics.items():
             if value is not None:
                 scored.add((name, sample.key))
         if sample.image:
             caption = class_caption(sample.prompt) if labels else sample.prompt
-            items.append(Item(sample.key, folder.path / sample.image, caption))
+            item = Item(sample.key, folder.path / sample.image, caption)
+            baseline = baselines.get((sample.prompt_id, sample.seed))
+            if baseline and sample.label != BASELINE:
+                item = item._replace(baseline=folder.path / baseline)
+            items.append(item)
     if not any(item.path.is_file() for item in items):
         raise UserError(
             f"{folder.path} has no images left: put them back, or draw them again with --fresh."

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 from typing import Literal
 
 from lanternbench.errors import UserError, unknown
-from lanternbench.metrics import clip, feature_metric, geneval  # noqa: F401
+from lanternbench.metrics import baseline_distance, clip, feature_metric, geneval  # noqa: F401
 from lanternbench.metrics.images import read_image
 from lanternbench.metrics.metric import (
     RANDOM,
@@ -15,6 +15,7 @@ from lanternbench.metrics.metric import (
     Extra,
     ImageMetric,
     Metric,
+    PairMetric,
     SetMetric,
     SetScore,
     Setup,
@@ -22,7 +23,7 @@ from lanternbench.metrics.metric import (
 from lanternbench.registry import components
 
 __all__ = [
-    "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "SetMetric", "SetScore", "Setup", "column", "columns",
+    "Column", "Evaluators", "Extra", "ImageMetric", "Metric", "PairMetric", "SetMetric", "SetScore", "Setup", "column", "columns",
     "key_of", "metric_class", "names", "read_image", "scorers_for", "weights_of",
 ]  # fmt: skip
 Evaluators = Literal["tiny", "full", "none"]

@@ -55,6 +55,7 @@ class Setup(NamedTuple):
     device: str = "cpu"
     # networks at full size, without any file: their times are real, their values mean nothing
     random: bool = False
+    in_pairs: bool = False  # whether each image comes with the baseline's
 
     def find(self, weights: Weights) -> Path | None:
         """Return the file to read; None for random weights.  Raises UserError for a missing file."""
@@ -210,6 +211,28 @@ class ImageMetric(Metric):
         if self.tokenize:
             self.cut_captions.update(c for c in captions if is_cut(c, self.tokenize))
         return [value if math.isfinite(value) else None for value in values]
+
+
+class PairMetric(ImageMetric):
+    """A metric of an image and the baseline's image of the same prompt and seed.
+
+    A run's images are scored afterwards, when both are there: ``lanternbench score``.
+    """
+
+    captions = False
+    extra = True
+
+    def available(self) -> Note | None:
+        if self.setup.in_pairs:
+            return super().available()
+        text = "it compares with the baseline's images: lanternbench score RUN --metrics"
+        return self.note("missing", f"{text} {self.name}")
+
+    def prepare(self) -> None:
+        """Nothing is loaded."""
+
+    def score_pair(self, image: Image.Image, baseline: Image.Image) -> float:
+        raise NotImplementedError
 
 
 def is_cut(caption: str, tokenize: Callable[[list[str]], Tensor]) -> bool:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
 from lanternbench.experiment import iter_samples
+from lanternbench.experiment.scoring import score_run
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import read_summary
+from lanternbench.metrics.baseline_distance import EQUAL
 from lanternbench.report.findings import pair_intro
 
 
@@ -83,3 +87,37 @@ def test_comparisons_say_whether_noise_was_shared(shared):
     assert "noise (shared" in said(shared.name, alone.name)
     assert pair_intro(["shared"]).endswith("differences are of paired images.")
     assert "noise of its own" in pair_intro(["independent"])
+
+
+def test_psnr_compares_each_image_with_the_baseline_s_of_its_prompt_and_seed(shared):
+    rows = {row.label: row for row in score_run(shared, ["psnr"]).rows}
+    assert rows["ar"].value("psnr") is None
+    assert rows["sjd window=2"].value("psnr") == EQUAL
+    (zipar,) = [row for label, row in rows.items() if label.startswith("zipar")]
+    pictures = {}
+    for sample in iter_samples(shared):
+        with Image.open(shared / sample.image) as image:
+            pictures[sample.label, sample.prompt_id] = np.asarray(image.convert("RGB"), float)
+    ratios = []
+    for prompt in {prompt for _, prompt in pictures}:
+        error = np.mean((pictures[zipar.label, prompt] - pictures["ar", prompt]) ** 2)
+        ratios.append(10 * np.log10(255**2 / error) if error else EQUAL)
+    assert zipar.value("psnr") == pytest.approx(np.mean(ratios))
+    assert zipar.value("psnr") < EQUAL
+
+
+def test_psnr_without_a_readable_image_of_the_baseline_is_left_out(shared):
+    for sample in iter_samples(shared):
+        if sample.label == "ar":
+            (shared / sample.image).write_bytes(b"no image")
+    summary = score_run(shared, ["psnr"])
+    assert [row.value("psnr") for row in summary.rows] == [None] * len(summary.rows)
+    assert any("cannot be read" in note.text for note in summary.notes)
+
+
+def test_a_run_that_is_asked_for_psnr_names_the_command_that_computes_it(shared):
+    (note,) = [
+        x for x in read_summary(run("asked", "--metrics", "psnr")).notes if x.metric == "psnr"
+    ]
+    assert note.kind == "missing"
+    assert "lanternbench score RUN --metrics psnr" in note.text
