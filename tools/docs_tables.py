@@ -1,5 +1,4 @@
-"""The tables of README and docs that the code knows better: methods, targets, commands, defaults,
-what a plug-in may read.
+"""The generated tables of README and docs: methods, targets, commands, what a plug-in may read.
 
     python -m tools.docs_tables
 
@@ -10,15 +9,15 @@ they are current.
 from __future__ import annotations
 
 import ast
-import inspect
+import csv
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
+EXPERIMENTS = ROOT / "benchmarks" / "results" / "experiments.csv"
 Rows = Iterator[tuple[str, ...]]
 # in the order of a first reading; a command that is not here comes last
 ORDER = (
@@ -40,46 +39,47 @@ ORDER = (
     ),
     *("methods", "targets", "metrics", "fetch", "prompts", "doctor", "codebook"),
 )
-# fields of the state that proposals, trees and rules may read, and what those are that the code
-# gives no comment
-STATE = {
-    "batch": "B, the prompts that are still decoded",
-    "limit": "L, the tokens of an image",
-    "device": "of all tensors",
-    "target": "its `vocab`, `codebook`, `grid`, `model`, `options`",
-    "warp": "logits → distribution: temperature, top-k, top-p",
-    "guidance": "the CFG scale",
-    "steps": "steps so far",
-    "prefix_states": "",
-    "now": "what changes from step to step, below",
-}
-SAID = {
-    "state.now.length": "committed image tokens: `.device` [B], `.host` the same as numbers, where the host knows them",
-    "state.now.last.advance": "how many of the new tokens count: `.device` [B], `.host`",
-    "result.q": "[B, N, V] the target's distribution at every node",
-}
+# fields of the state that proposals, trees and rules may read
+STATE = (
+    "batch",
+    "limit",
+    "device",
+    "target",
+    "warp",
+    "guidance",
+    "steps",
+    "prefix_states",
+)
 
+
+PREFIXES = ("state.now", "state.now.last", "draft", "result", "result.verified")
 
 ORDERS = {"rows": ["several rows"], "diagonal": ["FlashAR's branch", "diagonals"]}
 
 
 def methods() -> Rows:
+    """Yield whether it is lossless, name with its paper's address, and parts of every method."""
     from lanternbench.methods.method import named
     from lanternbench.registry import components
 
-    yield "method", "proposal, tree", "acceptance", "lossless", "arXiv"
+    rows = []
     for name, preset in components("preset").items():
         if preset.__class__.__module__.startswith("lanternbench."):
-            made, number = named(name), preset.paper.rpartition(" ")[2]
-            paper = f"[{number}](https://arxiv.org/abs/{number})" if number else "–"
-            drafted = made.choices.tree != "none"
-            drafts = [made.choices.proposal, made.choices.tree] if drafted else []
-            drafts += ORDERS.get(made.choices.order, [])
-            rule = made.choices.acceptance + (
-                f", {made.read['schedule']}" if "schedule" in made.read else ""
-            )
-            lossless = "yes" if made.lossless else "no"
-            yield f"`{name}`", ", ".join(drafts) or "–", rule if drafted else "–", lossless, paper
+            made = named(name)
+            number = preset.paper.rpartition(" ")[2]
+            label = f"[`{name}`](https://arxiv.org/abs/{number})" if number else f"`{name}`"
+            parts = []
+            if made.choices.tree != "none":
+                parts = [made.choices.proposal, made.choices.tree, made.choices.acceptance]
+            parts += ORDERS.get(made.choices.order, [])
+            if "schedule" in made.read:
+                parts.append(made.read["schedule"])
+            rows.append((made.lossless, label, ", ".join(parts) or "the baseline"))
+    yield "lossless", "method", "proposal, tree, acceptance"
+    for lossless in (True, False):
+        for is_lossless, label, parts in rows:
+            if is_lossless == lossless:
+                yield "Lossless" if lossless else "Not lossless", label, parts
 
 
 def targets() -> Rows:
@@ -118,73 +118,42 @@ def first_clause(text: str) -> str:
     return found[0] if len(found[0].split()) > 2 else f"{found[0]}: {found[1].strip()}"
 
 
-def defaults() -> Rows:
-    """A row for all defaults of a method or target that have one source."""
-    from lanternbench.methods.defaults import table
-
-    yield "of", "default", "source (and other values)"
-    for (of, source), group in itertools.groupby(table(), key=lambda row: (row.of, row.source)):
-        rows = list(group)
-        values = ", ".join(f"`{row.option}` {row.default}" for row in rows)
-        others = [
-            f"`{row.option}` {row.elsewhere}" if len(rows) > 1 else row.elsewhere
-            for row in rows
-            if row.elsewhere
-        ]
-        yield f"`{of}`", values, source + (f" ({'; '.join(others)})" if others else "")
-
-
 def fields() -> Rows:
-    """From the classes' source: names, and the comments beside them."""
+    """Yield the classes that a plug-in may read, with their fields."""
     from lanternbench.engine import state, tree
 
-    yield "read", "what it is"
-    known = comments(state.DecodeState)
-    for name, said in STATE.items():
-        yield f"`state.{name}`", said or known[name]
-    for prefix, kind in (
-        ("state.now", state.Progress),
-        ("state.now.last", state.LastCommit),
-        ("draft", tree.Draft),
-        ("result", state.StepResult),
-        ("result.verified", tree.VerifyResult),
-    ):
-        for name, said in comments(kind).items():
-            yield f"`{prefix}.{name}`", SAID.get(f"{prefix}.{name}", said)
+    yield "read", "fields"
+    yield "`state`", ", ".join(f"`{name}`" for name in STATE)
+    kinds = (
+        state.Progress,
+        state.LastCommit,
+        tree.Draft,
+        state.StepResult,
+        tree.VerifyResult,
+    )
+    for prefix, kind in zip(PREFIXES, kinds, strict=True):
+        names = [name for name in kind.__annotations__ if f"{prefix}.{name}" not in PREFIXES]
+        yield f"`{prefix}` (`{kind.__name__}`)", ", ".join(f"`{name}`" for name in names)
 
 
-def comments(kind: Any) -> dict[str, str]:
-    """Return the comment on each field of a class, or else what the field's type is."""
-    source = inspect.getsource(kind)
-    lines = source.splitlines()
-    module = sys.modules[kind.__module__]
-    found: dict[str, str] = {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            annotation = ast.unparse(node.annotation)
-            documented = inspect.getdoc(getattr(module, annotation, None)) or ""
-            about_type = documented.partition("\n")[0].partition(". ")[0].rstrip(".")
-            text = comment_at(lines, node.lineno - 1) or about_type or annotation
-            found[node.target.id] = text.replace("``", "`")
-    return found
-
-
-def comment_at(lines: list[str], number: int) -> str:
-    """Return the comment at the end of a line, or else the block of comments above it."""
-    at_end = lines[number].partition("  # ")[2]
-    above: list[str] = []
-    while number and lines[number - 1].lstrip().startswith("# "):
-        number -= 1
-        above.insert(0, lines[number].lstrip().removeprefix("# "))
-    return at_end or " ".join(above)
+def experiments() -> Rows:
+    """Yield date, what was tried, and its outcome with command and commit, as recorded."""
+    yield "date", "tried", "outcome"
+    with EXPERIMENTS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            source = f"{row['command']}, {row['commit']}" if row["command"] else row["commit"]
+            yield (
+                row["date"],
+                f"**{row['tried']}**",
+                f"{row['figure']}. Kept: {row['kept']}. {source}.",
+            )
 
 
 TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {
-    "commands": ("docs/commands.md", commands),
     "methods": ("docs/methods-compared.md", methods),
     "targets": ("docs/checkpoints.md", targets),
-    "defaults": ("docs/fidelity.md", defaults),
     "fields": ("docs/extend.md", fields),
+    "experiments": ("docs/log.md", experiments),
 }
 
 
@@ -192,6 +161,29 @@ def markdown(rows: Rows) -> str:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     head, *body = (f"| {' | '.join(row)} |".replace("|  |", "| |") for row in cells)
     return "\n".join([head, "|---" * len(cells[0]) + "|", *body])
+
+
+def listed(rows: Rows) -> str:
+    next(rows)  # the head
+    lines = [f"- {name}: {text}" for name, text in rows]
+    return "\n".join(["", *lines, ""])
+
+
+def grouped(rows: Rows, heading: str) -> str:
+    """Return a heading per value of the first cell, and below it a list of the other cells."""
+    next(rows)  # the head
+    lines = []
+    for title, group in itertools.groupby(rows, key=lambda row: row[0]):
+        lines += ["", heading.format(title), ""]
+        lines += [f"- {name}: {text}" for _, name, text in group]
+    return "\n".join([*lines, ""])
+
+
+FORMS = {  # all others are tables
+    "fields": listed,
+    "experiments": partial(grouped, heading="## {}"),
+    "methods": partial(grouped, heading="{}:"),
+}
 
 
 def current(name: str) -> tuple[Path, str, str]:
@@ -204,7 +196,8 @@ def current(name: str) -> tuple[Path, str, str]:
         raise SystemExit(f"{path} needs one pair of {begin} and {end}")
     before, _, rest = text.partition(begin)
     after = rest.partition(end)[2]
-    return path, text, f"{before}{begin}\n{markdown(rows())}\n{end}{after}"
+    content = FORMS.get(name, markdown)(rows())
+    return path, text, f"{before}{begin}\n{content}\n{end}{after}"
 
 
 def main() -> None:

@@ -1,15 +1,17 @@
-"""Which layouts of published files load, target by target: the table of docs/checkpoints.md.
+"""The layouts of published files that load, target by target: benchmarks/results/layouts.csv and
+the list in docs/checkpoints.md.
 
     python -m tools.layouts
 
 writes small random checkpoints as the hub has them, leaves each on the disk as a download, a clone
-or a training script would, loads it, and writes the table between its marks.  A cell that "loads"
-has the weights of the first row's.  A test checks that the table is current.
+or a training script would, loads it, and records the outcome.  What "loads" has the weights of the
+first layout.  Tests check that both are current.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import shutil
@@ -31,7 +33,9 @@ from lanternbench.models.places import WEIGHTS
 from lanternbench.models.state_files import read_state
 from tools.small_targets import WORLDS, World, small_rows
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "checkpoints.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "checkpoints.md"
+RESULTS = ROOT / "benchmarks" / "results" / "layouts.csv"
 BEGIN, END = "<!-- layouts: begin -->", "<!-- layouts: end -->"
 Layout = Callable[[World, Path, Path], Path]  # (target, its hub, an empty folder) -> what is named
 LAYOUTS: dict[str, Layout] = {}
@@ -365,23 +369,53 @@ def reference(world: World) -> dict[str, Tensor]:
         return {key: value.clone() for key, value in loaded.items()}
 
 
-def table() -> str:
-    """Return the table in Markdown, and below it the sentences that its letters stand for."""
-    sentences: dict[str, str] = {}
-    lines = [" | ".join(["", "layout", *(world.title for world in WORLDS), ""]).strip()]
-    lines.append("|" + "---|" * (len(WORLDS) + 1))
+Outcomes = dict[str, dict[str, str]]  # layout -> target -> "loads", or the sentence that is said
+
+
+def outcomes() -> Outcomes:
+    """Try every layout of every target."""
+    found: Outcomes = {}
     for title in LAYOUTS:
-        cells = []
+        found[title] = {}
         for world in WORLDS:
             with tempfile.TemporaryDirectory() as folder:
-                said = try_cell(world, title, Path(folder))
-            if said != "loads":
-                letter = sentences.setdefault(general(said), f"{len(sentences) + 1}")
-                said = f"[{letter}]"
-            cells.append(said)
-        lines.append("| " + " | ".join([title, *cells]) + " |")
-    notes = [f"{letter}. {said}" for said, letter in sentences.items()]
-    return "\n".join([*lines, "", *notes])
+                found[title][world.title] = general(try_cell(world, title, Path(folder)))
+    return found
+
+
+def recorded() -> Outcomes:
+    """Return what ``RESULTS`` says."""
+    found: Outcomes = {}
+    with RESULTS.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["layout"], {})[row["target"]] = row["result"]
+    return found
+
+
+def record(found: Outcomes) -> None:
+    with RESULTS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["layout", "target", "result"])
+        for title, by_target in found.items():
+            writer.writerows((title, target, said) for target, said in by_target.items())
+
+
+def summary(found: Outcomes) -> str:
+    """Return a list in Markdown: which layouts load for all targets, for which not, for none."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for title, by_target in found.items():
+        refused = tuple(target for target, said in by_target.items() if said != "loads")
+        groups.setdefault(refused, []).append(title)
+    lines = []
+    for refused, titles in sorted(groups.items(), key=lambda group: len(group[0])):
+        if not refused:
+            intro = "All load"
+        elif len(refused) == len(WORLDS):
+            intro = "Refused by all, with the file and the fix"
+        else:
+            intro = f"All load but {' and '.join(refused)}"
+        lines.append(f"- {intro}: {'; '.join(titles)}.")
+    return "\n".join(lines)
 
 
 def general(said: str) -> str:
@@ -395,18 +429,18 @@ def general(said: str) -> str:
     return re.sub(r"its \w+( and \w+)* in", "its model in", said)
 
 
-def current() -> tuple[str, str]:
-    """Return the page's table, and the table as it is now."""
+def current(found: Outcomes) -> tuple[str, str]:
+    """Return the page's text, and its text with the list as it should be."""
     text = PAGE.read_text(encoding="utf-8")
-    return text.partition(BEGIN)[2].partition(END)[0].strip(), table()
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return text, f"{before}{BEGIN}\n\n{summary(found)}\n\n{END}{after}"
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    new = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
-    PAGE.write_text(new, encoding="utf-8")
+    found = outcomes()
+    record(found)
+    PAGE.write_text(current(found)[1], encoding="utf-8")
     print(f"{PAGE.name}: {len(LAYOUTS)} layouts × {len(WORLDS)} targets")
 
 

@@ -1,5 +1,5 @@
-"""Hooks of the documentation site (``make docs``): README is its home, measurements are pages,
-other paths are text.
+"""Hooks of the documentation site (``make docs``): README is its home, measurements are pages, the
+page of commands is generated, other paths are text.
 
 The Markdown stays readable in a checkout, where links lead to files outside ``docs``.
 """
@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools.docs_tables import commands, listed  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
@@ -37,7 +41,13 @@ def on_files(files: Any, config: Any) -> Any:
                 content=relinked(text, posixpath.dirname(source.relative_to(ROOT)), path),
             )
         )
+    files.append(File.generated(config, "commands.md", content=commands_page()))
     return files
+
+
+def commands_page() -> str:
+    answer = "An example of every command, and what it does; `lanternbench COMMAND --help` has more."
+    return f"# Commands\n\n{answer}\n{listed(commands())}"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -1,6 +1,4 @@
-"""Defaults of methods and targets with their sources: ``defaults.csv``, which docs/fidelity.md
-shows as a table.
-"""
+"""Defaults of methods and targets with their sources: the table ``defaults.csv``."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ class Default(NamedTuple):
 
 @cache
 def table() -> tuple[Default, ...]:
-    """Every row, in the order of the document."""
+    """Return every row, in the order of the file."""
     with Path(__file__).with_name("defaults.csv").open(encoding="utf-8", newline="") as file:
         return tuple(Default(**row) for row in csv.DictReader(file))
 

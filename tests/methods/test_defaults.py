@@ -1,6 +1,4 @@
-"""Every default of a method or target is in the table that docs/fidelity.md shows, with its value
-and its source.
-"""
+"""Every default of a method or target is in defaults.csv, with its value and its source."""
 
 from __future__ import annotations
 
