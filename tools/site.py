@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tools.docs_tables import commands, listed  # noqa: E402
+from tools.docs_tables import commands, listed
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "benchmarks/results").glob("*.md"))
@@ -46,7 +46,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def commands_page() -> str:
-    answer = "An example of every command, and what it does; `lanternbench COMMAND --help` has more."
+    answer = (
+        "An example of every command, and what it does; `lanternbench COMMAND --help` has more."
+    )
     return f"# Commands\n\n{answer}\n{listed(commands())}"
 
 
