@@ -105,9 +105,12 @@ def raster(
     slots: list[int] = []
     ends: list[bool] = []
     for n in range(capacity + MAX_DEPTH + 1):
-        row_ends_before = (n - 1) // width if width and n else 0
+        row_ends_before = 0
+        if width and n:
+            row_ends_before = (n - 1) // width
+        is_inside = 0 < n < length
         slots.append(before - 1 + n + row_ends_before)
-        ends.append(bool(width) and 0 < n < length and n % width == 0)
+        ends.append(bool(width) and is_inside and n % width == 0)
     slot_of = torch.tensor(slots, device=device)
     row_end_of = torch.tensor(ends, device=device)
     return Layout(tuple(slots), slot_of, tuple(ends), row_end_of, capacity, lag, width)
@@ -116,14 +119,16 @@ def raster(
 @cache
 def causal(n: int, device: torch.device) -> Tensor:
     """Return the additive mask of inputs that attend to themselves and earlier ones: [1, n, n]."""
-    return additive(torch.ones(1, n, n, dtype=torch.bool, device=device).tril())
+    everything = torch.ones(1, n, n, dtype=torch.bool, device=device)
+    return additive(everything.tril())
 
 
 def prefix_address(valid: Tensor, first_position: int = 0, pad_rows: str = "alone") -> Address:
     """Address the prompt in slots 0 … P − 1; valid [R, P]; ``pad_rows``: see ``prefix_mask``."""
     n = valid.shape[1]
     positions = slice(first_position, first_position + n)
-    return Address(slice(0, n), positions, additive(prefix_mask(valid, n, pad_rows)), n)
+    mask = additive(prefix_mask(valid, n, pad_rows))
+    return Address(slice(0, n), positions, mask, n)
 
 
 def run_address(start: int, n: int, visible: Tensor | None = None) -> Address:
@@ -183,7 +188,8 @@ class Cursor(NamedTuple):
             return self.entries(after, 0, n, after[:, None] + offsets, visible)
         base = layout.slots[self.shared - fresh] + 1
         position = base + layout.lag
-        return shared_address(base, 0, n, slice(position, position + n), visible)
+        positions = slice(position, position + n)
+        return shared_address(base, 0, n, positions, visible)
 
     def level(
         self,
@@ -201,12 +207,14 @@ class Cursor(NamedTuple):
         layout = self.layout
         beyond = layout.lag + past
         if self.shared is None:
-            positions = (layout.slot_of[self.lengths.device + depth] + beyond)[:, None]
-            base = layout.slot_of[self.lengths.device] + 1
-            return self.entries(base, filled, m, positions, visible)
+            lengths = self.lengths.device
+            each_position = layout.slot_of[lengths + depth] + beyond
+            base = layout.slot_of[lengths] + 1
+            return self.entries(base, filled, m, each_position[:, None], visible)
         position = layout.slots[self.shared + depth] + beyond
+        one_position = slice(position, position + 1)
         base_slot = layout.slots[self.shared] + 1
-        return shared_address(base_slot, filled, m, slice(position, position + 1), visible)
+        return shared_address(base_slot, filled, m, one_position, visible)
 
     def entries(
         self,
@@ -225,15 +233,17 @@ class Cursor(NamedTuple):
         span = min(self.reach(width), self.layout.capacity)
         if visible is None:
             visible = torch.zeros(1, n, width, device=base.device)
-        # [B, span] number of the entry in each slot, negative before base
+        # number of the entry in each slot, negative before base
         column = torch.arange(span, device=base.device) - base[:, None]
-        index = column.clamp(0, width - 1)[:, None].expand(-1, n, -1)
-        column = column[:, None]
-        entries = visible.expand(len(base), -1, -1).gather(-1, index)
+        column = column[:, None]  # [B, 1, span]
+        index = column.clamp(0, width - 1).expand(-1, n, -1)
+        visible = visible.expand(len(base), -1, -1)
+        entries = visible.gather(-1, index)
         entries = entries.masked_fill(column >= width, -torch.inf)
-        mask = torch.where(column < 0, 0.0, entries)[:, None]
-        slots = base[:, None] + torch.arange(first, width, device=base.device)
-        return Address(slots, positions, mask, span)
+        mask = torch.where(column < 0, 0.0, entries)
+        offsets = torch.arange(first, width, device=base.device)
+        slots = base[:, None] + offsets
+        return Address(slots, positions, mask[:, None], span)
 
     def reach(self, width: int) -> int:
         """Return how many slots hold the committed tokens and ``width`` more."""
@@ -277,12 +287,13 @@ class DecoderCache:
 
     def _hold(self, store: Tensor) -> None:
         """``store`` [layers, R, 2K, capacity, d], the keys' heads first."""
+        _, rows, heads, capacity, _ = store.shape
         self.store = store
         self.layers = list(store)
-        self.rows = store.shape[1]
-        lines = torch.arange(self.rows * store.shape[2], device=store.device)
+        self.rows = rows
         # where each row's and head's slots begin
-        self.lines = (lines * store.shape[3]).view(self.rows, -1, 1)
+        lines = torch.arange(rows * heads, device=store.device) * capacity
+        self.lines = lines.view(rows, -1, 1)
 
     def _rows(self, rope: Tensor) -> Tensor:
         """Return a rotary table with a row for every slot: drafts past the image need one too."""
@@ -313,7 +324,10 @@ class DecoderCache:
             mask = self.per_row(mask.to(self.dtype))
         if self.pads is not None:
             pads = self.pads[..., : at.span]
-            mask = pads.expand(-1, -1, x.shape[1], -1) if mask is None else mask + pads
+            if mask is None:
+                mask = pads.expand(-1, -1, x.shape[1], -1)
+            else:
+                mask = mask + pads
         if isinstance(at.slots, Tensor) and self.compiled is not None and not watched():
             parts = CacheParts(self.keys, self.values, self.per_row(at.slots), at.span)
             angles = torch.view_as_real(rope)

@@ -56,22 +56,28 @@ def closed_form(draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
     tree = draft.tree
     children = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
     exists = children.exists
-    q_child = torch.where(exists, q.gather(-1, children.tokens), 0.0)
-    left = 1.0 - (q_child.cumsum(-1) - q_child)
+    q_child = q.gather(-1, children.tokens)
+    q_child = torch.where(exists, q_child, 0.0)
+    q_elders = q_child.cumsum(-1) - q_child
+    left = 1.0 - q_elders
     passed = exists & (children.u * left < q_child)
     path, accepted, tried = walk(tree, exists, passed)
     stop = path[:, -1]
     weights = without_children(rows_at(q, stop), children, stop)
-    return VerifyResult(path, accepted, draw(weights, u[:, 0]), tried)
+    token = draw(weights, u[:, 0])
+    return VerifyResult(path, accepted, token, tried)
 
 
 def without_children(q: Tensor, children: Siblings, stop: Tensor) -> Tensor:
     """Return q [B, V] without the children of the nodes ``stop`` [B], or q if nothing remains."""
     vocab = q.shape[-1]
     # [B, W]; absent children strike a spare cell
-    struck = rows_at(torch.where(children.exists, children.tokens, vocab), stop)
-    weights = F.pad(q, (0, 1)).scatter(-1, struck, 0.0)[:, :vocab]
-    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, q)
+    cells = torch.where(children.exists, children.tokens, vocab)
+    struck = rows_at(cells, stop)
+    with_spare = F.pad(q, (0, 1))
+    weights = with_spare.scatter(-1, struck, 0.0)[:, :vocab]
+    remains = weights.sum(-1, keepdim=True) > 0
+    return torch.where(remains, weights, q)
 
 
 def rank_by_rank(
@@ -84,17 +90,20 @@ def rank_by_rank(
     """Verify by any rule and residual: first children everywhere, then second children, …"""
     tree = draft.tree
     families = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
-    depth = (tree.depth.expand(len(q), -1) + 1).clamp(0, tree.max_depth)
+    depth = tree.depth.expand(len(q), -1) + 1
+    depth = depth.clamp(0, tree.max_depth)
     q_left = q
     passed = []
     for siblings in families.by_rank():
+        exists = siblings.exists
         relaxed = test.relax(q_left, siblings.tokens, depth)
-        passed.append(siblings.exists & (siblings.u < relaxed.value))
+        passed.append(exists & (siblings.u < relaxed.value))
         weights = residual(q_left, None, siblings.tokens, depth, test)
         after = normalised(weights, q_left)
-        q_left = torch.where(siblings.exists[..., None], after, q_left)
+        q_left = torch.where(exists[..., None], after, q_left)
     path, accepted, tried = walk(tree, families.exists, torch.stack(passed, -1))
-    token = draw(rows_at(q_left, path[:, -1]), u[:, 0])
+    stop = path[:, -1]
+    token = draw(rows_at(q_left, stop), u[:, 0])
     return VerifyResult(path, accepted, token, tried)
 
 
@@ -114,8 +123,8 @@ def verify_greedy(test: TokenTest, draft: Draft, q: Tensor) -> VerifyResult:
     known_parent = parent.clamp(min=0).expand_as(best)
     passed = test.accept_greedily(q, best, known_parent, draft) & (parent >= 0)
     path, accepted, last = longest_path(tree, passed, test.order_greedily(draft))
-    token = best.gather(1, last[:, None])[:, 0]
-    return VerifyResult(path, accepted, token, torch.zeros_like(best))
+    token = best.gather(1, last[:, None])
+    return VerifyResult(path, accepted, token[:, 0], torch.zeros_like(best))
 
 
 def longest_path(
@@ -126,11 +135,12 @@ def longest_path(
     All nodes of the path but the root have ``passed`` [B, N].  order [b, N]: of equally long paths
     the one with the lowest value counts; None: the one whose last node has the lowest number.
     """
-    # every ancestor but the root passed
-    reached = (tree.ancestors & ~passed[:, None, :]).sum(-1) == 1
+    failed_ancestors = tree.ancestors & ~passed[:, None, :]
+    reached = failed_ancestors.sum(-1) == 1  # the root alone
     depth = torch.where(reached, tree.depth.expand_as(passed), -1)
     priority = depth * (passed.shape[1] + 1)
     if order is not None:
         priority = priority - order
     last = priority.argmax(1)
-    return path_to(tree, last), depth.gather(1, last[:, None])[:, 0], last
+    length = depth.gather(1, last[:, None])
+    return path_to(tree, last), length[:, 0], last

@@ -141,7 +141,8 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
         length = PerPrompt([row[0] for row in figures])
     state.syncs += 1
     state.steps += 1
-    counts = PerPrompt(map(sub, length, now.length.host or ()))
+    length_before = now.length.host or ()
+    counts = PerPrompt(map(sub, length, length_before))
     advance = Lengths(commit.advance, counts)
     last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
     if state.target.graphs is None:  # recorded phases need fixed shapes
@@ -335,8 +336,11 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         if cursor.layout.any_row_end(cursor.lengths, tree.max_depth):
             return row_ends.tree_feed(cursor, draft.tokens, tree)
         if static is None:
-            return Feed(draft.tokens, cursor.tree(tree, additive(tree.ancestors)))
-        return Feed(draft.tokens, cursor.tree(tree, static.mask, static.is_chain))
+            mask = additive(tree.ancestors)
+            address = cursor.tree(tree, mask)
+        else:
+            address = cursor.tree(tree, static.mask, static.is_chain)
+        return Feed(draft.tokens, address)
 
     def decide(
         self,
@@ -350,7 +354,8 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         if state.warp.shares_noise:
             drawn = state.drawn_after(q, draft.tree.depth)
         verified = self.verify(draft, drawn, u, state.warp.greedy)
-        result = StepResult(draft, q, verified, state.now.length.device, u, drawn)
+        start = state.now.length.device
+        result = StepResult(draft, q, verified, start, u, drawn)
         return tree_commit(state, result, outputs), result
 
     def verify(self, draft: Draft, q: Tensor, u: Uniforms, greedy: bool) -> VerifyResult:

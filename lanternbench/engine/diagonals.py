@@ -80,10 +80,12 @@ class Diagonals:
         return row * self.width + number - row
 
     def diagonal(self, number: Tensor, count: int) -> Diagonal:
-        row = (number - self.width + 1).clamp(min=0) + self.places[:count]
+        first_row = (number - self.width + 1).clamp(min=0)
+        row = first_row + self.places[:count]
         column = number - row
         exists = (row < self.height) & (column >= 0)
-        return Diagonal(row.clamp(max=self.height - 1), column.clamp(min=0), exists)
+        row = row.clamp(max=self.height - 1)
+        return Diagonal(row, column.clamp(min=0), exists)
 
     def index(self, diagonal: Diagonal) -> Tensor:
         """Return raster indices [n]."""
@@ -94,9 +96,10 @@ class Diagonals:
         one, others before and after the image.
         """
         row = offsets // self.width
+        column = offsets % self.width
         in_image = (offsets >= 0) & (row < self.height)
         number = diagonal.row[0] + diagonal.column[0]
-        seen = in_image & (row + offsets % self.width <= number)
+        seen = in_image & (row + column <= number)
         if not self.causal:
             return seen.expand(len(diagonal.row), -1)
         return seen & (row <= diagonal.row[:, None])
@@ -159,9 +162,11 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
             return at
         valid = state.prefix.valid
         lengths = valid.sum(1)
-        both = lengths.view(-1, state.batch).amax(0).repeat(len(valid) // state.batch)
+        longer = lengths.view(-1, state.batch).amax(0)
+        rows_per_prompt = len(valid) // state.batch
+        gaps = longer.repeat(rows_per_prompt) - lengths
         slots = torch.arange(valid.shape[1], device=valid.device)
-        positions = slots - (both - lengths)[:, None]
+        positions = slots - gaps[:, None]
         return at._replace(positions=positions.clamp(min=0))
 
     def first_logits(self, state: DecodeState, states: Tensor) -> Tensor:
@@ -212,26 +217,37 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
         row ends.
         """
         layout = state.cache.layout
+        fed = draft.fed
         base = layout.slot_of[1]
-        span = state.span() if state.span else layout.slots[1] + draft.last_index + 1
+        if state.span is not None:
+            span = state.span()
+        else:
+            span = layout.slots[1] + draft.last_index + 1
         offsets = torch.arange(span, device=base.device) - base
-        visible = self.grid.seen(draft.fed, offsets) | ~draft.fed.exists[:, None]
+        visible = self.grid.seen(fed, offsets) | ~fed.exists[:, None]
         if with_prompt:
             visible = visible | (offsets < 0)
-        slots = base + self.grid.index(draft.fed)
-        slots = torch.where(draft.fed.exists, slots, layout.capacity - 1)[None]
-        return Address(slots, slots, additive(visible)[None, None], span)
+        mask = additive(visible)[None, None]
+        slots = base + self.grid.index(fed)
+        never_read = layout.capacity - 1
+        slots = torch.where(fed.exists, slots, never_read)[None]
+        return Address(slots, slots, mask, span)
 
     def decide(
         self, state: DecodeState, draft: DiagonalDraft, outputs: Outputs, u: Tensor
     ) -> tuple[Commit, DiagonalResult]:
         drawn = draft.drawn
-        q = state.warp(guide(self.logits(state, draft, outputs.inputs), state.guidance))
+        batch = len(u)
+        logits = self.logits(state, draft, outputs.inputs)
+        q = state.warp(guide(logits, state.guidance))
         positions = torch.where(drawn.exists, self.grid.index(drawn), state.limit)
-        positions = positions.repeat(len(u), 1)
+        positions = positions.repeat(batch, 1)
         law = state.drawn(q, positions)
-        tokens = law.argmax(-1) if state.warp.greedy else draw(law, u[:, : law.shape[1]])
-        advance = drawn.exists.sum().repeat(len(u))
+        if state.warp.greedy:
+            tokens = law.argmax(-1)
+        else:
+            tokens = draw(law, u[:, : law.shape[1]])
+        advance = drawn.exists.sum().repeat(batch)
         commit = Commit(
             tokens=tokens,
             positions=positions,
@@ -248,14 +264,17 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
         [R, n, 2 · dim].
         """
         final, inner = self.parted(states)
-        below = draft.cache.forward(inner, self.address(state, draft, with_prompt=False))
+        address = self.address(state, draft, with_prompt=False)
+        below = draft.cache.forward(inner, address)
         state.clock.tick("draft")
         drawn = draft.drawn
         place = drawn.row - draft.fed.row[0]
+        place_above = place - 1
         last = states.shape[1] - 1
         left = final[:, place.clamp(0, last)]
-        above = below[:, (place - 1).clamp(0, last)]
-        return self.net.mixed(self.lm, left, above, (drawn.row == 0, drawn.column == 0))
+        above = below[:, place_above.clamp(0, last)]
+        on_edge = (drawn.row == 0, drawn.column == 0)
+        return self.net.mixed(self.lm, left, above, on_edge)
 
     def plan(
         self,

@@ -12,39 +12,54 @@ import torch
 from torch import Tensor
 
 BITS = 52  # of a uniform
-NoiseAt = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # g of keys [B], positions [B, …], p [B, …, V]
+# constants of SplitMix64 as signed 64-bit integers, whose products wrap around
+POSITION_STEP = 0x9E3779B97F4A7C15 - 2**64
+TOKEN_STEP = 0xD1B54A32D192ED03 - 2**64
+FIRST_FACTOR = 0xBF58476D1CE4E5B9 - 2**64
+SECOND_FACTOR = 0x94D049BB133111EB - 2**64
+# the bits that a shift of an unsigned integer leaves
+LOWEST_33 = (1 << 33) - 1
+LOWEST_34 = (1 << 34) - 1
+LOWEST_37 = (1 << 37) - 1
+LOWEST_52 = (1 << BITS) - 1
+# g of keys [B], positions [B, …], p [B, …, V]
+NoiseAt = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def uniform_noise(
-    key: Tensor, position: Tensor, vocab: int, dtype: torch.dtype = torch.float64
+    key: Tensor,
+    position: Tensor,
+    vocab: int,
+    dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Return uniforms of every token, the same in every step: int64 keys [B] of images, positions
     [B, …] -> [B, …, V].  Counters are hashed by SplitMix64.
     """
-    key = key.view(-1, *[1] * (position.ndim - 1))
-    counter = key + position * (0x9E3779B97F4A7C15 - 2**64)
+    inner_dims = [1] * (position.ndim - 1)
+    of_position = _mixed(key.view(-1, *inner_dims) + position * POSITION_STEP)
     token = torch.arange(1, vocab + 1, device=key.device)
-    hashed = _mixed(_mixed(counter)[..., None] + token * (0xD1B54A32D192ED03 - 2**64))
-    mantissa = (hashed >> (64 - BITS)) & (1 << BITS) - 1
+    hashed = _mixed(of_position[..., None] + token * TOKEN_STEP)
+    mantissa = (hashed >> (64 - BITS)) & LOWEST_52
     # in float32 small values keep their precision
     uniforms: Tensor = (mantissa.to(dtype) + 0.5) / 2**BITS
     return uniforms
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser, on 64-bit integers that wrap around, its constants as signed ones."""
-    z = (z ^ (z >> 30) & (1 << 34) - 1) * (0xBF58476D1CE4E5B9 - 2**64)
-    z = (z ^ (z >> 27) & (1 << 37) - 1) * (0x94D049BB133111EB - 2**64)
-    return z ^ (z >> 31) & (1 << 33) - 1
+    """Return SplitMix64's finaliser of z, whose shifts fill up with zeros."""
+    z = z ^ ((z >> 30) & LOWEST_34)
+    z = z * FIRST_FACTOR
+    z = z ^ ((z >> 27) & LOWEST_37)
+    z = z * SECOND_FACTOR
+    return z ^ ((z >> 31) & LOWEST_33)
 
 
 def gumbel_noise(key: Tensor, position: Tensor, p: Tensor) -> Tensor:
     """Return g of the shape and type of p [B, …, V]; see ``uniform_noise``."""
+    below_one = 1 - torch.finfo(p.dtype).eps
     u = uniform_noise(key, position, p.shape[-1], p.dtype)
     # the winner has the least exponential, so that of a small u
-    exponential = -torch.log1p(-u.clamp_(max=1 - torch.finfo(p.dtype).eps))
+    exponential = -torch.log1p(-u.clamp_(max=below_one))
     return -exponential.log()
 
 

@@ -106,24 +106,34 @@ def prefill(state: DecodeState, strategy: AnyStrategy, noise: Tensor) -> None:
     at = strategy.prefix_address(state)
     states = state.cache.forward(prefix.embeddings, at, aux_layers=state.aux_layers)
     state.cache.hide_pads(prefix.valid)
-    q = state.warp(strategy.first_logits(state, states[:, -1:]))
-    law = q
-    if state.warp.shares_noise:
-        law = perturbed(q, state.noise(noise, torch.zeros_like(noise)[:, None], q))
-    law = law[:, 0]
-    first = law.argmax(-1) if state.warp.greedy else draw(law, state.uniforms[:, -1, 0])
+    last_state = states[:, -1:]
+    logits = strategy.first_logits(state, last_state)
+    q = state.warp(logits)
+    state.first = q[:, 0]
+    first = first_token(state, q, noise)
     length = state.limit + state.max_nodes + 1
     tokens = first.new_zeros(state.batch, length)
     tokens[:, 0] = first
     host = PerPrompt((1,) * state.batch)
     advance = Lengths(torch.ones_like(first), host)
-    last = LastCommit(states[:, -1:], first[:, None], advance)
+    last = LastCommit(last_state, first[:, None], advance)
     one = Lengths(torch.ones_like(first), host)
     state.now = Progress(one, first, tokens, last, noise)
-    state.first = q[:, 0]
     state.prefix_states = states
     if state.trace is not None:
         state.trace.q[:, 0] = state.first
+
+
+def first_token(state: DecodeState, q: Tensor, noise: Tensor) -> Tensor:
+    """Draw token 0 of each image from q [B, 1, V]; ``noise`` [B]: keys of the images' noise."""
+    law = q
+    if state.warp.shares_noise:
+        position = torch.zeros_like(noise)[:, None]
+        law = perturbed(q, state.noise(noise, position, q))
+    law = law[:, 0]
+    if state.warp.greedy:
+        return law.argmax(-1)
+    return draw(law, state.uniforms[:, -1, 0])
 
 
 def open_cache(
@@ -140,7 +150,7 @@ def open_cache(
     uses, one position ahead of its slots; None: its own.  ``row_ends``: whether they have slots.
     """
     like = prefix.embeddings
-    positions = prefix.valid.shape[1]
+    rows, positions = prefix.valid.shape
     width = target.row_width
     drafts = 2 * step_slots if width else step_slots
     capacity = positions + target.image_slots + drafts + 2  # the last slot is never read
@@ -155,7 +165,6 @@ def open_cache(
     columns = width if row_ends else 0
     layout = raster(target.length, columns, positions - lag, lag, capacity, like.device)
     if target.graphs is None:
-        rows = prefix.valid.shape[0]
         cache = DecoderCache(net, net.config.decoder, layout, rows, rope, like)
     else:
         cache = shared_cache(target.graphs, net, layout, rope, like)
@@ -229,8 +238,10 @@ def pieces(
     rows = slice(i, None, len(tokens))  # conditional and unconditional
     embeddings = prefix.embeddings[rows]
     valid = prefix.valid[rows]
-    hidden = predicting_states(target, embeddings, valid, tokens[i].expand(len(valid), -1))
-    positions = max(1, LOGITS // (len(valid) * target.vocab))
+    image = tokens[i].expand(len(valid), -1)
+    hidden = predicting_states(target, embeddings, valid, image)
+    logits_per_position = len(valid) * target.vocab
+    positions = max(1, LOGITS // logits_per_position)
     for part in torch.split(hidden, positions, 1):
         yield warp(target.model.logits(part, guidance))
 
@@ -244,13 +255,16 @@ def predicting_states(target: Target, prefix: Tensor, valid: Tensor, tokens: Ten
     if target.row_end is None:
         return model.teacher_forced(prefix, valid, tokens)
     width = target.grid[1]
+    row_end = torch.tensor(target.row_end, device=tokens.device)
     rows = model.tok_embeddings(tokens.view(len(tokens), -1, width))
-    end = model.prompt_embeddings(torch.tensor(target.row_end, device=tokens.device))
-    # nothing reads the last two
-    image = torch.cat([rows, end.expand_as(rows[:, :, :1])], 2).flatten(1, 2)[:, :-2]
+    ends = model.prompt_embeddings(row_end).expand_as(rows[:, :, :1])
+    image = torch.cat([rows, ends], 2).flatten(1, 2)
+    image = image[:, :-2]  # nothing reads the last two
     x = torch.cat([prefix, image], 1)
     n = x.shape[1]
-    t = torch.arange(tokens.shape[1], device=x.device)
-    positions = model.position_table(valid.shape[1])[None, :n, None]
+    prompt = valid.shape[1]
+    positions = model.position_table(prompt)[None, :n, None]
     states: Tensor = model(x, positions, prefix_mask(valid, n))
-    return states[:, valid.shape[1] - 1 + t + t // width]
+    token = torch.arange(tokens.shape[1], device=x.device)
+    row_ends_before = token // width
+    return states[:, prompt - 1 + token + row_ends_before]

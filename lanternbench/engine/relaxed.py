@@ -18,7 +18,8 @@ class Group(NamedTuple):
 
     def mass(self, p: Tensor) -> Tensor:
         """Σ p over the group: p [..., V] -> [...]."""
-        return torch.where(self.inside, p.gather(-1, self.ids), 0.0).sum(-1)
+        p_of_candidates = p.gather(-1, self.ids)
+        return torch.where(self.inside, p_of_candidates, 0.0).sum(-1)
 
     def struck_from(self, q: Tensor) -> Tensor:
         """Return q [..., V] with 0 for the members of the group."""

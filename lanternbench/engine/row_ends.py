@@ -133,11 +133,13 @@ def spread(visible: Tensor | None, groups: Groups) -> Tensor | None:
     if visible is None:
         visible = torch.zeros(1, 1, sum(sizes) - 1, device=partial[0].device)
     parts: list[Tensor] = []
-    columns = F.pad(visible, (1, 0)).split_with_sizes(sizes, -1)
+    with_root = F.pad(visible, (1, 0))
+    columns = with_root.split_with_sizes(sizes, -1)
     for group, nodes in zip(groups, columns, strict=True):
         parts.append(nodes)
         if isinstance(group.ends, Tensor):
-            parts.append(nodes + additive(group.ends)[:, None, None])
+            exists = additive(group.ends)
+            parts.append(nodes + exists[:, None, None])
         elif group.ends:
             parts.append(nodes)
     parts = parts[1:]  # the root's slot is before those of this step
@@ -168,7 +170,8 @@ class RowEnds(NamedTuple):
             before = None  # no row end lies before any of the new tokens
         if before is None:
             at = self.cursor.append(new, x.shape[1])
-            return self._after(self.cache.forward_last(x, at, count or new), ROOT, None, 0)
+            states = self.cache.forward_last(x, at, count or new)
+            return self._after(states, ROOT, None, 0)
         return self._append_with_row_ends(x, before(x), new, count)
 
     def slots_of(self, new: Lengths) -> Lengths | None:
@@ -181,7 +184,8 @@ class RowEnds(NamedTuple):
             return None
         slots = self.cursor.layout.slots
         pairs = zip(lengths, new.host, strict=True)
-        return Lengths(new.device, tuple(slots[n] - slots[n - count] for n, count in pairs))
+        counts = tuple(slots[n] - slots[n - count] for n, count in pairs)
+        return Lengths(new.device, counts)
 
     def _append_with_row_ends(
         self,
@@ -197,8 +201,9 @@ class RowEnds(NamedTuple):
         cache = self.cache
         layout = self.cursor.layout
         length = self.cursor.lengths.device
+        tokens = x.shape[1]
         if count is None:
-            n = x.shape[1] + 1 + x.shape[1] // layout.width
+            n = tokens + 1 + tokens // layout.width
             host = None
         else:
             n = count.longest
@@ -207,7 +212,8 @@ class RowEnds(NamedTuple):
         base = layout.slot_of[start] + 1
         slot = base[:, None] + numbers(n, x.device)
         token, is_end = token_in(slot - layout.slot_of[1], layout.width)
-        index = (token - start[:, None]).clamp(0, x.shape[1] - 1)
+        index = token - start[:, None]
+        index = index.clamp(0, tokens - 1)
         is_end = cache.per_row(is_end)[..., None]
         x = torch.where(is_end, cache.states_at(ends, index), cache.states_at(x, index))
         at = self.cursor.entries(base, 0, n, slot + layout.lag, causal(n, x.device))

@@ -151,21 +151,26 @@ class RowTrace(Trace):
         steps = tested.shape[2]
 
         def write(store: Tensor, values: Tensor) -> None:
-            store[prompts, result.positions] = values.flatten(1, 2).to(store.dtype)
+            flat = values.flatten(1, 2)
+            store[prompts, result.positions] = flat.to(store.dtype)
 
+        final = decision.final[..., None]
+        depth = torch.arange(1, steps + 1, device=tested.device)
         write(self.seen, result.q)
         write(self.tried, tested)
         write(self.sampled, tested)
-        write(self.final, decision.final[..., None].expand_as(tested))
-        write(self.depth, torch.arange(1, steps + 1, device=tested.device).expand_as(tested))
+        write(self.final, final.expand_as(tested))
+        write(self.depth, depth.expand_as(tested))
         spare = steps - rows.p.shape[2]  # the last input has no draft after it
+        after_last = (0, 0, 0, spare)
         if spare < steps:
-            write(self.p, F.pad(rows.p, (0, 0, 0, spare)))
-            write(self.children, F.pad(rows.drafts, (0, spare), value=-1)[..., None])
+            children = F.pad(rows.drafts, (0, spare), value=-1)
+            write(self.p, F.pad(rows.p, after_last))
+            write(self.children, children[..., None])
         if rows.law is not None:
             if self.law.shape != self.q.shape:
                 self.law = torch.zeros_like(self.q)
-            write(self.law, F.pad(rows.law, (0, 0, 0, spare)))
+            write(self.law, F.pad(rows.law, after_last))
 
 
 class RowInputs(NamedTuple):
@@ -202,9 +207,11 @@ class RowGrid(NamedTuple):
         else:
             seen = self._seen(inputs, count, offsets, offset, stride)
         before = (offsets < 0) & (offsets <= offset[..., None])
-        mask = additive((seen & inputs.used[..., None]) | before)[:, None]
-        slots = torch.where(inputs.used, base + offset, self.layout.capacity - 1)
-        return Address(slots, slots, mask, span)
+        visible = (seen & inputs.used[..., None]) | before
+        mask = additive(visible)
+        never_read = self.layout.capacity - 1
+        slots = torch.where(inputs.used, base + offset, never_read)
+        return Address(slots, slots, mask[:, None], span)
 
     def _seen(
         self,
@@ -221,7 +228,8 @@ class RowGrid(NamedTuple):
         row = offsets // stride
         column = offsets % stride
         own_row = inputs.row[..., None]
-        committed = column < count[:, row.clamp(0, count.shape[1] - 1)]  # [B, span]
+        last_row = count.shape[1] - 1
+        committed = column < count[:, row.clamp(0, last_row)]  # [B, span]
         always = self.width if self.seen_from is None else self.seen_from
         written = committed | (column >= always)
         rows_above = (row >= 0) & (row < own_row) & written[:, None]
@@ -269,12 +277,16 @@ class RowGeometry:
         top = self.complete_rows(count)
         row = top[:, None] + below
         index = row.clamp(max=self.height - 1)
+        above = (index - 1).clamp(min=0)
         filled = count.gather(1, index)
-        filled_above = count.gather(1, (index - 1).clamp(min=0))
-        lead = (filled_above - filled).masked_fill(below == 0, self.width)
-        max_drafts = torch.minimum(self.width - filled, lead).clamp(0, self.drafts)
+        filled_above = count.gather(1, above)
+        lead = filled_above - filled
+        lead = lead.masked_fill(below == 0, self.width)
+        room = torch.minimum(self.width - filled, lead)
+        max_drafts = room.clamp(0, self.drafts)
         empty = (filled == 0) & (row > 0)
-        begun = (row < self.height) & (~empty | (filled_above >= self.need[index]))
+        may_begin = filled_above >= self.need[index]
+        begun = (row < self.height) & (~empty | may_begin)
         in_step = begun
         if self.drafts > 0:
             caught_up = (max_drafts == 0) & (below > 0)  # with the row above
@@ -288,11 +300,14 @@ class RowGeometry:
     def next_work(self, rows: RowState) -> Tensor:
         """Return the ``Work`` of the next step: [B, 3]."""
         active = self.active_rows(rows.filled, self.n_rows)
-        n_rows = (active.begun * (self.numbers + 1)).amax(1)
-        before = active.row * (self.width + self.row_ends) + active.filled
+        counted = active.begun * (self.numbers + 1)
+        n_rows = counted.amax(1)
+        stride = self.width + self.row_ends
+        before = active.row * stride + active.filled
         end = (before + active.max_drafts) * active.in_step
+        slots = end.amax(1)
         closing = self.to_close(rows, active).long()
-        return torch.stack([n_rows, closing, end.amax(1)], 1)
+        return torch.stack([n_rows, closing, slots], 1)
 
     def to_close(self, rows: RowState, active: Active) -> Tensor:
         """Return the prompts whose last complete row is not yet in the cache as a whole: bool [B].
@@ -309,40 +324,48 @@ class RowGeometry:
 
         The last token of a complete row follows them if a prompt needs it.
         """
-        inputs = self.inputs_of_rows(image, draft)
+        inputs = [x.flatten(1) for x in self.inputs_of_rows(image, draft)]
         if not draft.work.closing:
-            return RowInputs(*[x.flatten(1) for x in inputs])
-        complete = (draft.active.top - 1).clamp(min=0)[:, None]
+            return RowInputs(*inputs)
+        complete = (draft.active.top - 1).clamp(min=0)
+        complete = complete[:, None]
         column = torch.full_like(complete, self.width - 1)
-        last = image.gather(1, self.first + complete * self.width + column)
-        used = self.to_close(draft.rows, draft.active)[:, None]
-        closing = RowInputs(last, complete, column, column, used)
+        position = self.first + complete * self.width + column
+        closing = RowInputs(
+            tokens=image.gather(1, position),
+            row=complete,
+            column=column,
+            upto=column,
+            used=self.to_close(draft.rows, draft.active)[:, None],
+        )
         both = zip(inputs, closing, strict=True)
-        return RowInputs(*[torch.cat([x.flatten(1), y], 1) for x, y in both])
+        return RowInputs(*[torch.cat(parts, 1) for parts in both])
 
     def inputs_of_rows(self, image: Tensor, draft: RowDraft) -> RowInputs:
         """[B, A, K] each: a row's last token, from the row above if it has none, and its drafts."""
         active = draft.active
-        width = self.width
         empty = active.empty
         # a row begins from the row above if that is complete, else from the one above it
-        from_above = (active.row - 2 + (active.filled_above == width).long()).clamp(min=0)
-        source = torch.where(empty, from_above, active.row)
-        filled = draft.rows.filled.gather(1, source)
-        last = image.gather(1, self.first + source * width + filled - 1)
+        is_complete = active.filled_above == self.width
+        from_above = active.row - 2 + is_complete.long()
+        source = torch.where(empty, from_above.clamp(min=0), active.row)
+        column = draft.rows.filled.gather(1, source) - 1
+        last = image.gather(1, self.first + source * self.width + column)
         row = active.row - empty.long()
         last_column = active.filled - 1
-        column = torch.where(empty, width - (not self.row_ends), last_column)
+        row_end = self.width if self.row_ends else self.width - 1
+        column = torch.where(empty, row_end, last_column)
         upto = torch.where(empty, active.filled_above, last_column)
         drafts = draft.rows.drafts[..., : self.drafts]
-        drafted_column = last_column[..., None] + self.steps[1:]
         drafted_row = active.row[..., None].expand_as(drafts)
+        drafted_column = last_column[..., None] + self.steps[1:]
+        fits = self.steps <= active.max_drafts[..., None]
         return RowInputs(
             tokens=torch.cat([last[..., None], drafts], -1),
             row=torch.cat([row[..., None], drafted_row], -1),
             column=torch.cat([column[..., None], drafted_column], -1),
             upto=torch.cat([upto[..., None], drafted_column], -1),
-            used=active.in_step[..., None] & (self.steps <= active.max_drafts[..., None]),
+            used=active.in_step[..., None] & fits,
         )
 
     def positions(self, active: Active) -> Tensor:
@@ -353,11 +376,13 @@ class RowGeometry:
     def shifted(self, rows: RowState, top: Tensor) -> RowState:
         """Turn the drafts of rows from ``top`` [B] on into those of the next step's A rows."""
         b, n_rows = rows.draft_count.shape
-        source = self.numbers + (self.complete_rows(rows.filled) - top)[:, None]
+        completed = self.complete_rows(rows.filled) - top
+        source = self.numbers + completed[:, None]
         batch = numbers(b, top.device)[:, None]
         at = source.clamp(max=n_rows - 1)
         rows = rows.map_rows(lambda x: x[batch, at])
-        return rows._replace(draft_count=torch.where(source < n_rows, rows.draft_count, 0))
+        draft_count = torch.where(source < n_rows, rows.draft_count, 0)
+        return rows._replace(draft_count=draft_count)
 
 
 class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
@@ -409,7 +434,8 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         )
         if state.trace is not None:
             state.trace = RowTrace(state)
-        return rows._replace(work=_work(self.rows.next_work(rows).tolist()))
+        work = self.rows.next_work(rows)
+        return rows._replace(work=_work(work.tolist()))
 
     def step_uniforms(self, state: DecodeState) -> Tensor:
         """Return the step's uniforms [B, U]."""
@@ -423,7 +449,8 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         rows = carried._replace(work=PerPrompt())
         if work.rows < self.rows.n_rows:
             rows = rows.map_rows(lambda x: x[:, : work.rows])
-        rows = self.fill(rows, self.by_row(u, work.rows))
+        uniforms = self.by_row(u, work.rows)
+        rows = self.fill(rows, uniforms)
         state.clock.tick("draft")
         return RowDraft(active, rows, work)
 
@@ -456,11 +483,11 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
     ) -> tuple[Commit, RowResult]:
         geometry = self.rows
         active = draft.active
-        n_rows = draft.work.rows
+        uniforms = self.by_row(u, draft.work.rows)
         positions = geometry.positions(active)
         q = state.warp(outputs.logits).view(*positions.shape, -1)
         drawn = state.drawn(q, positions)
-        decision = self.judge(state, draft, drawn, self.by_row(u, n_rows))
+        decision = self.judge(state, draft, drawn, uniforms)
         filled = draft.rows.filled.scatter_add(1, active.row, decision.advance)
         rows = decision.rows._replace(filled=filled, closed=active.top)
         rows = geometry.shifted(rows, active.top)
@@ -492,18 +519,23 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         cast(RowTrace, trace).record_rows(prompts, result)
 
     def sizes(self, carried: RowState, result: RowResult) -> Sequence[Size]:
-        return [(self.rows.drafts, work.rows * self.rows.inputs) for work in carried.work]
+        geometry = self.rows
+        return [(geometry.drafts, work.rows * geometry.inputs) for work in carried.work]
 
     def reach(self, state: DecodeState, carried: RowState) -> int:
-        return state.cache.layout.slots[1 + self.rows.first] + _largest(carried).slots
+        first = 1 + self.rows.first
+        return state.cache.layout.slots[first] + _largest(carried).slots
 
     def canonical(self, carried: RowState) -> RowState:
         free = numbers(self.stored, carried.p.device) >= carried.draft_count[..., None]
         free_law = free[..., None]
+        law = carried.law
+        if law is not None:
+            law = law.masked_fill(free_law, 0.0)
         return carried._replace(
             drafts=carried.drafts.masked_fill(free, 0),
             p=carried.p.masked_fill(free_law, 0.0),
-            law=None if carried.law is None else carried.law.masked_fill(free_law, 0.0),
+            law=law,
         )
 
 

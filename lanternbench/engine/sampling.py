@@ -37,15 +37,19 @@ class Warp(NamedTuple):
         ones the lower ids; min-p keeps tokens with q ≥ p·max q (Nguyen et al. 2024, arXiv 2407.01082).
         """
         sampling = self.sampling
-        x = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        x = logits
+        if x.dtype not in (torch.float32, torch.float64):
+            x = x.float()
         if sampling.temperature == 0.0:
             return x.softmax(-1)
         if sampling.temperature != 1.0:
             x = x / sampling.temperature
         if 0 < sampling.top_k < x.shape[-1]:
-            x = x.masked_fill(x < kth_largest(x, sampling.top_k), -torch.inf)
+            least = kth_largest(x, sampling.top_k)
+            x = x.masked_fill(x < least, -torch.inf)
         if sampling.top_p < 1.0:
-            x = x.masked_fill(outside_nucleus(x, sampling.top_p), -torch.inf)
+            outside = outside_nucleus(x, sampling.top_p)
+            x = x.masked_fill(outside, -torch.inf)
         if sampling.min_p > 0.0:
             least = x.amax(-1, keepdim=True) + math.log(sampling.min_p)
             x = x.masked_fill(x < least, -torch.inf)
@@ -56,7 +60,8 @@ def outside_nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Return the tokens that top-p drops, because the mass before them suffices: bool [..., V]."""
     ordered, index = logits.sort(dim=-1, descending=True, stable=True)
     mass = ordered.softmax(-1)
-    outside = mass.cumsum(-1) - mass >= top_p
+    mass_before = mass.cumsum(-1) - mass
+    outside = mass_before >= top_p
     return torch.zeros_like(outside).scatter(-1, index, outside)
 
 
@@ -92,7 +97,8 @@ def likeliest(x: Tensor, k: int) -> Likeliest:
         first = x.argmax(-1, keepdim=True)
         return Likeliest(x.gather(-1, first), first)
     if on_host(x):
-        values, ids = x.topk(min(k + 1, x.shape[-1]))  # one more shows a tie of the last
+        one_more = min(k + 1, x.shape[-1])  # shows a tie of the last
+        values, ids = x.topk(one_more)
         if not has_ties(values):
             return Likeliest(values[..., :k], ids[..., :k])
     values, ids = x.sort(dim=-1, descending=True, stable=True)
@@ -104,7 +110,8 @@ def has_ties(ordered: Tensor) -> bool:
     if ordered.dtype == torch.bfloat16:  # which numpy lacks
         ordered = ordered.float()
     values = ordered.numpy(force=ordered.requires_grad)
-    return bool((values[..., 1:] == values[..., :-1]).any())
+    equal = values[..., 1:] == values[..., :-1]
+    return bool(equal.any())
 
 
 def at(q: Tensor, x: Tensor) -> Tensor:
@@ -133,7 +140,8 @@ def rows_at(x: Tensor, index: Tensor) -> Tensor:
             first_row = first_row[:, None]
         index = index + first_row
         x = x.reshape(1, b * m, v)
-    return x.index_select(1, index.flatten()).view(*index.shape, v)
+    rows = x.index_select(1, index.flatten())
+    return rows.view(*index.shape, v)
 
 
 # the largest uniform in use: its product with a total must not round up to the total

@@ -36,7 +36,8 @@ def reach(acceptance: float | list[float], depth: int) -> Tensor:
         return level_rates(acceptance, depth)[:, None] ** levels
     given = torch.tensor(acceptance, dtype=torch.float64)
     rates = given[levels.clamp(max=len(given)) - 1]
-    return rates.cumprod(0).float().expand(depth + 1, -1)
+    reached = rates.cumprod(0).float()
+    return reached.expand(depth + 1, -1)
 
 
 def _rate(tau: float, depth: int) -> float:
@@ -60,9 +61,11 @@ def simulate(draft: Draft, result: VerifyResult, rates: Tensor, u: Tensor) -> Ve
     """
     depth = draft.tree.depth.expand_as(draft.tokens)
     deepest = depth.amax(1)
-    passed = (u[:, None] < rates[deepest, : result.path.shape[1] - 1]).sum(1)
-    accepted = torch.minimum(passed, deepest)
+    max_depth = result.path.shape[1] - 1
+    passed = u[:, None] < rates[deepest, :max_depth]
+    accepted = torch.minimum(passed.sum(1), deepest)
     path = path_to(draft.tree, depth.argmax(1))
-    columns = numbers(path.shape[1], u.device)
+    columns = numbers(max_depth + 1, u.device)
     kept = torch.minimum(columns, accepted[:, None])
-    return result._replace(path=path.gather(1, kept), accepted=accepted)
+    path = path.gather(1, kept)
+    return result._replace(path=path, accepted=accepted)

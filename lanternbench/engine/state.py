@@ -125,14 +125,15 @@ class DecodeState:
     images: Tensor = field(init=False)  # [B, L] those of dropped prompts
 
     def __post_init__(self) -> None:
+        device = self.target.device
         self.batch = len(self.seeds)
         self.limit = self.target.length
-        self.device = self.target.device
-        self.health = torch.zeros((), device=self.device)
-        self.columns = torch.arange(self.max_nodes + 1, device=self.device)
+        self.device = device
+        self.health = torch.zeros((), device=device)
+        self.columns = torch.arange(self.max_nodes + 1, device=device)
         self.origin = list(range(self.batch))
-        self.prompts = torch.arange(self.batch, device=self.device)[:, None]
-        self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=self.device)
+        self.prompts = torch.arange(self.batch, device=device)[:, None]
+        self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=device)
 
     @property
     def recorded(self) -> bool:
@@ -157,8 +158,9 @@ class DecodeState:
         """
         if not self.warp.shares_noise:
             return p
-        start = self.now.length.device
-        return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth)
+        inner_dims = [1] * (p.ndim - 2)
+        start = self.now.length.device.view(-1, *inner_dims)
+        return self.drawn(p, start + depth)
 
     def final(self, states: Tensor) -> Tensor:
         """Return the states after the last layer, without those of ``aux_layers``."""
@@ -188,8 +190,11 @@ class DecodeState:
         """
         if self.recorded:
             return None
-        left = [i for i, n in enumerate(self.now.length.host or ()) if n < self.limit]
-        return left if left and 2 * len(left) <= self.batch else None
+        lengths = self.now.length.host or ()
+        left = [i for i, length in enumerate(lengths) if length < self.limit]
+        if left and 2 * len(left) <= self.batch:
+            return left
+        return None
 
     def select(self, prompts: list[int]) -> None:
         """Drop all other prompts from the batch."""
@@ -198,7 +203,9 @@ class DecodeState:
         self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
         last = now.last
         new = last.advance.longest
-        before = None if last.before is None else last.before[:, :new]
+        before = last.before
+        if before is not None:
+            before = before[:, :new]
         last = LastCommit(last.hidden[:, :new], last.tokens[:, :new], last.advance, before)
         self.now = now._replace(last=last)
         self.seeds = [self.seeds[i] for i in prompts]

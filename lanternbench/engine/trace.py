@@ -90,7 +90,8 @@ def trace_bytes(image: Generation) -> int:
     """Return the bytes of the distributions that the batch of an image has kept."""
     if image.trace is None:
         return 0
-    return sum(x.nbytes for x in vars(image.trace).values() if isinstance(x, Tensor))
+    stores = vars(image.trace).values()
+    return sum(store.nbytes for store in stores if isinstance(store, Tensor))
 
 
 class Trace:
@@ -106,7 +107,7 @@ class Trace:
 
     def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
         self.q = torch.zeros(batch, length, vocab, device=device)
-        self.p = torch.zeros(batch, length, vocab, device=device)
+        self.p = torch.zeros_like(self.q)
         # tokens, in draft order
         self.children = torch.full((batch, length, width), -1, device=device)
         self.tried = torch.zeros(batch, length, dtype=torch.long, device=device)
@@ -126,12 +127,14 @@ class Trace:
         The next step overwrites what is past the commit.
         """
         draft = result.draft
-        path = result.verified.path
+        verified = result.verified
+        path = verified.path
         columns = numbers(path.shape[1], path.device)
         batch = numbers(len(path), path.device)[:, None]
+        start = result.start[:, None]
 
         def write(store: Tensor, rows: Tensor) -> None:
-            positions = result.start[:, None] + columns[: rows.shape[1]]
+            positions = start + columns[: rows.shape[1]]
             store[prompts, positions] = rows.to(store.dtype)
 
         def on_path(of_node: Tensor) -> Tensor:
@@ -143,16 +146,21 @@ class Trace:
             inner = draft.static.inner_index[path].clamp(min=0)
             write(self.p, draft.p if draft.is_chain else draft.p[batch, inner])
         if draft.tree.width:
-            write(self.children, on_path(children_of(draft, self.children.shape[-1])))
-        reached = columns <= result.verified.accepted[:, None]
-        write(self.tried, torch.where(reached, on_path(result.verified.tried), 0))
-        write(self.depth, on_path(draft.tree.depth.expand(len(path), -1)) + 1)
+            children = children_of(draft, self.children.shape[-1])
+            write(self.children, on_path(children))
+        reached = columns <= verified.accepted[:, None]
+        tried = on_path(verified.tried)
+        depth = draft.tree.depth.expand(len(path), -1)
+        write(self.tried, torch.where(reached, tried, 0))
+        write(self.depth, on_path(depth) + 1)
 
 
 def children_of(draft: Draft, width: int) -> Tensor:
     """Return the tokens of each node's children, −1 for none: [B, N, width]."""
     ids = draft.tree.children.expand(len(draft.tokens), -1, -1)
-    tokens = draft.tokens.gather(1, ids.clamp(min=0).flatten(1)).view_as(ids)
+    known = ids.clamp(min=0).flatten(1)
+    tokens = draft.tokens.gather(1, known).view_as(ids)
+    tokens = torch.where(ids >= 0, tokens, -1)
     # an adaptive tree may be narrower than the widest
     spare = width - ids.shape[-1]
-    return F.pad(torch.where(ids >= 0, tokens, -1), (0, spare), value=-1)
+    return F.pad(tokens, (0, spare), value=-1)

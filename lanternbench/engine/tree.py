@@ -158,15 +158,18 @@ def from_paths(paths: Paths) -> StaticTree:
 
     Raises UserError if a node is missing.
     """
-    nodes = sorted(set(map(tuple, paths)), key=lambda path: (len(path), path))
+    unique = set(map(tuple, paths))
+    nodes = sorted(unique, key=lambda path: (len(path), path))
     check_paths(nodes)
     index = {path: number for number, path in enumerate([(), *nodes])}
     parent_of = [-1] + [index[path[:-1]] for path in nodes]
     depth = [len(path) for path in index]
-    width = 1 + max([path[-1] for path in nodes], default=-1)
+    ranks = [path[-1] for path in nodes]
+    width = 1 + max(ranks, default=-1)
     tree = from_parents(torch.tensor([parent_of]), torch.tensor([depth]), depth[-1], width)
     levels = build_levels(nodes, parent_of, tree.ancestors[0])
-    inner = torch.tensor(sorted(set(parent_of[1:])), dtype=torch.long)
+    inner_ids = sorted(set(parent_of[1:]))
+    inner = torch.tensor(inner_ids, dtype=torch.long)
     inner_index = torch.full((tree.nodes,), -1)
     inner_index[inner] = torch.arange(len(inner))
     return StaticTree(
@@ -248,17 +251,19 @@ def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
     place[order] = torch.arange(len(order))
     options = F.pad(children, (0, 1), value=-1)  # [N, W + 1]
     sizes = (children >= 0).sum(-1, keepdim=True)
-    columns = torch.arange(1, tree.width + 2)
+    last_child = options.amax(-1)
+    onward = torch.where(options >= 0, options, ids[:, None])
+    examined = torch.arange(1, tree.width + 2)
     return SiblingOrder(
         nodes=order,
         depth=depth[order],
         later=tuple(later_ranks(tree, by_rank)),
-        last_child=place[options.amax(-1)].where(sizes[:, 0] > 0, 0),
+        last_child=place[last_child].where(sizes[:, 0] > 0, 0),
         is_leaf=sizes == 0,
         tests=place[options],
         outcomes=ids * (tree.width + 1),
-        onward=torch.where(options >= 0, options, ids[:, None]).flatten(),
-        tried=torch.minimum(columns, sizes).flatten(),
+        onward=onward.flatten(),
+        tried=torch.minimum(examined, sizes).flatten(),
         paths=path_to(tree, ids),
         levels=depth,
     )
@@ -268,7 +273,8 @@ def later_ranks(tree: Tree, by_rank: list[Tensor]) -> Iterator[LaterRank]:
     """Yield the second children, the third children, …; ``by_rank``: children by rank."""
     children = tree.children[0]
     for rank, nodes in enumerate(by_rank[1:], 1):
-        families = (children[:, rank, None] == nodes).int().argmax(0)
+        is_parent = children[:, rank, None] == nodes
+        families = is_parent.int().argmax(0)
         elders = children[families, rank - 1]
         places = torch.searchsorted(by_rank[rank - 1], elders)
         yield LaterRank(elders, places, tree.depth[0, nodes])
@@ -299,12 +305,14 @@ def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> T
     same_parent = parent[:, :, None] == parent[:, None]
     elder = same_parent & used[:, None] & _earlier(n, device)
     rank = elder.sum(-1)
-    # the rest goes to a spare cell
-    slot = torch.where(used & (rank < width), parent * width + rank, n * width)
-    children = torch.full((b, n * width + 1), -1, device=device)
-    children = children.scatter_(1, slot, ids.expand(b, -1))[:, :-1].view(b, n, width)
-    itself = ids[:, None] == ids
-    reach = ((parent[..., None] == ids) & used[..., None] | itself).float()
+    cells = n * width  # and a spare one for nodes that are nobody's child
+    is_child = used & (rank < width)
+    cell = torch.where(is_child, parent * width + rank, cells)
+    children = torch.full((b, cells + 1), -1, device=device)
+    children = children.scatter_(1, cell, ids.expand(b, -1))
+    children = children[:, :-1].view(b, n, width)
+    its_parent = (parent[..., None] == ids) & used[..., None]
+    reach = (its_parent | (ids[:, None] == ids)).float()
     for _ in range((max_depth - 1).bit_length()):  # squaring doubles the number of generations
         reach = torch.bmm(reach, reach)
     return Tree(depth, children, reach > 0, max_depth)
@@ -312,17 +320,21 @@ def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> T
 
 def parents(tree: Tree) -> Tensor:
     """Return the parent of each node, −1 for the root and for unused nodes: [b, N]."""
-    b, n, w = tree.children.shape
-    parent = torch.full((b, n + 1), -1, device=tree.children.device)
-    owner = numbers(n, parent.device)[None, :, None].expand(b, n, w)
-    slot = torch.where(tree.children >= 0, tree.children, n)
-    return parent.scatter_(1, slot.flatten(1), owner.flatten(1))[:, :-1]
+    children = tree.children
+    b, n, w = children.shape
+    parent = torch.full((b, n + 1), -1, device=children.device)
+    owner = numbers(n, parent.device)[None, :, None]
+    owner = owner.expand(b, n, w)
+    cell = torch.where(children >= 0, children, n)
+    parent.scatter_(1, cell.flatten(1), owner.flatten(1))
+    return parent[:, :-1]
 
 
 def first_leaf(tree: Tree) -> Tensor:
     """Return the lowest leaf at or below each node: [b, N]."""
     ids = numbers(tree.nodes, tree.depth.device)
-    leaf = (tree.children < 0).all(-1) & (tree.depth >= 0)
+    has_no_child = (tree.children < 0).all(-1)
+    leaf = has_no_child & (tree.depth >= 0)
     below = tree.ancestors.mT & leaf[:, None]  # [b, N, N] leaf j at or below node i
     return torch.where(below, ids, tree.nodes).amin(-1)
 
@@ -330,11 +342,13 @@ def first_leaf(tree: Tree) -> Tensor:
 def path_to(tree: Tree, last: Tensor) -> Tensor:
     """Return the nodes from the root to ``last`` [B], padded with ``last``: [B, D + 1]."""
     rows = tree.ancestors.expand(len(last), -1, -1)
-    seen = rows.gather(1, last[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]  # [B, N]
+    index = last[:, None, None].expand(-1, 1, rows.shape[-1])
+    seen = rows.gather(1, index)[:, 0]  # [B, N]
     depth = torch.where(seen, tree.depth.expand_as(seen), -1)
     depths = numbers(tree.max_depth + 1, last.device)
     at_depth = depth[:, None] == depths[:, None]  # [B, D + 1, N]
-    return torch.where(at_depth.any(-1), at_depth.int().argmax(-1), last[:, None])
+    node = at_depth.int().argmax(-1)
+    return torch.where(at_depth.any(-1), node, last[:, None])
 
 
 def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -344,11 +358,13 @@ def walk(tree: Tree, exists: Tensor, accept: Tensor) -> tuple[Tensor, Tensor, Te
     """
     found = accept.any(-1)
     first = accept.int().argmax(-1)  # the first accepted child
-    child = tree.children.expand_as(accept).gather(-1, first[..., None])[..., 0]
+    children = tree.children.expand_as(accept)
+    child = children.gather(-1, first[..., None])[..., 0]
     onward = torch.where(found, child, numbers(tree.nodes, accept.device))
     path = [torch.zeros_like(onward[:, :1])]
     for _ in range(tree.max_depth):
         path.append(onward.gather(1, path[-1]))
     nodes = torch.cat(path, 1)
-    accepted = (nodes[:, 1:] != nodes[:, :-1]).sum(1)
-    return nodes, accepted, torch.where(found, first + 1, exists.sum(-1))
+    moved = nodes[:, 1:] != nodes[:, :-1]
+    tried = torch.where(found, first + 1, exists.sum(-1))
+    return nodes, moved.sum(1), tried

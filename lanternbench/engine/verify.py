@@ -138,10 +138,13 @@ class RatioTest:
         """
         shape = q.shape[:-1]
         tokens = torch.arange(q.shape[-1], device=q.device)
+        at_once = max(1, PIECE // q.numel())
+        depth = depth[..., None]
         values = []
-        for x in torch.split(tokens, max(1, PIECE // q.numel())):
+        for x in torch.split(tokens, at_once):
             rows = q[..., None, :].expand(*shape, len(x), -1)
-            values.append(self.relax(rows, x.expand(*shape, -1), depth[..., None]).value)
+            relaxed = self.relax(rows, x.expand(*shape, -1), depth)
+            values.append(relaxed.value)
         return torch.cat(values, -1)
 
     def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor:
@@ -150,7 +153,8 @@ class RatioTest:
         u < min(1, q̃(x)/p(x)), written without the division; p(x) = 0 never accepts.
         """
         p_x = at(p, x)
-        return (u * p_x < self.relax(q, x, depth).value) & (p_x > 0)
+        relaxed = self.relax(q, x, depth)
+        return (u * p_x < relaxed.value) & (p_x > 0)
 
     def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor:
         """Return p(y)·f(y) for every token y; f is the probability that ``accept`` accepts it.
@@ -165,8 +169,10 @@ class RatioTest:
         q [B, N, V], best = argmax q [B, N], parent [B, N] -> [B, N]
         """
         rows = rows_at(q, parent)
-        relaxed = self.relax(rows, draft.tokens, draft.tree.depth.expand_as(draft.tokens))
-        rivals = self.rivals(rows, relaxed).scatter(-1, draft.tokens[..., None], 0.0)
+        depth = draft.tree.depth.expand_as(draft.tokens)
+        relaxed = self.relax(rows, draft.tokens, depth)
+        rivals = self.rivals(rows, relaxed)
+        rivals = rivals.scatter(-1, draft.tokens[..., None], 0.0)
         return relaxed.value >= rivals.amax(-1)
 
     def rivals(self, q: Tensor, relaxed: RelaxedProb) -> Tensor:
@@ -310,10 +316,12 @@ def end_of_chain(
     length = draft.p.shape[1]
     accepted_column = accepted.unsqueeze(1)
     from_weights = counts & (accepted_column < length)
-    token = draw_each(torch.where(from_weights, weights, q), u.narrow(1, 0, 1)).squeeze(1)
+    law = torch.where(from_weights, weights, q)
+    token = draw_each(law, u.narrow(1, 0, 1))
     # in a chain a node's id is its depth
     path = torch.minimum(draft.static.tree.depth, accepted_column)
-    return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
+    tried = draft.static.sizes.expand_as(draft.tokens)
+    return VerifyResult(path, accepted, token.squeeze(1), tried)
 
 
 def verify_chain(
@@ -334,7 +342,8 @@ def verify_chain(
     prompts = numbers(len(q), q.device)
     q_stop = q[prompts, accepted]
     p_stop = draft.p[prompts, rejected]
-    left = left_over(test, residual, q_stop, p_stop, tokens[prompts, rejected], rejected + 1)
+    x_stop = tokens[prompts, rejected]
+    left = left_over(test, residual, q_stop, p_stop, x_stop, rejected + 1)
     return end_of_chain(draft, q_stop, left.weights, left.counts, accepted, u)
 
 
@@ -385,7 +394,8 @@ def walk(siblings: SiblingOrder, passed: Tensor) -> tuple[Tensor, Tensor]:
     passed [B, C]: the children that are accepted if tried.  Returns the last node [B], and how
     many children of each node were examined if it was reached [B, N].
     """
-    decided = F.pad(passed, (0, 1), value=True)[:, siblings.tests]  # [B, N, W + 1]
+    with_spare = F.pad(passed, (0, 1), value=True)
+    decided = with_spare[:, siblings.tests]  # [B, N, W + 1]
     outcome = decided.int().argmax(-1) + siblings.outcomes
     onward = siblings.onward.take(outcome)
     depth = siblings.paths.shape[1] - 1
@@ -410,9 +420,11 @@ def verify_tree(
     prompts = numbers(len(q), q.device)
     last = siblings.last_child.take(stop)  # place of the last rejected child, unless at a leaf
     after_children = after_rejection(test, residual, children, prompts, last)
-    final = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)
-    token = draw_each(final, u.narrow(1, 0, 1)).squeeze(1)
-    return VerifyResult(siblings.paths[stop], siblings.levels.take(stop), token, tried)
+    law = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)
+    token = draw_each(law, u.narrow(1, 0, 1))
+    path = siblings.paths[stop]
+    accepted = siblings.levels.take(stop)
+    return VerifyResult(path, accepted, token.squeeze(1), tried)
 
 
 def after_rejection(
