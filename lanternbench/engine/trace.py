@@ -104,6 +104,7 @@ class Trace:
     # as ``law`` [B, L, V] for orders other than raster, see ``rows.RowTrace``
     seen: Tensor | None = None
     law: Tensor
+    final: Tensor
 
     def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
         self.q = torch.zeros(batch, length, vocab, device=device)

@@ -195,26 +195,30 @@ class TableDecoder:
         tokens = state.now.tokens
         committed, cached = self.live(decodes)
         keys, values = state.cache.store[0, :, :, 1:, 0].unbind(1)  # after the prompt's slot
-        memory = torch.where(keys > 0, values, -1.0).unflatten(0, (-1, state.batch))
-        memory = memory[..., : tokens.shape[1]].masked_fill(~cached, 0)
+        memory = torch.where(keys > 0, values, -1.0)
+        memory = memory[:, : tokens.shape[1]].unflatten(0, (-1, state.batch))
+        memory = memory.masked_fill(~cached, 0)
         known = [decodes.length[:, None], tokens.masked_fill(~committed, 0), *memory]
         known += tensors(decodes.carried)
         for leaf in leaves(decodes.carried):
             if isinstance(leaf, PerPrompt):
                 numbers = {value: i for i, value in enumerate(dict.fromkeys(leaf))}
                 known.append(torch.tensor([[numbers[value]] for value in leaf]))
-        return torch.cat([x.double() for x in known], 1).mul(1e9).round()
+        joined = torch.cat([x.double() for x in known], 1)
+        return joined.mul(1e9).round()
 
     def merged(self, decodes: Decodes) -> Decodes:
         """One of all decodes whose states are equivalent, with their probability and mean loss."""
         _, group, sizes = self.identity(decodes).unique(
             dim=0, return_inverse=True, return_counts=True
         )
-        ends = sizes.cumsum(0)
-        merged = decodes.take(group.argsort(stable=True)[ends - sizes])
+        begins = sizes.cumsum(0) - sizes
+        first_of_group = group.argsort(stable=True)[begins]
+        merged = decodes.take(first_of_group)
         weight = torch.zeros_like(merged.weight).index_add(0, group, decodes.weight)
         lost = decodes.lost * decodes.weight[:, None]
-        merged.lost = torch.zeros_like(merged.lost).index_add(0, group, lost) / weight[:, None]
+        total_lost = torch.zeros_like(merged.lost).index_add(0, group, lost)
+        merged.lost = total_lost / weight[:, None]
         merged.weight = weight
         return merged
 
@@ -237,7 +241,8 @@ class TableDecoder:
     def sample(self, count: int, generator: torch.Generator) -> Sample:
         """``count`` whole decodes."""
         shape = (count, self.tables.length + 1, self.uniforms)
-        u = torch.rand(shape, generator=generator, dtype=torch.float64).clamp_(max=BELOW_ONE)
+        u = torch.rand(shape, generator=generator, dtype=torch.float64)
+        u.clamp_(max=BELOW_ONE)
         if self.decoder.warp.greedy:
             first = self.first.argmax(-1).expand(count)
         else:
@@ -319,11 +324,13 @@ class RowDecoder(TableDecoder):
             distance = (laws[fresh, i, None] - self.target[i]).abs().sum(-1)
             after.lost[fresh] += 0.5 * distance
         tokens = after.state.now.tokens
-        tokens.masked_fill_(~F.pad(committed, (0, 2)), 0)
+        missing = ~F.pad(committed, (0, 2))
+        tokens.masked_fill_(missing, 0)
         whole = after.length >= self.tables.length
         image = self.tables.numbers(tokens)[whole]
         lost = after.lost[whole].gather(1, image[:, None])[:, 0]
-        return after, float((after.weight[whole] * lost).sum())
+        loss = (after.weight[whole] * lost).sum()
+        return after, float(loss)
 
     def live(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
         """The stand-in for the last token of a row may be read, too."""
@@ -389,14 +396,17 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> Pieces:
     row, threshold = thresholds(decoder, decodes, u, k)
     decode = torch.arange(len(u))
     row = torch.cat([decode, decode, row])
-    at = torch.cat([torch.zeros_like(u[:, k]), torch.ones_like(u[:, k]), threshold])
+    lowest = torch.zeros_like(u[:, k])
+    highest = torch.ones_like(u[:, k])
+    at = torch.cat([lowest, highest, threshold])
     order = at.argsort(stable=True)
     order = order[row[order].argsort(stable=True)]
     row = row[order]
     at = at[order]
     of_one_decode = row[1:] == row[:-1]
+    begin = at[:-1][of_one_decode]
     width = at.diff()[of_one_decode]
-    return Pieces(row[:-1][of_one_decode], at[:-1][of_one_decode] + width / 2, width)
+    return Pieces(row[:-1][of_one_decode], begin + width / 2, width)
 
 
 def thresholds(
@@ -415,7 +425,8 @@ def thresholds(
         return decoder.step(decodes.take(row), changed)
 
     row = torch.arange(len(u))
-    ends = torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype).expand(len(u), 2)  # [I, 2] of intervals
+    whole = torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype)
+    ends = whole.expand(len(u), 2)  # [I, 2] of intervals
     decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)  # [I, 2, ·]
     fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
     while True:
@@ -426,12 +437,13 @@ def thresholds(
         if not len(row) or float(ends.diff().max()) < RESOLUTION:
             return row, ends.mean(1)
         points = ends[:, :1] + ends.diff() * fractions  # [I, S + 1]
-        inner = decide(row.repeat_interleave(SECTIONS - 1), points[:, 1:-1].flatten())
+        inner_row = row.repeat_interleave(SECTIONS - 1)
+        inner = decide(inner_row, points[:, 1:-1].flatten())
         inner = inner.unflatten(0, (len(row), SECTIONS - 1))
-        decided = torch.cat([decided[:, :1], inner, decided[:, 1:]], 1)
+        at_points = torch.cat([decided[:, :1], inner, decided[:, 1:]], 1)
         row = row.repeat_interleave(SECTIONS)
         ends = points.unfold(1, 2, 1).flatten(0, 1)
-        decided = decided.unfold(1, 2, 1).flatten(0, 1).mT
+        decided = at_points.unfold(1, 2, 1).flatten(0, 1).mT
 
 
 def branches(decoder: TableDecoder, decodes: Decodes) -> tuple[Decodes, Tensor]:

@@ -56,8 +56,9 @@ def noise_tables(tables: Tables, seed: int) -> NoiseTables:
     generator = torch.Generator().manual_seed(seed)
     first = torch.empty_like(q[..., :1]).exponential_(generator=generator)
     later = torch.empty_like(q).exponential_(generator=generator)
+    after_first = later.scatter(-1, images[..., None], 0.0)
     # of a token with q = 0, which never arrives, E is any exponential
-    exponentials = q * first + later.scatter(-1, images[..., None], 0.0)
+    exponentials = q * first + after_first
     return NoiseTables(images, weight.repeat_interleave(DRAWS), -exponentials.log())
 
 
@@ -117,12 +118,14 @@ def gap_of_scores(of_ar: Generation, tokens: Tensor, i: int, position: int, key:
     if of_ar.trace is None:
         raise TypeError("the distributions were not kept")
     q = of_ar.trace.q[i, position]
+    keys = torch.tensor([key], device=q.device)
     place = torch.tensor([[position]], device=q.device)
-    g = gumbel_noise(torch.tensor([key], device=q.device), place, q[None, None])
+    g = gumbel_noise(keys, place, q[None, None])
     scores = perturbed(q, g[0, 0]).log()
-    gap = (scores[of_ar.tokens[position]] - scores[tokens[position]]).abs()
-    log_q = q[q > 0].log().abs()
-    return float(gap / log_q.amax().clamp(min=1.0))
+    of_ar_token = scores[of_ar.tokens[position]]
+    gap = (of_ar_token - scores[tokens[position]]).abs()
+    largest = q[q > 0].log().abs().amax()
+    return float(gap / largest.clamp(min=1.0))
 
 
 def rounding_error(target: Target) -> float:

@@ -84,10 +84,12 @@ def favoured_tokens(trace: Trace, q: Tensor) -> Tensor:
     vocab = q.shape[-1]
     tokens = torch.where(trace.children >= 0, trace.children, vocab)  # none: past the others
     rank = torch.arange(tokens.shape[-1], 0, -1, device=q.device, dtype=q.dtype)
-    children = q.new_zeros(*q.shape[:-1], vocab + 1)
-    children = children.scatter(-1, tokens, rank.expand(tokens.shape))[..., :-1]
-    known = trace.p.sum(-1, keepdim=True) > 0
-    favour = torch.where(known, trace.p / q.clamp(min=1e-12), q + children)
+    with_spare = q.new_zeros(*q.shape[:-1], vocab + 1)
+    with_spare = with_spare.scatter(-1, tokens, rank.expand(tokens.shape))
+    children = with_spare[..., :-1]
+    has_p = trace.p.sum(-1, keepdim=True) > 0
+    ratio = trace.p / q.clamp(min=1e-12)
+    favour = torch.where(has_p, ratio, q + children)
     return favour.argsort(dim=-1, descending=True, stable=True)
 
 
@@ -97,8 +99,10 @@ def uniforms(q: Tensor, tokens: Tensor, order: Tensor, seed: int) -> Tensor:
     place = (order == tokens[..., None]).int().argmax(-1)
     q_x = at(q, tokens)
     before = at(mass.cumsum(-1), place) - q_x
-    u = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(q.device)
-    return ((before + u * q_x) / mass.sum(-1)).clamp(0, 1)
+    generator = torch.Generator().manual_seed(seed)
+    u = torch.rand(tokens.shape, generator=generator).to(q.device)
+    share = (before + u * q_x) / mass.sum(-1)
+    return share.clamp(0, 1)
 
 
 def rank_test(f: Tensor) -> Finding:
@@ -123,9 +127,10 @@ def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
     q = q.double()
     log_q = q.clamp(min=1e-30).log()
     entropy = -(q * log_q).sum(-1)
-    variance = ((q * log_q**2).sum(-1) - entropy**2).clamp(min=0).sum()
+    mean_square = (q * log_q**2).sum(-1)
+    variance = (mean_square - entropy**2).clamp(min=0)
     surplus = float((at(log_q, tokens) + entropy).sum())
-    spread = float(variance.sqrt())
+    spread = float(variance.sum().sqrt())
     if spread > 0:
         z = abs(surplus) / spread
     else:
@@ -161,10 +166,13 @@ def powers(
     drafted = trace.tried.flatten().nonzero()[:, 0]
     if not len(drafted) or decoder.rule.by_position:
         return ()
-    nodes = drafted[torch.linspace(0, len(drafted) - 1, min(NODES, len(drafted))).long()]
+    spread = torch.linspace(0, len(drafted) - 1, min(NODES, len(drafted)))
+    nodes = drafted[spread.long()]
     q = q.flatten(0, 1)[nodes]
     order = order.flatten(0, 1)[nodes]
-    p = trace.p.flatten(0, 1)[nodes] if bool(trace.sampled.flatten()[nodes].all()) else None
+    p = None
+    if bool(trace.sampled.flatten()[nodes].all()):
+        p = trace.p.flatten(0, 1)[nodes]
     x = trace.children[..., 0].flatten()[nodes].clamp(min=0)
     depth = trace.depth.flatten()[nodes]
     tokens = trace.tried.numel()
@@ -172,8 +180,8 @@ def powers(
     for factor in FACTORS:
         wrong = TooGenerous(decoder.rule, factor)
         drawn = kernel(q, p, x, depth, wrong, decoder.residual)
-        mass = mass_per_bin(q.gather(-1, order), drawn.gather(-1, order)).mean(0)
-        extra = (mass - 1 / BINS) * len(drafted) / tokens
+        mass = mass_per_bin(q.gather(-1, order), drawn.gather(-1, order))
+        extra = (mass.mean(0) - 1 / BINS) * len(drafted) / tokens
         chances.append(chance_to_fail(float(extra.square().sum()) * tokens * BINS))
     return tuple(chances)
 
@@ -186,12 +194,16 @@ def mass_per_bin(q: Tensor, drawn: Tensor) -> Tensor:
     drawn = drawn.double()
     q_upto = q.cumsum(-1)
     drawn_upto = drawn.cumsum(-1)
-    edges = q_upto[:, -1:] * torch.arange(1, BINS, device=q.device) / BINS
+    parts = torch.arange(1, BINS, device=q.device) / BINS
+    edges = q_upto[:, -1:] * parts
     token = torch.searchsorted(q_upto, edges).clamp(max=q.shape[-1] - 1)
     # the share of the token that lies beyond the edge which cuts it
-    beyond = (q_upto.gather(-1, token) - edges) / q.gather(-1, token).clamp(min=1e-30)
-    mass = drawn_upto.gather(-1, token) - beyond.clamp(0, 1) * drawn.gather(-1, token)
-    return torch.cat([mass, drawn_upto[:, -1:]], -1).diff(dim=-1, prepend=0 * mass[:, :1])
+    q_beyond = q_upto.gather(-1, token) - edges
+    beyond = q_beyond / q.gather(-1, token).clamp(min=1e-30)
+    drawn_beyond = beyond.clamp(0, 1) * drawn.gather(-1, token)
+    mass = drawn_upto.gather(-1, token) - drawn_beyond
+    ends = torch.cat([mass, drawn_upto[:, -1:]], -1)
+    return ends.diff(dim=-1, prepend=torch.zeros_like(ends[:, :1]))
 
 
 class Sampled(NamedTuple):
@@ -244,9 +256,11 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     generated = engine.generate(decoder, captions, keys, seed, trace=True)
     tokens = torch.stack([image.tokens for image in generated])
     trace = cast(Trace, generated[0].trace)
-    tests = tested(trace, target_distributions(decoder, captions, tokens), tokens, decoder, seed)
+    q = target_distributions(decoder, captions, tokens)
+    tests = tested(trace, q, tokens, decoder, seed)
     pairs = tokens[: count // 2 * 2].unflatten(0, (-1, 2))
-    return tests._replace(alike=int((pairs[:, 0] == pairs[:, 1]).all(-1).sum()))
+    is_alike = (pairs[:, 0] == pairs[:, 1]).all(-1)
+    return tests._replace(alike=int(is_alike.sum()))
 
 
 @torch.inference_mode()
@@ -262,7 +276,8 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int) -> 
     generated = engine.generate(decoder, captions, seed=seed)
     tokens = torch.stack([image.tokens for image in generated])
     q = target_distributions(decoder, captions, tokens)
-    return int((q.amax(-1) - at(q, tokens) >= TIE).any(1).sum())
+    is_other = q.amax(-1) - at(q, tokens) >= TIE
+    return int(is_other.any(1).sum())
 
 
 @torch.inference_mode()

@@ -101,7 +101,8 @@ class Tables:
         [R, …, V].
         """
         half = torch.arange(len(rows)) // (len(rows) // self.halves)
-        return logits[half.view(-1, *[1] * (rows.ndim - 1)), rows]
+        inner_dims = [1] * (rows.ndim - 1)
+        return logits[half.view(-1, *inner_dims), rows]
 
     def states_after(self, tokens: Tensor, position: Tensor, seen: Tensor) -> Tensor:
         """The target's states [R, n, V] after what is seen, see ``read``; position 0 is the
@@ -194,10 +195,13 @@ class RowTables(Tables):
         """NaN for an input that attends to an empty slot."""
         place = (position - 1).clamp(0, self.length)
         counts = (position > 0) & (place < self.length - 1)
-        digits = torch.where(counts, (tokens + 1) * (self.vocab + 1) ** place, 0)
-        code = (seen * digits[:, None]).sum(-1).clamp(0, logits.shape[1] - 1)
-        empty = (seen & (position < 0)[:, None]).any(-1, keepdim=True)
-        return torch.where(empty, torch.nan, self.halved(logits, code))
+        digits = (tokens + 1) * (self.vocab + 1) ** place
+        digits = torch.where(counts, digits, 0)
+        code = (seen * digits[:, None]).sum(-1)
+        code = code.clamp(0, logits.shape[1] - 1)
+        sees_empty = seen & (position < 0)[:, None]
+        is_void = sees_empty.any(-1, keepdim=True)
+        return torch.where(is_void, torch.nan, self.halved(logits, code))
 
 
 class TableModel:
@@ -260,8 +264,11 @@ def read(
     position = rope[..., 0, 0].expand(x.shape[:2])
     entries = torch.stack([position + 1, x[..., 0]], 1)
     slots = put(0, entries[..., None])[..., 0].long()  # [R, 2, S]
-    seen = torch.ones(1, dtype=torch.bool) if mask is None else mask[:, 0] == 0
-    return slots[:, 1], slots[:, 0] - 1, seen.expand(*x.shape[:2], slots.shape[-1])
+    keys, tokens = slots.unbind(1)
+    seen = torch.ones(1, dtype=torch.bool)
+    if mask is not None:
+        seen = mask[:, 0] == 0
+    return tokens, keys - 1, seen.expand(*x.shape[:2], slots.shape[-1])
 
 
 SMALL = [[0], [1], [2], [0, 0], [0, 1]]
@@ -353,7 +360,8 @@ class TableDrafter(Drafter[None]):
             tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
         ) -> Tensor:
             nonlocal codes
-            before = parent_states(cache, codes[..., None], parent, tokens.shape[1], depth)[..., 0]
+            states = codes[..., None]
+            before = parent_states(cache, states, parent, tokens.shape[1], depth)[..., 0]
             last = torch.zeros_like(tokens) if self.marginals else tokens
             codes = before * vocab + cache.all_rows(last)
             return self._logits(codes, state, depth)

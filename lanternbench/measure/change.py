@@ -88,14 +88,16 @@ def _change(label: str, name: str, sums: Floats, tests: int) -> Change:
     tops = sums[:, ::2]
     bottoms = sums[:, 1::2]
     old, new = (tops.sum(0) / bottoms.sum(0)).tolist()
-    moved_old, moved_new = ((tops - [old, new] * bottoms) / bottoms.mean(0)).T
+    moved = (tops - [old, new] * bottoms) / bottoms.mean(0)
+    moved_old, moved_new = moved.T
     half = _half_width(moved_new - moved_old, tests)
-    difference = (new - old, new - old - half, new - old + half)
+    change = new - old
+    difference = (change, change - half, change + half)
     relative = None
     if old > 0 and new > 0:
         ratio = new / old
-        log_half = _half_width(moved_new / new - moved_old / old, tests)
-        spread = math.exp(min(log_half, 700.0))  # more would overflow
+        half = _half_width(moved_new / new - moved_old / old, tests)  # of the logarithm
+        spread = math.exp(min(half, 700.0))  # more would overflow
         relative = (ratio - 1, ratio / spread - 1, ratio * spread - 1)
     return Change(label, name, n, old, new, relative, difference)
 

@@ -54,28 +54,33 @@ def study_codebook(
     neighbours.  Raises UserError for a wrong k.
     """
     codes = target.codebook
-    for k in ks:
-        if not 2 <= k <= len(codes):
-            text = f"k = {k} is no neighbourhood: a token and its neighbours are 2 to {len(codes)}"
-            raise UserError(text)
+    _check_sizes(ks, len(codes))
     table = nearest(codes, max(ks), proximity)
-    generations = engine.generate(build(target, method("ar")), captions, seed=seed, trace=True)
+    decoder = build(target, method("ar"))
+    generations = engine.generate(decoder, captions, seed=seed, trace=True)
     tokens = torch.stack([generation.tokens for generation in generations])
     generator = torch.Generator().manual_seed(seed)
     mass = _mass(generations[0].trace, table[tokens])
     unit = _random_distance(codes, generator)
-    drawn = target.images(tokens)
+    columns = [target.images(tokens)]
     likenesses = []
-    columns = [drawn]
     for k in ks:
         swapped = target.images(swap_codes(tokens, table, k, generator))
+        psnr = _psnr(swapped, columns[0])
         columns.append(swapped)
         distance = _distances(codes, codes[table[:, k - 1]]).median()
-        psnr = _psnr(swapped, drawn)
         likenesses.append(Likeness(k, float(distance / unit), float(mass[k - 1]), psnr))
     rows = [list(row) for row in zip(*columns, strict=True)]
     twins = len(codes) - len(codes.unique(dim=0))
     return Codebook(len(codes), codes.shape[1], twins, likenesses, rows)
+
+
+def _check_sizes(ks: list[int], codes: int) -> None:
+    """Raise UserError for a k that is no number of neighbours."""
+    for k in ks:
+        if not 2 <= k <= codes:
+            text = f"k = {k} is no neighbourhood: a token and its neighbours are 2 to {codes}"
+            raise UserError(text)
 
 
 def _mass(trace: Trace | None, neighbours: Tensor) -> Tensor:

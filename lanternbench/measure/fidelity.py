@@ -55,9 +55,14 @@ def fidelity_loss(
         nodes = ((trace.tried > 0) & (trace.sampled == sampled)).flatten().nonzero()[:, 0]
         width = rule.group_size if sampled else 1
         for part in nodes.split(max(1, CHUNK // (vocab * width))):
-            drawn_from = p[part] if sampled else None
             stages = node_losses(
-                q[part], drawn_from, children[part], tried[part], depth[part], rule, residual
+                q=q[part],
+                p=p[part] if sampled else None,
+                children=children[part],
+                tried=tried[part],
+                depth=depth[part],
+                rule=rule,
+                residual=residual,
             )
             losses[part] = stages.sum(-1)
     sums = losses.view(batch, length).sum(1)
@@ -103,18 +108,25 @@ def row_laws(trace: Trace, rule: RatioTest, residual: Residual) -> Tensor:
     where it gives none and the place waits.
     """
     assert trace.seen is not None
-    laws, names = trace.seen.clone(), ("seen", "p", "children", "depth", "final")
+    laws = trace.seen.flatten(0, 1).clone()
+    drafter = trace.p.flatten(0, 1)
+    drafts_law = trace.law.flatten(0, 1)
+    depths = trace.depth.flatten()
+    first_child = trace.children[..., 0].flatten()
+    final = trace.final.flatten()
     drafted = (trace.tried > 0).flatten().nonzero()[:, 0]
-    for part in drafted.split(max(1, CHUNK // (trace.q.shape[-1] * rule.group_size))):
-        q, p, x, depth, final = (getattr(trace, name).flatten(0, 1)[part] for name in names)
-        law = trace.law.flatten(0, 1)[part] if trace.law.shape == trace.seen.shape else p
+    row = laws.shape[-1] * rule.group_size
+    for part in drafted.split(max(1, CHUNK // row)):
+        q = laws[part]
+        p = drafter[part]
+        law = drafts_law[part] if drafts_law.shape == laws.shape else p
+        drawn = kernel(q, p, first_child[part], depths[part], rule, residual, law)
         # any token would have been drafted with p = 1: exact, x by x
-        certain = ((law > 0) & (p == 0)).any(-1)
-        drawn = kernel(q, p, x[:, 0], depth, rule, residual, law)
-        waiting = normalised(accepted_mass(q, p, depth, rule, law), q)
-        r = torch.where(final[:, None], torch.where(certain[:, None], q, drawn), waiting)
-        laws.view(-1, laws.shape[-1])[part] = r
-    return laws
+        is_certain = ((law > 0) & (p == 0)).any(-1)
+        drawn = torch.where(is_certain[:, None], q, drawn)
+        waiting = normalised(accepted_mass(q, p, depths[part], rule, law), q)
+        laws[part] = torch.where(final[part, None], drawn, waiting)
+    return laws.view_as(trace.seen)
 
 
 def accepted_mass(
@@ -124,7 +136,10 @@ def accepted_mass(
     ``law`` (None: p).
     """
     accepted = rule.accepted_prob(q, p, depth)
-    return accepted if law is None or law is p else law * torch.where(p > 0, accepted / p, q)
+    if law is None or law is p:
+        return accepted
+    f = torch.where(p > 0, accepted / p, q)
+    return law * f
 
 
 def node_losses(
@@ -145,10 +160,11 @@ def node_losses(
         reached = tried > j
         if p is not None:
             reached = reached & (at(p, x) > 0)  # a child that p cannot draw changes nothing
-        losses[:, j] = torch.where(
-            reached, 0.5 * (q - kernel(q, p, x, depth, rule, residual)).abs().sum(-1), 0.0
-        )
-        q = torch.where(reached[:, None], normalised(residual(q, p, x, depth, rule), q), q)
+        drawn = kernel(q, p, x, depth, rule, residual)
+        distance = 0.5 * (q - drawn).abs().sum(-1)
+        losses[:, j] = torch.where(reached, distance, 0.0)
+        rest = normalised(residual(q, p, x, depth, rule), q)
+        q = torch.where(reached[:, None], rest, q)
         if p is not None:
             left = p.scatter(-1, x[:, None], 0.0)
             p = normalised(left, torch.zeros_like(left))
@@ -156,20 +172,28 @@ def node_losses(
 
 
 def kernel(
-    q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: RatioTest, residual: Residual,
+    q: Tensor,
+    p: Tensor | None,
+    x: Tensor,
+    depth: Tensor,
+    rule: RatioTest,
+    residual: Residual,
     law: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return K_j, which this stage draws from: q, p, ``law`` (of drafts, if not p) [n, V], chosen
     children x [n] -> [n, V].
     """
     if p is None:
         f = rule.relax(q, x, depth).value.clamp(max=1)[:, None]
         rest = normalised(residual(q, None, x, depth, rule), q)
-        return ((1 - f) * rest).scatter_add(-1, x[:, None], f)
-    accepted, drawn = accepted_mass(q, p, depth, rule, law), p if law is None else law
+        rejected = (1 - f) * rest
+        return rejected.scatter_add(-1, x[:, None], f)
+    accepted = accepted_mass(q, p, depth, rule, law)
     if not residual.of_token:
         rest = normalised(residual(q, p, x, depth, rule), q)
-        return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp(min=0) * rest
+        rejection = 1 - accepted.sum(-1, keepdim=True)
+        return accepted + rejection.clamp(min=0) * rest
+    drawn = p if law is None else law
     rejected = (drawn - accepted).clamp(min=0)
     if residual is lantern and isinstance(rule, NearbyTest):
         return accepted + _lantern_rest(q, p, rejected, rule)
@@ -180,20 +204,25 @@ def _lantern_rest(q: Tensor, p: Tensor, rejected: Tensor, rule: NearbyTest) -> T
     """Return Σ_x rejected(x)·G_x in O(V·k): if x can be rejected, q̃(x) < p(x), so G_x ∝ [q − p]₊ with
     A_x struck out.
     """
-    tokens = torch.arange(q.shape[-1], device=q.device).expand(q.shape)
-    near = rule.near[tokens]
-    inside = rule.inside(q[:, None].expand(*q.shape, -1).gather(-1, near))
+    tokens = torch.arange(q.shape[-1], device=q.device)
+    near = rule.near[tokens.expand(q.shape)]
+
+    def of_neighbours(values: Tensor) -> Tensor:
+        return values[:, None].expand(*q.shape, -1).gather(-1, near)
+
+    inside = rule.inside(of_neighbours(q))
     base = (q - p).clamp(min=0)
-    struck = base[:, None].expand(*q.shape, -1).gather(-1, near) * inside
-    left = base.sum(-1, keepdim=True) - struck.sum(-1)  # [n, V] normaliser of each G_x
+    total = base.sum(-1, keepdim=True)
+    struck = of_neighbours(base) * inside
+    left = total - struck.sum(-1)  # [n, V] normaliser of each G_x
     # all struck out, but for rounding: the rejection falls back to q
-    lost = left <= 1e-6 * base.sum(-1, keepdim=True)
+    lost = left <= 1e-6 * total
     weight = torch.where(lost, 0.0, rejected / left)
     barred = (weight[..., None] * inside).flatten(1)
-    each = weight.sum(-1, keepdim=True) - torch.zeros_like(q).scatter_add(
-        -1, near.flatten(1), barred
-    )
-    return base * each.clamp(min=0) + (rejected * lost).sum(-1, keepdim=True) * q
+    barred_of_token = torch.zeros_like(q).scatter_add(-1, near.flatten(1), barred)
+    of_token = weight.sum(-1, keepdim=True) - barred_of_token
+    fallback = (rejected * lost).sum(-1, keepdim=True)
+    return base * of_token.clamp(min=0) + fallback * q
 
 
 def _any_rest(
@@ -216,18 +245,22 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
     likeliest; ``tv``: TV(p, q).  Where children were chosen, and p not kept, the first ones stand
     for the likeliest, and ``tv`` is NaN.
     """
-    drafted = three = trace.children[..., 0] >= 0
+    drafted = trace.children[..., 0] >= 0
     with_p = drafted & (trace.p.sum(-1) > 0)
-    best = trace.q.argmax(-1, keepdim=True)
-    first = likeliest(trace.p, min(3, trace.p.shape[-1])).ids
-    if not bool(with_p.any()):
+    if bool(with_p.any()):
+        first = likeliest(trace.p, min(3, trace.p.shape[-1])).ids
+        has_three = drafted
+    else:
         first = trace.children[..., :3]
-        three = first[..., -1] >= 0 if first.shape[-1] == 3 else torch.zeros_like(drafted)
+        has_three = torch.zeros_like(drafted)
+        if first.shape[-1] == 3:
+            has_three = first[..., -1] >= 0
+    best = trace.q.argmax(-1, keepdim=True)
     hits = first == best
     tv = 0.5 * (trace.p - trace.q).abs().sum(-1)
     return {
         "top1": _mean(hits[..., 0].to(tv.dtype), drafted),
-        "top3": _mean(hits.any(-1).to(tv.dtype), three),
+        "top3": _mean(hits.any(-1).to(tv.dtype), has_three),
         "tv": _mean(tv, with_p),
     }
 

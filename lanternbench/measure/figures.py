@@ -39,9 +39,11 @@ def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
     """Return (tokens, steps) that begin in each of ``PARTS`` equal stretches of an image, from its steps'
     accepted lengths.
     """
-    ends = lengths.cumsum()
-    part = np.minimum((ends - lengths) * PARTS // max(lengths.sum(), 1), PARTS - 1)
-    return np.bincount(part, lengths, PARTS).astype(np.int64), np.bincount(part, minlength=PARTS)
+    begins = lengths.cumsum() - lengths
+    part = begins * PARTS // max(lengths.sum(), 1)
+    part = np.minimum(part, PARTS - 1)
+    tokens = np.bincount(part, lengths, PARTS).astype(np.int64)
+    return tokens, np.bincount(part, minlength=PARTS)
 
 
 def robust(
@@ -289,9 +291,10 @@ class Figures:
     def column(self, name: str) -> tuple[Floats, Floats]:
         """Return (top, bottom) of a figure [samples]; both are 0 if a sample has none."""
         if name in AGAINST_BASELINE:
-            top, bottom = self.column(AGAINST_BASELINE[name])
-            both = self.comparable & (bottom > 0) & (bottom[self.paired] > 0)
-            return np.where(both, top[self.paired], 0.0), np.where(both, top, 0.0)
+            own, counts = self.column(AGAINST_BASELINE[name])
+            of_baseline = own[self.paired]
+            both = self.comparable & (counts > 0) & (counts[self.paired] > 0)
+            return np.where(both, of_baseline, 0.0), np.where(both, own, 0.0)
         top, bottom = np.zeros((2, len(self)))
         if name in self._columns:
             index, top_values, bottom_values = map(np.asarray, self._columns[name])
@@ -300,7 +303,8 @@ class Figures:
         if name in self.metrics and metrics.column(name).over_categories:
             # weights of 1 / (samples of its label and category) make a mean one over categories
             groups = self.codes("label") * len(self.categories) + self.codes("category")
-            weights = 1 / np.maximum(np.bincount(groups, bottom > 0)[groups], 1)
+            sizes = np.bincount(groups, bottom > 0)
+            weights = 1 / np.maximum(sizes[groups], 1)
             return top * weights, bottom * weights
         return top, bottom
 
@@ -362,7 +366,8 @@ class Figures:
         base = self.paired[chosen]
         differences = top[chosen] / bottom[chosen] - top[base] / bottom[base]
         _, prompt = np.unique(self.codes("prompt")[chosen], return_inverse=True)
-        return np.bincount(prompt, differences) / np.maximum(np.bincount(prompt), 1)
+        counts = np.maximum(np.bincount(prompt), 1)
+        return np.bincount(prompt, differences) / counts
 
     def ratio(self, name: str, where: Flags) -> float | None:
         """Return Σ top / Σ bottom over the samples in ``where``; None without any."""

@@ -92,8 +92,9 @@ def resampled(values: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
         rows = min(chunk, n - start)
         drawn = rng.integers(prompts, size=(rows, prompts), dtype=np.int32)
         cells = drawn + np.arange(rows)[:, None] * prompts
-        counts = np.bincount(cells.ravel(), minlength=rows * prompts).reshape(rows, prompts)
-        sums[start : start + rows] = counts.astype(np.float64) @ values
+        counts = np.bincount(cells.ravel(), minlength=rows * prompts)
+        counts = counts.reshape(rows, prompts).astype(np.float64)
+        sums[start : start + rows] = counts @ values
     return sums
 
 
@@ -135,7 +136,8 @@ def paired_test(a: ArrayLike, b: ArrayLike, n: int = RESAMPLES, seed: int = 0) -
 
 def _pairs(test: str, a: ArrayLike, b: ArrayLike) -> tuple[Floats, Floats]:
     """Return the two sides of pairs as arrays.  Raises ValueError."""
-    first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    first = np.asarray(a, np.float64)
+    second = np.asarray(b, np.float64)
     if first.ndim != 1 or first.shape != second.shape or not len(first):
         raise ValueError(f"{test} needs two lists of the same length, with one pair or more")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
@@ -148,23 +150,33 @@ def paired_tests(differences: Floats, n: int = RESAMPLES, seed: int = 0) -> Floa
     on the same sign patterns.
     """
     pairs = len(differences)
+    whole = differences.sum(0)
     # equal sums in another order of addition differ by rounding: they must count as ties
-    least = np.abs(differences.sum(0)) - 1e-12 * np.abs(differences).sum(0)
+    rounding = 1e-12 * np.abs(differences).sum(0)
+    least = np.abs(whole) - rounding
     if pairs <= 12:
-        signs = (np.arange(1 << pairs)[:, None] >> np.arange(pairs) & 1) * 2 - 1
-        return (np.abs(signs.astype(np.float64) @ differences) >= least).mean(0)
+        sums = np.abs(_all_signs(pairs) @ differences)
+        return (sums >= least).mean(0)
     rng = np.random.default_rng(seed)
     chunk = max(1, _CHUNK // pairs)
-    whole = differences.sum(0)
     hits: Floats = np.zeros(differences.shape[1])
     for start in range(0, n, chunk):
         rows = min(chunk, n - start)
-        drawn = np.frombuffer(rng.bytes(-(-rows * pairs // 8)), np.uint8)
-        bits = np.unpackbits(drawn, count=rows * pairs)
+        count = rows * pairs
+        drawn = np.frombuffer(rng.bytes(-(-count // 8)), np.uint8)
+        bits = np.unpackbits(drawn, count=count).reshape(rows, pairs)
         # Σ ± d = 2 Σ over the positive − Σ d
-        positive = bits.reshape(rows, pairs).astype(np.float64) @ differences
-        hits += (np.abs(2 * positive - whole) >= least).sum(0)
+        positive = bits.astype(np.float64) @ differences
+        sums = np.abs(2 * positive - whole)
+        hits += (sums >= least).sum(0)
     return (1 + hits) / (1 + n)
+
+
+def _all_signs(pairs: int) -> Floats:
+    """Return every sign pattern of so many pairs, −1 and 1: [2^pairs, pairs]."""
+    patterns = np.arange(1 << pairs)[:, None]
+    bits = (patterns >> np.arange(pairs)) & 1
+    return (2 * bits - 1).astype(np.float64)
 
 
 def holm(p: ArrayLike) -> Floats:
@@ -241,7 +253,8 @@ def student_t(df: int, alpha: float) -> float:
             return 2 / math.pi * angle
         return 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * total)
 
-    low, high = 0.0, math.pi / 2
+    low = 0.0
+    high = math.pi / 2
     for _ in range(64):
         middle = (low + high) / 2
         if within(middle) < 1 - alpha:

@@ -279,11 +279,12 @@ def _estimates(figures: Figures, label: str, of_label: Flags, seed: int) -> dict
     ratios = bootstrap_ratios(top, bottom, draws(len(top)), seed)
     estimates: dict[str, Estimate] = {}
     for name, ratio in zip(names, ratios, strict=True):
-        images = int((figures.column(name)[1][of_label] != 0).sum())
-        estimates[name] = ratio._replace(n=images)
+        has_figure = figures.column(name)[1][of_label] != 0
+        estimate = ratio._replace(n=int(has_figure.sum()))
         if name in figures.metrics and label != BASELINE:
             p = _difference_from_baseline(figures, name, of_label, seed)
-            estimates[name] = estimates[name]._replace(p=p)
+            estimate = estimate._replace(p=p)
+        estimates[name] = estimate
     if estimates["log_prob"].value is not None:
         estimates["perplexity"] = perplexity(estimates["log_prob"])
     steps = figures.steps[label]
@@ -329,8 +330,12 @@ def all_told_apart(figures: Figures, labels: list[str]) -> bool:
     if BASELINE not in figures.labels or not set(labels) <= figures.labels.keys():
         return False
     base = np.log(figures.values("latency_s", BASELINE))
-    others = [label for label in labels if label != BASELINE]
-    differences = [np.log(figures.values("latency_s", label)) - base for label in others]
+    differences = []
+    for label in labels:
+        if label != BASELINE:
+            latency = np.log(figures.values("latency_s", label))
+            differences.append(latency - base)
     tested = np.nan_to_num(np.stack(differences, 1))
-    p = statistics.holm(statistics.paired_tests(tested, draws(len(tested), statistics.FLIPS)))
+    flips = draws(len(tested), statistics.FLIPS)
+    p = statistics.holm(statistics.paired_tests(tested, flips))
     return bool((statistics.LOOKS * p < statistics.ALPHA).all())

@@ -68,18 +68,28 @@ def read(
     … L − 1 [R, L − 1, dim].
     """
     model = target.model
-    rows = tokens.repeat(len(prefix.valid) // len(tokens), 1)
+    valid = prefix.valid
+    prompt = valid.shape[1]
+    rows = tokens.repeat(len(valid) // len(tokens), 1)
     x = torch.cat([prefix.embeddings, model.tok_embeddings(rows)], 1)
-    prompt = prefix.valid.shape[1]
+    n = x.shape[1]
     seen = visible(target.grid, causal, tokens.device)
-    mask = prefix_mask(prefix.valid, x.shape[1], target.pad_rows).clone()
+    mask = prefix_mask(valid, n, target.pad_rows).clone()
     mask[..., prompt:, prompt:] = seen
-    rope = model.position_table(prompt)[: x.shape[1], None]
+    rope = model.position_table(prompt)[:n, None]
     states = model(x, rope[None], mask, None, False, net.aux_layers(model))
     final, inner = states[:, prompt - 1 :].split(model.config.dim, -1)
-    predicting = predicting_states(target, prefix.embeddings, prefix.valid, rows)
-    teacher = model.logits(predicting, target.guidance).float()
-    fed = DiagonalFeed(target, tokens, final.float(), inner.float(), rope[prompt:], seen, teacher)
+    predicting = predicting_states(target, prefix.embeddings, valid, rows)
+    teacher = model.logits(predicting, target.guidance)
+    fed = DiagonalFeed(
+        target=target,
+        tokens=tokens,
+        final=final.float(),
+        inner=inner.float(),
+        rope=rope[prompt:],
+        seen=seen,
+        teacher=teacher.float(),
+    )
     return fed, predicting[:, 1:]
 
 
@@ -92,12 +102,14 @@ def predictions(net: FlashAR, fed: DiagonalFeed) -> Predictions:
     index = torch.arange(height * width, device=below.device)
     in_first = (index < width, index % width == 0)
     left = fed.final[:, :-1]
-    above = below[:, (index - width).clamp(min=0)]
+    place_above = (index - width).clamp(min=0)
+    above = below[:, place_above]
     corner = net.corner(model, fed.final[:, :1], fed.inner[:, :1])
     mixed = net.mixed(model, left, above, in_first)
+    with_corner = torch.cat([corner, mixed[:, 1:]], 1)
     guided = partial(guide, scale=target.guidance)
     return Predictions(
-        mixed=guided(torch.cat([corner, mixed[:, 1:]], 1).float()),
+        mixed=guided(with_corner.float()),
         horizontal=model.logits(left, target.guidance).float(),
         vertical=guided(net.vertical_head(above)),
         gate=net.gate(left, above),
@@ -121,13 +133,15 @@ def losses(
     mixed = F.cross_entropy(predicted.mixed.flatten(0, 1), tokens.flatten())
     found = {"loss": mixed}
     if len(tokens[0]) > width:
-        below = predicted.vertical[:, width:]
-        vertical = F.cross_entropy(below.flatten(0, 1), tokens[:, width:].flatten())
-        student = (below / TEMPERATURE).log_softmax(-1).flatten(0, 1)
-        teacher = (fed.teacher[:, width:] / TEMPERATURE).log_softmax(-1).flatten(0, 1)
+        below = predicted.vertical[:, width:].flatten(0, 1)
+        in_raster_order = fed.teacher[:, width:].flatten(0, 1)
+        vertical = F.cross_entropy(below, tokens[:, width:].flatten())
+        student = (below / TEMPERATURE).log_softmax(-1)
+        teacher = (in_raster_order / TEMPERATURE).log_softmax(-1)
         distance = F.kl_div(student, teacher, reduction="batchmean", log_target=True)
         distilled = TEMPERATURE**2 * distance
         found["loss"] = mixed + VERTICAL * vertical + DISTILLED * distilled
         found |= {"vertical": vertical.detach(), "distilled": distilled.detach()}
-    agreed = torch.minimum(predicted.mixed[:, 1:].softmax(-1), wanted).sum(-1).mean()
+    p = predicted.mixed[:, 1:].softmax(-1)
+    agreed = torch.minimum(p, wanted).sum(-1).mean()
     return found | {"mixed": mixed.detach(), "accept-1": agreed.detach()}

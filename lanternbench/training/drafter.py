@@ -277,15 +277,19 @@ def fit(
 ) -> dict[str, float]:
     """Train the drafter of ``samples``; return its last losses.  Raises UserError if it diverged."""
     net = samples.net
-    options = [RECIPES[plan.recipe]] if plan.recipe in RECIPES else []
+    learn = samples.training.losses
+    if plan.recipe in RECIPES:
+        learn = partial(learn, recipe=RECIPES[plan.recipe])
 
     def step_fn(step: int) -> Losses:
         progress(step, plan.steps, "steps")
         rng = np.random.default_rng([23, plan.seed, step])
-        picked = [trained_on[i] for i in rng.integers(len(trained_on), size=plan.batch)]
+        chosen = rng.integers(len(trained_on), size=plan.batch)
+        picked = [trained_on[i] for i in chosen]
         by_turns = plan.mask == "both" and step % 2 == 1
-        fed, wanted = samples(picked, plan.mask == "raster" or by_turns)
-        return samples.training.losses(net, fed, rng, samples.logits, wanted, *options)
+        causal = plan.mask == "raster" or by_turns
+        fed, wanted = samples(picked, causal)
+        return learn(net, fed, rng, samples.logits, wanted)
 
     name = net.kind.partition("-")[0]
     warmup = max(1, min(50, plan.steps // 10))

@@ -77,10 +77,14 @@ def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None
     embeddings = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
     if target.row_width:
         row_end = torch.tensor(target.row_end, device=tokens.device)
-        end = model.prompt_embeddings(row_end) if net is None else net.embed_prompt(row_end, model)
+        if net is None:
+            end = model.prompt_embeddings(row_end)
+        else:
+            end = net.embed_prompt(row_end, model)
         image_rows = embeddings.unflatten(1, (-1, target.row_width))
         ends = end.expand(*image_rows.shape[:2], 1, -1)
-        embeddings = torch.cat([image_rows, ends], 2).flatten(1, 2)[:, :-1]
+        with_ends = torch.cat([image_rows, ends], 2).flatten(1, 2)
+        embeddings = with_ends[:, :-1]
     return embeddings[:, :-1].repeat(rows // len(tokens), 1, 1)
 
 
@@ -154,9 +158,12 @@ def branches(fed: Feed, at: Tensor) -> Branches:
     before = torch.arange(n, device=device) < at[:, None]
     itself = torch.eye(len(at), dtype=torch.bool, device=device)
     if fed.seen is None:
-        return Branches(torch.ones(n, n, dtype=torch.bool, device=device).tril(), before, itself)
-    seen = F.pad(fed.seen, (0, n - fed.seen.shape[1]), value=True)[:, None, None]
-    return Branches(prefix_mask(fed.seen, n), before & seen, itself.expand(len(seen), 1, -1, -1))
+        causal = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+        return Branches(causal, before, itself)
+    image = n - fed.seen.shape[1]
+    seen = F.pad(fed.seen, (0, image), value=True)[:, None, None]
+    itself = itself.expand(len(seen), 1, -1, -1)
+    return Branches(prefix_mask(fed.seen, n), before & seen, itself)
 
 
 def levels(net: Eagle, fed: Feed, at: Tensor, depths: int) -> list[Tensor]:
@@ -174,14 +181,16 @@ def levels(net: Eagle, fed: Feed, at: Tensor, depths: int) -> list[Tensor]:
         return torch.cat(cached[layer], 2)
 
     visible = branches(fed, at)
-    x = net.fuse(fed.ahead, net.read(fed.hidden[:, :-1]))
+    states = net.read(fed.hidden[:, :-1])
+    x = net.fuse(fed.ahead, states)
     level_1 = net(x, fed.rope[None], visible.level_1, put)
     drafted = [level_1]
     feature = level_1[:, at - 1]
     for level in range(1, depths):
         places = at + level - 1
         x = net.fuse(fed.ahead[:, places], feature)
-        mask = torch.cat([visible.before, *[visible.itself] * level], -1)
+        own_levels = [visible.itself] * level
+        mask = torch.cat([visible.before, *own_levels], -1)
         feature = net(x, fed.rope[None, places], mask, put)
         drafted.append(feature)
     return drafted
@@ -245,7 +254,8 @@ def losses(
     """
     prefix = fed.prefix
     places = fed.ahead.shape[1] - prefix - recipe.levels + 2
-    at = torch.from_numpy(rng.choice(places, min(DEEPER, places), replace=False) + prefix)
+    picked = rng.choice(places, min(DEEPER, places), replace=False)
+    at = torch.from_numpy(picked + prefix)
     drafted = drafts(net, fed, at, recipe.levels)
     loss, accepted = divergence(logits(drafted.first), wanted)
     if recipe.regression:
@@ -296,13 +306,16 @@ def block_read(
     before_image = torch.arange(prefix_length - 1, device=tokens.device)
     places = torch.cat([before_image, slots[:length] - 1])
     positions = torch.cat([places, slots]).clamp(max=len(model.rope) - 1)
+    rows_per_image = len(states) // len(tokens)
+    anchors = model.tok_embeddings(tokens).repeat(rows_per_image, 1, 1)
     fed = BlockFeed(
         context=states[:, places].float(),
-        anchors=model.tok_embeddings(tokens).repeat(len(states) // len(tokens), 1, 1).float(),
+        anchors=anchors.float(),
         rope=model.rope[positions, None],
         seen=None if prefix.seen.all() else prefix.seen,
     )
-    return fed, fed.context[:, 1 - length :, : model.config.dim].to(target.dtype)
+    predicting = fed.context[:, 1 - length :, : model.config.dim]
+    return fed, predicting.to(target.dtype)
 
 
 def block_first(net: DFlash, fed: BlockFeed, logits: Logits) -> Tensor:
@@ -317,14 +330,17 @@ def block_drafts(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
     context before it and itself.
     """
     context = fed.context.shape[1]
-    count, block = len(at), net.block
-    x = torch.cat([net.read(fed.context), net.blocks(fed.anchors[:, at]).flatten(1, 2)], 1)
+    count = len(at)
+    block = net.block
+    blocks = net.blocks(fed.anchors[:, at]).flatten(1, 2)
+    x = torch.cat([net.read(fed.context), blocks], 1)
     slots = torch.arange(block, device=at.device)
-    tokens = (context + at[:, None] + slots).flatten()
-    rope = torch.cat([fed.rope[:context], fed.rope[tokens]])
+    tokens = context + at[:, None] + slots
+    rope = torch.cat([fed.rope[:context], fed.rope[tokens.flatten()]])
     mask = block_mask(net, fed, at)
     drafted = net(x, rope[None], mask, None, False, count * block)
-    return drafted.unflatten(1, (count, block))[:, :, 1:]
+    drafted = drafted.unflatten(1, (count, block))
+    return drafted[:, :, 1:]
 
 
 def block_mask(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
@@ -334,15 +350,18 @@ def block_mask(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
     context = fed.context.shape[1]
     before_image = context - fed.anchors.shape[1]
     entries = torch.arange(context, device=at.device) - before_image
-    before = (entries <= at[:, None]).repeat_interleave(net.block, 0)
+    before = entries <= at[:, None]
+    before = before.repeat_interleave(net.block, 0)
     block = torch.ones(net.block, net.block, device=at.device)
     if net.causal:
         block = block.tril()
-    itself = torch.kron(torch.eye(len(at), device=at.device), block).bool()
+    one_per_block = torch.eye(len(at), device=at.device)
+    itself = torch.kron(one_per_block, block).bool()
     mask = torch.cat([before, itself], -1)[None, None]
     if fed.seen is None:
         return mask
-    seen = F.pad(fed.seen, (0, mask.shape[-1] - fed.seen.shape[1]), value=True)
+    others = mask.shape[-1] - fed.seen.shape[1]
+    seen = F.pad(fed.seen, (0, others), value=True)
     return mask & seen[:, None, None]
 
 
@@ -357,19 +376,20 @@ def block_losses(
     variation, over all slots k.
     """
     count = wanted.shape[1]
-    at = torch.from_numpy(rng.choice(count, min(DEEPER, count), replace=False)).to(wanted.device)
+    picked = rng.choice(count, min(DEEPER, count), replace=False)
+    at = torch.from_numpy(picked).to(wanted.device)
     slot = torch.arange(net.block - 1, device=wanted.device)  # k − 1
     index = at[:, None] + slot  # in ``wanted``
     is_inside = index < count
-    # exp(−(k − 1)/γ), γ = B/2
-    weight = torch.where(is_inside, torch.exp(-2 * slot / net.block), 0.0)
+    falling = torch.exp(-2 * slot / net.block)  # exp(−(k − 1)/γ), γ = B/2
+    weight = torch.where(is_inside, falling, 0.0)
     drafted = logits(block_drafts(net, fed, at))
     cross_entropy, accepted = distances(drafted, wanted[:, index.clamp(max=count - 1)])
     accepted = accepted.mean(0)  # [m, B − 1]
     slot_loss = cross_entropy.mean(0) + VARIATION * (1 - accepted)
-    rates = (is_inside * accepted.detach()).sum(0) / is_inside.sum(0)
     found = {"loss": (weight * slot_loss).sum() / weight.sum()}
-    for k, rate in enumerate(rates, 1):
+    accepted_inside = is_inside * accepted.detach()
+    for k, rate in enumerate(accepted_inside.sum(0) / is_inside.sum(0), 1):
         found[f"accept-{k}"] = rate
     return found
 

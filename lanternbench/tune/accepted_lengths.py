@@ -70,7 +70,8 @@ class RecordingTree(FixedTree):
         expand: Expand,
         u: Tensor,
     ) -> Draft:
-        self.distributions[:] = [state.drawn_after(state.warp(logits), 0)[:, None]]
+        of_root = state.drawn_after(state.warp(logits), 0)
+        self.distributions[:] = [of_root[:, None]]
 
         def recording_expand(
             tokens: Tensor,
@@ -193,11 +194,13 @@ class ChainJudge(Judge):
 
     def passed(self, tokens: Tensor, p: Tensor, q: Tensor, depth: int) -> Floats:
         """Return P(accepted ≥ i), i = 0 … D, of the chain cut to ``depth`` levels."""
+        nodes = depth + 1
         drafted_from = p[:, :depth] if self.sampled else None
-        draft = Draft(tokens[:, : depth + 1], drafted_from, self.chains[depth - 1])
-        accepted = self.again(self.rules[depth - 1], draft, q[:, : depth + 1]).accepted.cpu()
+        draft = Draft(tokens[:, :nodes], drafted_from, self.chains[depth - 1])
+        verified = self.again(self.rules[depth - 1], draft, q[:, :nodes])
         lengths = torch.arange(len(self.chains) + 1)
-        return (accepted[:, None] >= lengths).double().mean(0).numpy()
+        is_reached = verified.accepted.cpu()[:, None] >= lengths
+        return is_reached.double().mean(0).numpy()
 
     def rank_shares(self, p: Tensor, q: Tensor) -> Floats:
         """Return how often each child of ``star``, or none, is accepted at nodes of depth 0 …, in
@@ -219,9 +222,10 @@ class ChainJudge(Judge):
             drafted_from = p[level, :, None] if self.sampled else None
             draft = Draft(tokens[level], drafted_from, lowered(self.star, level, levels))
             q_at_nodes = q[level].expand(JUDGEMENTS, ranks + 1, -1)
-            child = self.verify(self.rules[levels - 1], draft, q_at_nodes, u[level]).path[:, 1]
-            outcome = torch.where(child > 0, child - 1, ranks)
-            shares.append(F.one_hot(outcome, ranks + 1).double().mean(0))
+            verified = self.verify(self.rules[levels - 1], draft, q_at_nodes, u[level])
+            child = verified.path[:, 1]
+            outcome = F.one_hot(torch.where(child > 0, child - 1, ranks), ranks + 1)
+            shares.append(outcome.double().mean(0))
         return torch.stack(shares).cpu().numpy()
 
 
@@ -289,11 +293,12 @@ def record_growth(
     for result in steps:
         nodes = result.draft.tree
         path = judge.again(decoder.rule, result.draft, result.drawn).path
-        accepted = torch.zeros(JUDGEMENTS, nodes.nodes, device=path.device).scatter_(1, path, 1.0)
+        accepted = torch.zeros(JUDGEMENTS, nodes.nodes, device=path.device)
+        shares = accepted.scatter_(1, path, 1.0).mean(0)[1:]
         depth = nodes.depth[0, 1:]
         scores = torch.where(depth > 0, tree.scores[0], -torch.inf)
         order = best_of(scores, len(scores))[1]
-        seen.append(accepted.mean(0)[1:][order].double().cpu().numpy())
+        seen.append(shares[order].double().cpu().numpy())
         level.append(depth[order].double().cpu().numpy())
     return {"seen": np.stack(seen), "level": np.stack(level)}
 
@@ -304,8 +309,11 @@ def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     """
     inside = (level >= 1) & (level <= depth)
     kept = inside & (inside.cumsum(1) <= nodes - 1)
-    by_level = [np.where(kept & (level == i), accepted, 0.0).sum(1) for i in range(1, depth + 1)]
-    return np.reshape(by_level, (depth, len(level))).T.copy()
+    passed = np.empty((len(level), depth))
+    for i in range(1, depth + 1):
+        of_level = np.where(kept & (level == i), accepted, 0.0)
+        passed[:, i - 1] = of_level.sum(1)
+    return passed
 
 
 def grown_lengths(records: Mapping[int, Record], top_k: int, nodes: int, depth: int) -> Floats:
@@ -356,9 +364,10 @@ def best_trees(table: Floats, nodes: int) -> list[Paths]:
             return best
         p = float(table[depth, rank])
         for m in range(1, n + 1):
-            value = p * (1 + below(depth + 1, 0, m - 1)[0]) + below(depth, rank + 1, n - m)[0]
-            if value > best[0]:
-                best = (value, m)
+            inside = p * (1 + below(depth + 1, 0, m - 1)[0])
+            later = below(depth, rank + 1, n - m)[0]
+            if inside + later > best[0]:
+                best = (inside + later, m)
         return best
 
     def paths(depth: int, rank: int, n: int, above: tuple[int, ...]) -> Paths:
@@ -366,7 +375,13 @@ def best_trees(table: Floats, nodes: int) -> list[Paths]:
             return ()
         m = below(depth, rank, n)[1]
         child = (*above, rank)
-        return (child, *paths(depth + 1, 0, m - 1, child), *paths(depth, rank + 1, n - m, above))
+        inside = paths(depth + 1, 0, m - 1, child)
+        later = paths(depth, rank + 1, n - m, above)
+        return (child, *inside, *later)
 
-    sizes = [n for n in range(1, nodes + 1) if below(0, 0, n)[0] >= 0]
-    return [tuple(sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))) for n in sizes]
+    trees: list[Paths] = []
+    for n in range(1, nodes + 1):
+        if below(0, 0, n)[0] >= 0:
+            tree = sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))
+            trees.append(tuple(tree))
+    return trees

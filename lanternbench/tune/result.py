@@ -230,8 +230,11 @@ def _plot_result(
 
 def _frame_speeds(axes: Axes, tuning: Tuning) -> None:
     """Draw the diagonal, its band and the baseline's speed."""
-    speeds = [result.robust_tokens_per_s for result in tuning.results]
-    speeds += [result.expected.tokens_per_s for result in tuning.results if result.expected]
+    speeds = []
+    for result in tuning.results:
+        speeds.append(result.robust_tokens_per_s)
+        if result.expected is not None:
+            speeds.append(result.expected.tokens_per_s)
     baseline = tuning.result(BASELINE).robust_tokens_per_s
     axes.axhline(baseline, color="#444444", linewidth=0.8, linestyle="--", label="ar")
     ends = [0.9 * min(speeds), 1.1 * max(speeds)]

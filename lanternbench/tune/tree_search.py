@@ -7,7 +7,7 @@ length.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lanternbench.component import Component
 from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.simulation import level_rates, reach
-from lanternbench.engine.tree import StaticTree, chain, from_paths
+from lanternbench.engine.tree import Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method, method
@@ -185,12 +186,17 @@ def shape_of(static: StaticTree) -> Shape:
     return Shape(static.tree.nodes, static.tree.max_depth, levels, static.is_chain)
 
 
+def options_of(paths: Paths) -> Options:
+    return {"shape": [list(path) for path in paths]}
+
+
 def largest(cost: StepCost) -> int:
     """Return the size of the largest tree worth verifying: a forward pass of more nodes costs over
     ``WORTH`` forward passes of one node.
     """
     limit = WORTH * cost.forward(1)
-    return max((n for n in range(2, NODES + 1) if cost.forward(n) <= limit), default=2)
+    sizes = [n for n in range(2, NODES + 1) if cost.forward(n) <= limit]
+    return max(sizes, default=2)
 
 
 class ShapeSearch(TreeSearch):
@@ -213,7 +219,7 @@ class ShapeSearch(TreeSearch):
         for branches, longest in FANS:
             lengths = range(min(longest, self.levels))
             paths = tuple((rank, *(0,) * n) for rank, n in product(range(branches), lengths))
-            probes.append(({"shape": list(map(list, paths))}, shape_of(from_paths(paths))))
+            probes.append((options_of(paths), shape_of(from_paths(paths))))
         return probes
 
     def recorders(self, cost: StepCost) -> dict[str, Recorder]:
@@ -244,13 +250,17 @@ class ShapeSearch(TreeSearch):
         wider = (0, max(0, static.tree.width - table.shape[1]))
         table = np.pad(table, (deeper, (0, 0)), "edge")  # deeper levels repeat the last
         table = np.pad(table, ((0, 0), wider))
-        levels = range(1, depth + 1)
-        return [expected_length((p for p in static.paths if len(p) == d), table) for d in levels]
+        passed = []
+        for level in range(1, depth + 1):
+            of_level = [path for path in static.paths if len(path) == level]
+            passed.append(expected_length(of_level, table))
+        return passed
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         trees: list[tuple[Options, StaticTree]] = [({}, self.own_tree().static)]
         trees += [({"shape": f"chain-{d}"}, chain(d)) for d in range(1, self.levels + 1)]
-        trees += [({"shape": list(map(list, s.paths))}, s) for s in self.branching(cost, records)]
+        for static in self.branching(cost, records):
+            trees.append((options_of(static.paths), static))
         candidates = []
         for options, static in trees:
             shape = shape_of(static)
@@ -336,7 +346,8 @@ class GrowthSearch(TreeSearch):
 
         add({}, default.depth, default.top_k, default.total)
         for k, depth in product(widths or (1, default.top_k), range(1, self.levels + 1)):
-            for nodes in range(depth + 1, min(largest(cost), bounds(depth, k, NODES).total) + 1):
+            most = min(largest(cost), bounds(depth, k, NODES).total)
+            for nodes in range(depth + 1, most + 1):
                 is_same_but_dearer = any(nodes - 1 <= width < k for width in widths)
                 if not is_same_but_dearer:
                     add(self.sizes(depth, k, nodes), depth, k, nodes)
@@ -371,27 +382,35 @@ class BoundsSearch(GrowthSearch):
         def add(options: Options, within: AdaptiveBounds, nodes: int) -> None:
             sizes, accepted = replayed(initial, within, lambda size: passed(size, nodes))
             shapes = [self.shape(depth, width, nodes) for depth, width in sizes]
-            deepest = max(shapes, key=lambda shape: shape.depth)
-            mean_nodes = round(np.mean([shape.nodes for shape in shapes]))
-            mean_depth = round(np.mean([shape.depth for shape in shapes]))
-            mean = Shape(mean_nodes, mean_depth, deepest.levels, False)
             reached = [float(np.mean(accepted >= i)) for i in range(1, within.d[1])]
             seconds = fmean(step_s(shape) for shape in shapes)
-            candidates.append(Candidate(options, mean, reached, seconds))
+            candidates.append(Candidate(options, mean_shape(shapes), reached, seconds))
 
         add({}, default.within, default.bounds.total)
+        most = largest(cost)
         for d, k, nodes, beta in product(RANGES, WIDTH_RANGES, TOTALS, BETAS):
-            if nodes <= largest(cost) and d[1] - 1 <= max(self.levels, 2):
-                within = AdaptiveBounds(beta, 1, max(1, (k[1] - k[0]) // 3), d, k)
-                ranges = {"depth_range": list(d), "width_range": list(k)}
-                options = {
-                    "total_nodes": nodes,
-                    "beta": beta,
-                    "l_d": within.l_d,
-                    "l_k": within.l_k,
-                }
-                add(ranges | options, within, nodes)
+            if nodes > most or d[1] - 1 > max(self.levels, 2):
+                continue
+            step = max(1, (k[1] - k[0]) // 3)
+            within = AdaptiveBounds(beta, 1, step, d, k)
+            options = {
+                "depth_range": list(d),
+                "width_range": list(k),
+                "total_nodes": nodes,
+                "beta": beta,
+                "l_d": within.l_d,
+                "l_k": within.l_k,
+            }
+            add(options, within, nodes)
         return candidates
+
+
+def mean_shape(shapes: Sequence[Shape]) -> Shape:
+    """Return the mean of the nodes and depths of trees, with the levels of the deepest."""
+    nodes = fmean(shape.nodes for shape in shapes)
+    depth = fmean(shape.depth for shape in shapes)
+    deepest = max(shapes, key=lambda shape: shape.depth)
+    return Shape(round(nodes), round(depth), deepest.levels, False)
 
 
 def replayed(
@@ -424,9 +443,9 @@ class OptionSearch(TreeSearch):
     def __init__(self, target: Target, config: Tune):
         super().__init__(target, config)
         method = self.method({})
-        parts = (
-            [method.proposal] if method.proposal.tree_is_own else [method.proposal, method.tree]
-        )
+        parts: list[Component] = [method.proposal]
+        if not method.proposal.tree_is_own:
+            parts.append(method.tree)
         self.defaults: Options = {}
         changes: list[Options] = [{}]
         for part in parts:
@@ -460,7 +479,7 @@ class OptionSearch(TreeSearch):
             passed = self.simulated(shape.depth)
             if passed is None:
                 accepted = records[str(number)]["accepted"]
-                passed = [float((accepted > i).mean()) for i in range(1, shape.depth + 1)]
+                passed = [float(np.mean(accepted > i)) for i in range(1, shape.depth + 1)]
             changed = {} if sizes == self.defaults else sizes
             candidates.append(Candidate(changed, shape, passed, cost.step(shape)))
         return candidates

@@ -265,10 +265,7 @@ class Steps:
         decoders = {BASELINE: self.search.decoder_of(method(BASELINE))}
         decoders |= {name: self.search.decoder(sizes) for name, sizes in options.items()}
         seed = self.search.config.seed
-        jobs: list[tuple[str, Prompt]] = []
-        for prompt in self.prompts:
-            order = random.Random(f"{seed} {prompt.id}").sample(list(decoders), len(decoders))
-            jobs += [(name, prompt) for name in order]
+        jobs = self.jobs(list(decoders))
         stored = self.pieces.measured
         if not stored.keys <= {(name, prompt.id) for name, prompt in jobs}:
             raise self.pieces.damaged(LINES)
@@ -280,6 +277,14 @@ class Steps:
                 self.progress(i, len(jobs), f"measuring {name}: {prompt.text}")
                 stored.append(measure(name, decoders[name], prompt, seed))
         return list(stored)
+
+    def jobs(self, names: list[str]) -> list[tuple[str, Prompt]]:
+        """Return every name with every prompt, in a random order per prompt."""
+        jobs: list[tuple[str, Prompt]] = []
+        for prompt in self.prompts:
+            generator = random.Random(f"{self.search.config.seed} {prompt.id}")
+            jobs += [(name, prompt) for name in generator.sample(names, len(names))]
+        return jobs
 
 
 def measure(name: str, decoder: SpeculativeDecoder, prompt: Prompt, seed: int) -> Measured:
@@ -309,6 +314,7 @@ def result_of(
 ) -> Result:
     """Return the result of a candidate, None for ``ar``, from the images of all, by name."""
     own = lines[name]
+    default = lines[DEFAULT]
     tokens = sum(line.tokens for line in own)
     losses = [line.fidelity_loss for line in own if line.fidelity_loss is not None]
     return Result(
@@ -320,10 +326,12 @@ def result_of(
         tokens_per_s=tokens / sum(line.decode_s for line in own),
         robust_tokens_per_s=tokens / sum(line.robust_s for line in own),
         ratio=bootstrap_ratio(
-            [line.decode_s for line in lines[DEFAULT]], [line.decode_s for line in own]
+            base=[line.decode_s for line in default],
+            other=[line.decode_s for line in own],
         ),
         robust_ratio=bootstrap_ratio(
-            [line.robust_s for line in lines[DEFAULT]], [line.robust_s for line in own]
+            base=[line.robust_s for line in default],
+            other=[line.robust_s for line in own],
         ),
         fidelity_loss=fmean(losses) if losses else None,
     )

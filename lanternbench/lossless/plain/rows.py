@@ -198,10 +198,7 @@ class RowStep:
     def pjd(self, draws: Draws, free: int) -> Result:
         """Fresh drafts for ``free`` places, the test from the left, and new drafts."""
         tokens = self.row.tokens
-        uniform = (1 / self.world.vocab,) * self.world.vocab
-        drafts = list(self.row.drafts[:free])
-        while len(drafts) < free:
-            drafts.append(Draft(draws.token(uniform), uniform, uniform))
+        drafts = self.filled(draws, free)
         drafted = tuple(draft.token for draft in drafts)
         left = self.width - len(tokens)
         qs = [self.law(tokens + drafted[:n]) for n in range(min(free + 1, left))]
@@ -213,12 +210,22 @@ class RowStep:
         end: Prefix = ()
         if self.is_top and n < free:
             laws.append(self.final_law(qs[n], drafts[n], n + 1, True))
-            end = (draws.token(self.after_rejection(qs[n], drafts[n], n + 1)),)
+            residual = self.after_rejection(qs[n], drafts[n], n + 1)
+            end = (draws.token(residual),)
         elif self.is_top and n < left:
             laws.append(tuple(qs[n]))
             end = (draws.token(qs[n]),)
         after = self.redrawn(draws, drafts, qs, n, n + len(end))
-        return Result(Row(tokens + drafted[:n] + end, after, self.stand_in), tuple(laws))
+        committed = tokens + drafted[:n] + end
+        return Result(Row(committed, after, self.stand_in), tuple(laws))
+
+    def filled(self, draws: Draws, free: int) -> list[Draft]:
+        """The drafts of ``free`` places, fresh ones uniform."""
+        uniform = (1 / self.world.vocab,) * self.world.vocab
+        drafts = list(self.row.drafts[:free])
+        while len(drafts) < free:
+            drafts.append(Draft(draws.token(uniform), uniform, uniform))
+        return drafts
 
     def redrawn(
         self, draws: Draws, drafts: list[Draft], qs: list[Probs], n: int, begin: int
