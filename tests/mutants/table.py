@@ -201,8 +201,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/measure/fidelity.py",
-                "reached, 0.5 * (q - kernel",
-                "reached, (q - kernel",
+                "distance = 0.5 * (q - drawn)",
+                "distance = (q - drawn)",
             ),
         ),
         "cool-sd",
@@ -253,8 +253,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/verify.py",
-                "final = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)",
-                "final = after_children",
+                "law = torch.where(siblings.is_leaf[stop], q[prompts, stop], after_children)",
+                "law = after_children",
             ),
         ),
         "eagle-1",
@@ -501,8 +501,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/diagonals.py",
-                "above = below[:, (place - 1).clamp(0, last)]",
-                "above = below[:, place.clamp(0, last)]",
+                "place_above = place - 1",
+                "place_above = place",
             ),
         ),
         "flashar",
@@ -557,8 +557,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "used = self.to_close(draft.rows, draft.active)[:, None]",
-                "used = self.to_close(draft.rows, draft.active)[:, None] & False",
+                "used=self.to_close(draft.rows, draft.active)[:, None]",
+                "used=self.to_close(draft.rows, draft.active)[:, None] & False",
             ),
         ),
         "zipar",
@@ -587,8 +587,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/training/losses.py",
-                "(entries <= at[:, None])",
-                "(entries <= at[:, None] + 1)",
+                "before = entries <= at[:, None]",
+                "before = entries <= at[:, None] + 1",
             ),
         ),
         tests=("tests/models/test_dflash.py::test_training_reads_and_drafts_what_decoding_does",),
@@ -644,8 +644,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/sampling.py",
-                "mass.cumsum(-1) - mass >= top_p",
-                "mass.cumsum(-1) - mass > top_p",
+                "outside = mass_before >= top_p",
+                "outside = mass_before > top_p",
             ),
         ),
         tests=("tests/engine/test_sampling.py::test_top_p_ends_at_the_token_that_reaches_p",),
@@ -794,8 +794,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/state.py",
-                "return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth)",
-                "return self.drawn(p, start.view(-1, *[1] * (p.ndim - 2)) + depth // 2)",
+                "return self.drawn(p, start + depth)",
+                "return self.drawn(p, start + depth // 2)",
             ),
         ),
         "eagle-2",
