@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -161,17 +161,6 @@ class ComparedRun(NamedTuple):
     def noisy(self) -> bool:
         return any(note.fact == "noisy timing" for note in self.notes)
 
-    def with_labels(self, names: Mapping[str, str]) -> ComparedRun:
-        """Return the run with methods under other labels, which are given by their own."""
-        from lanternbench.experiment import iter_samples
-        from lanternbench.measure.figures import Figures
-
-        figures = Figures()
-        for sample in iter_samples(self.folder):
-            label = names.get(sample.label, sample.label)
-            figures.add(sample.model_copy(update={"label": label}))
-        return self._replace(figures=figures)
-
 
 def compare(
     old: Annotated[str, Argument(help="Run id or folder.")],
@@ -278,20 +267,19 @@ def compared_runs(results: Path, old: str, new: str, mapped: Sequence[str]) -> l
     before = read_compared(results, old)
     after = read_compared(results, new)
     names = renamings(mapped, before.figures.labels, after.figures.labels)
-    if names:
-        before = before.with_labels(names)
+    before.figures.relabel(names)
     return [before, after]
 
 
 def read_compared(results: Path, name: str) -> ComparedRun:
     from lanternbench.experiment import find, iter_samples, read_run
     from lanternbench.measure.figures import Figures
-    from lanternbench.measure.summary import summarise
+    from lanternbench.measure.summary import notes_of
 
     folder = find(results, [name])[0]
     run = read_run(folder)
     figures = Figures(iter_samples(folder))
-    return ComparedRun(folder, run, figures, summarise(figures, run).notes)
+    return ComparedRun(folder, run, figures, notes_of(figures, run))
 
 
 def renamings(texts: Sequence[str], old: Iterable[str], new: Iterable[str]) -> dict[str, str]:

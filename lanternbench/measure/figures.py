@@ -8,12 +8,12 @@ whatever their number of tokens.
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly 
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
 Flags = NDArray[np.bool_]
+Value = TypeVar("Value")
 
 
 def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -259,6 +260,18 @@ class Figures:
         if sample.noise == "shared":
             self._compare(index, sample)
 
+    def relabel(self, names: Mapping[str, str]) -> None:
+        """Give methods other labels, which are given by their own."""
+
+        def renamed(by_label: Mapping[str, Value]) -> dict[str, Value]:
+            return {names.get(label, label): value for label, value in by_label.items()}
+
+        self.labels = renamed(self.labels)
+        self.methods = renamed(self.methods)
+        self.steps = defaultdict(Steps, renamed(self.steps))
+        for name in ("paired", "comparable"):  # another method may be the baseline
+            vars(self).pop(name, None)
+
     def _append(self, figure: str, index: int, top: float, bottom: float) -> None:
         for column, number in zip(self._columns[figure], (index, top, bottom)):
             column.append(number)
@@ -368,6 +381,10 @@ class Figures:
         _, prompt = np.unique(self.codes("prompt")[chosen], return_inverse=True)
         counts = np.maximum(np.bincount(prompt), 1)
         return np.bincount(prompt, differences) / counts
+
+    def mean(self, name: str, label: str) -> float | None:
+        """Return a figure of one label; None if it was not measured."""
+        return self.ratio(name, self.of(label))
 
     def ratio(self, name: str, where: Flags) -> float | None:
         """Return Σ top / Σ bottom over the samples in ``where``; None without any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -169,57 +169,75 @@ def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Sum
     """
     sets = sets or {}
     whole = sorted(set().union(*sets.values()) - figures.metrics.keys())
-    claims = {method.label: method.lossless for method in run.methods}
-    rows: list[Row] = []
-    notes = list(run_notes(figures, run))
+    lossless = claims(figures, run)
     used = utilisation(figures, run)
-    if used is not None:
-        notes.append(used.note)
-    for label in sorted(figures.labels, key=[BASELINE, *claims, *figures.labels].index):
+    rows: list[Row] = []
+    for label in sorted(figures.labels, key=[BASELINE, *lossless].index):
         of_sets = {name: sets.get(label, {}).get(name, NOTHING) for name in whole}
-        row = _row(figures, label, run, of_sets)
         if label == BASELINE and used is not None:
-            share = {"bandwidth_share": Estimate(used.share, n=used.images)}
-            row = row.model_copy(update={"figures": row.figures | share})
-        loss = row.value("fidelity_loss")
-        lossless = claims.get(label)
-        if lossless and loss is not None and loss > LOSSLESS:
-            lossless = False
-            text = f"{label} promises to be lossless, but its samples show a loss."
-            notes.append(Note("warning", "fidelity_loss", text))
-        rows.append(row.model_copy(update={"lossless": lossless}))
-    notes += support_notes(rows)
+            of_sets["bandwidth_share"] = Estimate(used.share, n=used.images)
+        rows.append(_row(figures, label, run, of_sets, lossless[label]))
+    notes = notes_of(figures, run)
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows=rows, notes=notes, sets=whole, suite=run.config.suite)
 
 
-def support_notes(rows: Sequence[Row]) -> list[Note]:
+def claims(figures: Figures, run: RunRecord) -> dict[str, bool | None]:
+    """Return whether each method is lossless, by label: as it claims, unless its samples show a
+    loss.
+    """
+    lossless = {method.label: method.lossless for method in run.methods}
+    for label in figures.labels:
+        claim = lossless.setdefault(label, None)
+        loss = figures.mean("fidelity_loss", label)
+        if claim and loss is not None and loss > LOSSLESS:
+            lossless[label] = False
+    return lossless
+
+
+def notes_of(figures: Figures, run: RunRecord) -> list[Note]:
+    """Return the notes on a run, its baseline and its methods, which need no intervals."""
+    notes = list(run_notes(figures, run))
+    used = utilisation(figures, run)
+    if used is not None:
+        notes.append(used.note)
+    lossless = claims(figures, run)
+    for method in run.methods:
+        if method.lossless and lossless[method.label] is False:
+            text = f"{method.label} promises to be lossless, but its samples show a loss."
+            notes.append(Note("warning", "fidelity_loss", text))
+    return notes + support_notes(figures, lossless)
+
+
+def support_notes(figures: Figures, lossless: Mapping[str, bool | None]) -> list[Note]:
     """Return a warning for each imported method that draws tokens which the target excludes, and
     for each lossy one whose distance from the target nothing bounds.
     """
-    baseline = next((row.value("log_prob") for row in rows if row.label == BASELINE), None)
+    baseline = figures.mean("log_prob", BASELINE)
     notes: list[Note] = []
-    for row in rows:
-        log_prob = row.value("log_prob")
-        outside = row.value("outside_support")
-        if row.method == IMPORTED and outside:
+    for label, is_lossless in lossless.items():
+        if label not in figures.methods:
+            continue
+        log_prob = figures.mean("log_prob", label)
+        outside = figures.mean("outside_support", label)
+        if figures.methods[label][0] == IMPORTED and outside:
             text = (
-                f"{outside:.1%} of the tokens of {row.label} are outside the target's top-k or"
+                f"{outside:.1%} of the tokens of {label} are outside the target's top-k or"
                 " top-p and count as probability 1e-10: give the --temperature, --top-k, --top-p"
                 " and --guidance that they were drawn with."
             )
-            notes.append(Note("warning", "log-prob", text, "outside the support", row.label))
-        bounded = row.lossless is not False or row.value("fidelity_loss") is not None
+            notes.append(Note("warning", "log-prob", text, "outside the support", label))
+        bounded = is_lossless is not False or figures.mean("fidelity_loss", label) is not None
         if bounded or log_prob is None or outside is None:
             continue
         compared = "" if baseline is None else f", that of ar's tokens {baseline:.2f}"
         text = (
-            f"{row.label} draws {outside:.1%} of its tokens outside the target's support, and"
+            f"{label} draws {outside:.1%} of its tokens outside the target's support, and"
             f" nothing bounds how far it is from the target: the mean log-probability of its"
             f" tokens is {log_prob:.2f}{compared}."
         )
-        notes.append(Note("warning", "fidelity_loss", text, "outside the support", row.label))
+        notes.append(Note("warning", "fidelity_loss", text, "outside the support", label))
     return notes
 
 
@@ -248,7 +266,13 @@ def renewed(figures: Figures, run: RunRecord, old: Summary) -> Summary:
     return new.model_copy(update=changes)
 
 
-def _row(figures: Figures, label: str, run: RunRecord, of_sets: dict[str, Estimate]) -> Row:
+def _row(
+    figures: Figures,
+    label: str,
+    run: RunRecord,
+    of_sets: dict[str, Estimate],
+    lossless: bool | None,
+) -> Row:
     of_label = figures.of(label)
     method, options = figures.methods[label]
     steps = figures.steps[label]
@@ -262,6 +286,7 @@ def _row(figures: Figures, label: str, run: RunRecord, of_sets: dict[str, Estima
         target=run.target.name,
         dataset=run.dataset,
         temperature=options.get("temperature", run.temperature),
+        lossless=lossless,
         simulated=run.config.simulate_acceptance is not None,
         accept_histogram=histogram,
         accept_len_by_position=steps.accept_len_by_position(),

@@ -17,8 +17,9 @@ from lanternbench.engine.verify import AcceptanceRule, Residual, RuleTest
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.measure import fidelity
 from lanternbench.measure.fidelity import target_figures
-from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summary import Row, support_notes
+from lanternbench.measure.figures import Figures
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.summary import support_notes
 from lanternbench.methods import residuals
 from lanternbench.methods.acceptance.likely import TypicalTest
 from lanternbench.methods.method import method
@@ -271,20 +272,23 @@ def test_target_figures_by_hand():
     assert excluded.isfinite().all()  # a token that the warped target excludes
 
 
-def row_of(label: str, lossless: bool, figures: dict[str, float]) -> Row:
-    estimates = {name: Estimate(value) for name, value in figures.items()}
-    return Row(label=label, method=label, n=4, figures=estimates, lossless=lossless)
+def sample_of(label: str, loss: float | None, stats: dict[str, float]) -> Sample:
+    return Sample(
+        key=label, prompt_id="0", prompt="a", label=label, method=label, seed=0, tokens=4, steps=2,
+        accept_lengths=[1, 3], decode_s=1.0, fidelity_loss=loss, stats=stats,
+    )  # fmt: skip
 
 
 def test_a_lossy_method_without_a_bound_has_a_note_on_the_tokens_that_it_drew():
-    baseline = row_of("ar", True, {"log_prob": -1.15, "fidelity_loss": 0.0})
-    bounded = row_of("cool-sd", False, {"log_prob": -1.3, "fidelity_loss": 0.1})
-    unbounded = row_of("sjd-sv", False, {"log_prob": -5.8, "outside_support": 0.158})
-    (note,) = support_notes([baseline, bounded, unbounded])
+    baseline = sample_of("ar", 0.0, {"log_prob": -1.15})
+    bounded = sample_of("cool-sd", 0.1, {"log_prob": -1.3})
+    unbounded = sample_of("sjd-sv", None, {"log_prob": -5.8, "outside_support": 0.158})
+    lossless = {"ar": True, "cool-sd": False, "sjd-sv": False}
+    (note,) = support_notes(Figures([baseline, bounded, unbounded]), lossless)
     assert note.kind == "warning"
     for part in ("sjd-sv", "15.8% of its tokens", "-5.80", "ar's tokens -1.15"):
         assert part in str(note)
-    assert not support_notes([baseline, bounded])
+    assert not support_notes(Figures([baseline, bounded]), lossless)
 
 
 def test_the_share_of_tokens_outside_the_support_counts_those_that_the_target_excludes():
