@@ -227,12 +227,14 @@ def _store_all(
     progress: Progress,
 ) -> None:
     """Measure ``ar`` and store the entries where that is still to be done."""
-    done = folder.samples.keys
+
+    def left(key: str) -> list[Matched]:
+        return [item for item in items if item.key(key) not in folder.samples.keys]
+
     baseline: list[Matched] = []
     if worker.config.baseline:
-        key = worker.decoders[BASELINE].method.key
-        baseline = [item for item in items if item.key(key) not in done]
-    missing = [item for item in items if item.key(str(method.key)) not in done]
+        baseline = left(worker.decoders[BASELINE].method.key)
+    missing = left(str(method.key))
     count = len(baseline) + len(missing)
     worker.prepare([item.prompt.text for item in baseline + missing])
     if baseline:
@@ -240,8 +242,9 @@ def _store_all(
     for number, item in enumerate(baseline):
         progress(number, count, f"{BASELINE} · {item.prompt.text}")
         for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
-            log_prob = _scored(worker, item, np.array(sample.token_ids)).mean().item()
-            folder.append(sample.model_copy(update={"metrics": {LOG_PROB: log_prob}}), image)
+            scored = _scored(worker, item, np.array(sample.token_ids))
+            metrics = {LOG_PROB: scored.mean().item()}
+            folder.append(sample.model_copy(update={"metrics": metrics}), image)
     for number, item in enumerate(missing, len(baseline)):
         progress(number, count, f"{method.label} · {item.prompt.text}")
         _store(folder, worker, item, method)

@@ -259,7 +259,8 @@ class AdaptiveZipAR(ZipAR):
         uniforms = Uniforms(u.flatten(0, 1), u)
         result = ExactTest().verify(pair, both, uniforms, standard, state.warp.greedy)
         accepted = result.accepted.view_as(candidate) > 0
-        return accepted, torch.where(accepted, candidate, result.token.view_as(candidate))
+        token = result.token.view_as(candidate)
+        return accepted, torch.where(accepted, candidate, token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,7 +323,8 @@ class RowWindows(RowStrategy):
         ends = top & (active.filled + accepted < self.rows.width)
         advance = torch.where(active.in_step, accepted + ends, 0)
         last = verified.token.view(*active.row.shape, 1)
-        tokens = torch.where(steps < accepted[..., None], F.pad(rows.drafts, (0, 1)), last)
+        drafted = F.pad(rows.drafts, (0, 1))
+        tokens = torch.where(steps < accepted[..., None], drafted, last)
         redrawn = self.redrawn(rows, q, u, greedy)
         if self.reuse < 1:
             redrawn = self._reused(rows, redrawn, active, q, accepted)
@@ -355,9 +357,11 @@ class RowWindows(RowStrategy):
         A row that is not in this step keeps its old ones.
         """
         drafts = self.rows.drafts
-        source = (advance[..., None] + self.rows.steps[:-1]).clamp(max=drafts)
+        source = advance[..., None] + self.rows.steps[:-1]
+        source = source.clamp(max=drafts)
         law_source = source[..., None].expand(-1, -1, -1, self.vocab)
-        places = torch.minimum(active.max_drafts + 1, self.rows.width - active.filled)
+        free = self.rows.width - active.filled
+        places = torch.minimum(active.max_drafts + 1, free)
         left = places.sub(advance).clamp(0, drafts)
         in_step = active.in_step[..., None]
         law_in_step = in_step[..., None]

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import chain, cycle
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -47,8 +47,9 @@ def axis_range(column: Column, rows: Sequence[Row], also: Sequence[float] = ()) 
     low = min(values)
     high = max(values)
     reach = max((high - low) / 3, 1.5 * usual_half_width(intervals))
-    first = max(min(low, *(begin for begin, _ in intervals), high), low - reach)
-    last = min(max(low, *(end for _, end in intervals), high), high + reach)
+    ends = [low, high, *chain.from_iterable(intervals)]
+    first = max(min(ends), low - reach)
+    last = min(max(ends), high + reach)
     span = (last - first) or max(abs(high), 1.0)
     return first - 0.06 * span, last + 0.06 * span
 

@@ -120,13 +120,15 @@ def category_table(figures: Figures, names: Mapping[str, str]) -> str:
     """
     ranks = {label: rank for rank, label in enumerate(names)}
     rows = [pair for pair in category_rows(figures) if pair[1].label in ranks]
-    if not 2 <= len({category for category, _ in rows}) <= MOST_CATEGORIES:
-        return ""
     rows.sort(key=lambda pair: (pair[0], ranks[pair[1].label]))
+    categories = [category for category, _ in rows]
+    if not 2 <= len(set(categories)) <= MOST_CATEGORIES:
+        return ""
     plain = [row.model_copy(update={"label": names[row.label]}) for _, row in rows]
     table = figure_table(plain, columns(plain))
-    cells = [[Cell(category), *line] for (category, _), line in zip(rows, table.rows)]
-    return Table([Head("Category", is_text=True), *table.heads], cells).markdown()
+    heads = [Head("Category", is_text=True), *table.heads]
+    cells = [[Cell(category), *line] for category, line in zip(categories, table.rows)]
+    return Table(heads, cells).markdown()
 
 
 def category_rows(figures: Figures) -> list[tuple[str, Row]]:
@@ -138,8 +140,11 @@ def category_rows(figures: Figures) -> list[tuple[str, Row]]:
     for (category, code), label in product(figures.categories.items(), figures.labels):
         samples = figures.of(label) & (figures.codes("category") == code)
         if category and samples.any():
-            ratios = {name: figures.ratio(name, samples) for name in names}
-            values = {name: Estimate(value) for name, value in ratios.items() if value is not None}
+            values = {}
+            for name in names:
+                value = figures.ratio(name, samples)
+                if value is not None:
+                    values[name] = Estimate(value)
             method, _ = figures.methods[label]
             row = Row(label=label, method=method, n=int(samples.sum()), figures=values)
             rows.append((str(category), row))

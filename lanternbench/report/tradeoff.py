@@ -40,13 +40,16 @@ def pareto_frontier(x: Sequence[float], y: Sequence[float], lower_is_better: boo
     better on one (equal ones stay); points with NaN never count.
     """
     sign = -1.0 if lower_is_better else 1.0
-    points = [(a, sign * b, i) for i, (a, b) in enumerate(zip(x, y)) if math.isfinite(a + b)]
+    points: list[tuple[float, float, int]] = []
+    for index, (speed, quality) in enumerate(zip(x, y)):
+        if math.isfinite(speed + quality):
+            points.append((speed, sign * quality, index))
     points.sort(key=lambda point: (point[0], -point[1]))
 
     def is_beaten(a: float, b: float) -> bool:
         return any(c >= a and d >= b and (c, d) != (a, b) for c, d, _ in points)
 
-    return [i for a, b, i in points if not is_beaten(a, b)]
+    return [index for a, b, index in points if not is_beaten(a, b)]
 
 
 def speed_column(rows: Sequence[Row]) -> Column:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -312,7 +313,7 @@ def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample])
     labels = list(dict.fromkeys(stated.run.labels))
     seeds = frozen.run.seeds
     ids = [prompt.id for prompt in stated.prompts]
-    expected = Counter((label, id_, seed) for label in labels for id_ in ids for seed in seeds)
+    expected = Counter(product(labels, ids, seeds))
     found = Counter((sample.label, sample.prompt_id, sample.seed) for sample in samples)
     counts = Counter(label for label, *_ in expected.keys() & found.keys())
     of = len(ids) * len(seeds)

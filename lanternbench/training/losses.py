@@ -381,17 +381,15 @@ def block_losses(
     slot = torch.arange(net.block - 1, device=wanted.device)  # k − 1
     index = at[:, None] + slot  # in ``wanted``
     is_inside = index < count
-    falling = torch.exp(-2 * slot / net.block)  # exp(−(k − 1)/γ), γ = B/2
-    weight = torch.where(is_inside, falling, 0.0)
+    # exp(−(k − 1)/γ), γ = B/2
+    weight = torch.where(is_inside, torch.exp(-2 * slot / net.block), 0.0)
     drafted = logits(block_drafts(net, fed, at))
     cross_entropy, accepted = distances(drafted, wanted[:, index.clamp(max=count - 1)])
     accepted = accepted.mean(0)  # [m, B − 1]
     slot_loss = cross_entropy.mean(0) + VARIATION * (1 - accepted)
     found = {"loss": (weight * slot_loss).sum() / weight.sum()}
-    accepted_inside = is_inside * accepted.detach()
-    for k, rate in enumerate(accepted_inside.sum(0) / is_inside.sum(0), 1):
-        found[f"accept-{k}"] = rate
-    return found
+    rates = (is_inside * accepted.detach()).sum(0) / is_inside.sum(0)
+    return found | {f"accept-{k}": rate for k, rate in enumerate(rates, 1)}
 
 
 class Training(NamedTuple):

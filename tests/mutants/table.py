@@ -668,8 +668,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/jacobi.py",
-                "position = (result.start[:, None] + self.columns).clamp(",
-                "position = (result.start[:, None] + self.columns - 1).clamp(",
+                "position = result.start[:, None] + self.columns\n",
+                "position = result.start[:, None] + self.columns - 1\n",
             ),
         ),
         tests=(

@@ -60,17 +60,20 @@ class Block(NamedTuple):
 
 def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
     """Compute algorithm 2: q [B, L + 1, V] after 0 … L tokens x [B, L], drawn from p [B, L, V]."""
+    q_before_last = q[:, :-1]
     p_x = at(p, x)
-    ratio = torch.where(p_x > 0, at(q[:, :-1], x) / p_x, 0.0)
+    ratio = torch.where(p_x > 0, at(q_before_last, x) / p_x, 0.0)
     weights = [torch.ones_like(ratio[:, 0])]
     for r in ratio.unbind(1):
         weights.append((weights[-1] * r).clamp(max=1))  # w_i = min(1, w_{i−1}·q_i(x_i)/p_i(x_i))
     w = torch.stack(weights, 1)  # [B, L + 1]
-    residual = (w[:, :-1, None] * q[:, :-1] - p).clamp_(min=0)
+    w_before_last = w[:, :-1]
+    residual = (w_before_last[..., None] * q_before_last - p).clamp_(min=0)
     left = residual.sum(-1)
     # h_i = Σ(w_i q − p)₊ / (Σ(w_i q − p)₊ + 1 − w_i)
-    h = torch.where(left > 0, left / (left + 1 - w[:, :-1]), 0.0)
-    return Block(torch.cat([h[:, 1:], w[:, -1:]], 1), residual)  # h_L = w_L
+    h = torch.where(left > 0, left / (left + 1 - w_before_last), 0.0)
+    stop = torch.cat([h[:, 1:], w[:, -1:]], 1)  # h_L = w_L
+    return Block(stop, residual)
 
 
 @register("acceptance", "block")
@@ -127,7 +130,8 @@ def segments(q: Tensor, p: Tensor, u: Tensor, alpha: float, test_excluded: bool 
     number = first.cumsum(1)
     same = number[:, :, None] == number[:, None]  # [B, L, L]
     later = torch.ones_like(same[0]).triu(1)  # [L, L]: j is after i
-    begins = (same & first[:, None]).int().argmax(-1)
+    begins_same = same & first[:, None]
+    begins = begins_same.int().argmax(-1)
     tested = in_tail(q, same, later, alpha)
     if test_excluded:
         tested |= q.gather(1, begins) == 0

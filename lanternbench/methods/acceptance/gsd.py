@@ -58,12 +58,14 @@ def group(q: Tensor, x: Tensor, alike: Tensor, bounds: Bounds) -> Group:
     vocab = q.shape[-1]
     order = q.sort(dim=-1, stable=True).indices
     rank = (order == x).long().argmax(-1, keepdim=True)
-    ranks = rank + torch.arange(-bounds.below, bounds.above + 1, device=q.device)
+    offsets = torch.arange(-bounds.below, bounds.above + 1, device=q.device)
+    ranks = rank + offsets
     exists = (ranks >= 0) & (ranks < vocab) & (rank >= bounds.alone)
     ids = order.gather(-1, ranks.clamp(0, vocab - 1))
     difference = (q.gather(-1, ids) - q.gather(-1, x)).abs()
     belongs = exists & alike[x, ids] & (difference < bounds.margin)
-    return Group(ids, belongs | (ranks == rank))
+    is_x = ranks == rank
+    return Group(ids, belongs | is_x)
 
 
 def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,8 @@ def every_mass(q: Tensor, p: Tensor, alike: Tensor, bounds: Bounds) -> tuple[Ten
     total = by_rank.clone()
     for x, y in neighbours_in_rank(q.shape[-1], bounds):
         difference = (q_of_rank[..., y] - q_of_rank[..., x]).abs()
-        belongs = alike[order[..., x], order[..., y]] & (difference < bounds.margin)
+        are_alike = alike[order[..., x], order[..., y]]
+        belongs = are_alike & (difference < bounds.margin)
         total[..., x] += torch.where(belongs, by_rank[..., y], 0.0)
     mass = torch.empty_like(total).scatter_(-1, order.expand_as(total), total)
     return mass[0], mass[1]

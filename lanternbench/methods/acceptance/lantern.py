@@ -179,7 +179,8 @@ class NearbyTest(RatioTest):
         cells = torch.where(exists, children, tree.nodes)
         accept = passed.gather(1, cells.flatten(1)).view_as(exists)
         path, accepted, tried = walk(tree, exists, accept)
-        stop = (order == path[:, -1:]).int().argmax(-1)
+        is_stop = order == path[:, -1:]
+        stop = is_stop.int().argmax(-1)
         token = draw(rows_at(remaining.q, stop), u[:, 0])
         return VerifyResult(path, accepted, token, tried)
 

@@ -321,7 +321,8 @@ class SlidingWindow(Proposer[Window]):
         carried = self.columns[:-1] < window.draft_count[:, None]
         drafts = torch.where(carried, window.drafts, fresh.tokens)
         p = torch.where(carried[..., None], window.p, fresh.p)
-        return Draft(torch.cat([state.now.root[:, None], drafts], 1), p, self.static)
+        nodes = torch.cat([state.now.root[:, None], drafts], 1)
+        return Draft(nodes, p, self.static)
 
     def update(self, state: DecodeState, window: Window, result: StepResult) -> Window:
         """Shift the window past the accepted tokens; the rest is redrawn from q."""
@@ -333,9 +334,11 @@ class SlidingWindow(Proposer[Window]):
         else:
             tokens, p = self.redraw(state, result)
         if window.known is not None:
-            position = (result.start[:, None] + self.columns).clamp(max=state.limit - 1)
+            position = result.start[:, None] + self.columns
+            position = position.clamp(max=state.limit - 1)
             window.known.scatter_(1, position[..., None].expand(-1, -1, self.vocab), q)
-        source = (accepted[:, None] + 1 + self.columns[:-1]).clamp(max=self.window)
+        source = accepted[:, None] + 1 + self.columns[:-1]
+        source = source.clamp(max=self.window)
         return Window(
             drafts=tokens.gather(1, source),
             p=rows_at(p, source),

@@ -191,11 +191,13 @@ class SiblingWindow(Proposer[Window]):
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
         columns = self.columns
-        carried = (columns.numbers < window.draft_count[:, None])[..., None]
+        carried = columns.numbers < window.draft_count[:, None]
+        carried = carried[..., None]
         fresh = self.fresh(u[:, : self.fresh_uniforms], window.p.dtype)
         tokens = torch.where(carried, window.drafts, fresh)
         p = torch.where(carried, window.p, 1.0 / columns.vocab)
-        nodes = torch.cat([state.now.root[:, None], tokens[:, columns.column, columns.rank]], 1)
+        drafted = tokens[:, columns.column, columns.rank]
+        nodes = torch.cat([state.now.root[:, None], drafted], 1)
         return Draft(nodes, p[:, columns.law_column], columns.static)
 
     def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
@@ -247,8 +249,9 @@ class SiblingWindow(Proposer[Window]):
         law = rows_at(draft.p[:, columns.chain_inner], source)
         # a law of 0 keeps nothing, and draws from all of p
         law = torch.where(exists[..., None], law, 0.0)
+        coupled = maximal(old, law, p, u[:, :w], u[:, w : 2 * w])
         tokens = old.new_zeros(len(p), w, k)
-        tokens[..., 0] = maximal(old, law, p, u[:, :w], u[:, w : 2 * w]).tokens
+        tokens[..., 0] = coupled.tokens
         if t and k > 1:
             others = p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)
             tokens[:, :t, 1:] = draw_distinct(others, u[:, 2 * w :].view(-1, t, k - 1))
@@ -404,11 +407,13 @@ class PublicSiblingWindow(SiblingWindow):
         source = source.clamp(max=w - 1)
         weights = torch.where(known, rows_at(redrawn.weights, source), self.fresh_law)
         law = torch.where(known, rows_at(redrawn.law, source), self.fresh_law)
-        u = result.u.draft[:, self.fresh_uniforms :].view(-1, w + 1, self.columns.siblings)
+        u = result.u.draft[:, self.fresh_uniforms :]
+        u = u.view(-1, w + 1, self.columns.siblings)
         drawn = draw_distinct(weights, u[:, 1:])  # [B, W, K]
-        stays = redrawn.stays.gather(1, source)[..., None] & known
-        old = redrawn.drafts.gather(1, source)[..., None]
-        drafts = torch.where(stays, torch.cat([old, drawn[..., :-1]], -1), drawn)
+        stays = redrawn.stays.gather(1, source)
+        old = redrawn.drafts.gather(1, source)
+        old_first = torch.cat([old[..., None], drawn[..., :-1]], -1)
+        drafts = torch.where(stays[..., None] & known, old_first, drawn)
         return Window(drafts, law, torch.full_like(window.draft_count, w))
 
 
@@ -428,7 +433,9 @@ class LongestPathTest(ExactTest):
         window = self.window
         passed = window.judge(draft, q, u)
         path, accepted, _ = longest_path(draft.static.tree, passed)
-        weights = window.redraw(draft, q, passed, path, accepted).weights
+        redrawn = window.redraw(draft, q, passed, path, accepted)
         fresh = window.fresh_law.expand(len(u), 1, -1)
-        token = draw(rows_at(torch.cat([weights, fresh], 1), accepted), u[:, 0])
-        return VerifyResult(path, accepted, token, draft.static.sizes.expand_as(draft.tokens))
+        weights = torch.cat([redrawn.weights, fresh], 1)
+        token = draw(rows_at(weights, accepted), u[:, 0])
+        tried = draft.static.sizes.expand_as(draft.tokens)
+        return VerifyResult(path, accepted, token, tried)

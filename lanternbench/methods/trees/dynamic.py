@@ -226,16 +226,19 @@ def kept_places(
     """
     b, keep = best.shape
     device = best.device
+    nodes = torch.arange(1, keep + 1, device=device)
     # the kept node that each candidate is; 0: the root, or left out
     node_of = torch.zeros(b, parents.shape[1] + 1, dtype=torch.long, device=device)
-    node_of.scatter_(1, best + 1, torch.arange(1, keep + 1, device=device).expand(b, -1))
+    node_of.scatter_(1, best + 1, nodes.expand(b, -1))
     depth = _levels(bounds.top_k, bounds.depth, device)[best]
     parent = node_of.gather(1, parents.gather(1, best))
     is_used = is_used & ((parent > 0) | (depth == 1))
     parent = F.pad(parent, (1, 0))
     for _ in range(bounds.depth - 2):  # a tie may leave a child whose grandparent was cut
-        is_used = is_used & F.pad(is_used, (1, 0), value=True).gather(1, parent)[:, 1:]
-    return F.pad(torch.where(is_used, depth, -1), (1, 0)), parent
+        with_root = F.pad(is_used, (1, 0), value=True)
+        is_used = is_used & with_root.gather(1, parent)[:, 1:]
+    depth = torch.where(is_used, depth, -1)
+    return F.pad(depth, (1, 0)), parent
 
 
 @cache
