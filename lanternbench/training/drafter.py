@@ -220,7 +220,7 @@ def sample_images(
 
         name = f"samples-{start:06d}.pt"
         is_stored = (ledger.folder / name).exists()
-        ledger.piece(name, make, adopts=True)
+        ledger.piece(name, make)
         if not is_stored:
             log(f"samples {start + len(shard)}/{len(prompts)}")
         shape = (len(shard), target.length)

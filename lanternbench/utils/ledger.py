@@ -252,22 +252,18 @@ class Ledger(ExitStack):
         self.callback(lines.close)
         return lines
 
-    def piece(self, name: str, make: Callable[[], bytes], adopts: bool = False) -> bytes:
+    def piece(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the content of a file, made if it is missing.  Raises UserError for one that was
         changed since.
-
-        ``adopts``: takes over a file of a version that recorded no digests.
         """
         digests = self.read_json(DIGESTS)
         content = self.read(name)
-        if content is None or not (adopts or name in digests):
+        if content is None or name not in digests:
             content = make()
             self.write(name, content)
-            digests.pop(name, None)
-        digest = hashlib.sha256(content).hexdigest()
-        if name not in digests:
+            digest = hashlib.sha256(content).hexdigest()
             self.write_json(DIGESTS, digests | {name: digest})
-        elif digests[name] != digest:
+        elif digests[name] != hashlib.sha256(content).hexdigest():
             raise self.damaged(name)
         return content
 
