@@ -74,6 +74,10 @@ class Look:
         bool, Option("--grid", help="Write grid.png and grid.pdf: images by prompt and method.")
     ] = False
     grid_prompts: Annotated[int, Option(min=1, help="Number of prompts in the grid.")] = 4
+    race: Annotated[
+        Path | None,
+        Option(metavar="FILE.gif", help="Write a GIF of one prompt's images as they are drawn."),
+    ] = None
     budget: Annotated[
         float, Option(min=0, help="Maximum fidelity loss of the fastest relaxed method.")
     ] = 0.1
@@ -116,7 +120,17 @@ def report(
     view = look.view()
     kinds = options.listed(formats) if formats is not None else None
     prompts = look.grid_prompts if look.grid else 0
-    files = write(folders, out, published, kinds, look.budget, view, prompts, not_worse or {})
+    files = write(
+        folders,
+        out,
+        published,
+        kinds,
+        look.budget,
+        view,
+        prompts,
+        not_worse or {},
+        look.race,
+    )
     loaded = view.of(load_runs(folders))
     rows = view.named(joined_rows(loaded))
     if as_json:
@@ -138,14 +152,17 @@ def report(
 def print_files(files: Sequence[Path]) -> None:
     """Name the files of a report on stderr, the page last."""
     endings: dict[str, list[str]] = {}
+    alone: list[str] = []
     for file in files:
-        if file.stem != "report":
+        if file.name == "report.html" or file.suffix == ".gif":
+            alone.append(str(file))
+        else:
             endings.setdefault(file.stem, []).append(file.suffix)
     lines = []
     if endings:
         named = ", ".join(f"{stem}{' '.join(suffixes)}" for stem, suffixes in endings.items())
         lines.append(f"{files[0].parent}: {named}")
-    lines += [str(file) for file in files if file.name == "report.html"]
+    lines += alone
     print_notes(lines, bullet="")
 
 

@@ -287,8 +287,9 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
         return carried._replace(number=carried.number + 1, on_host=following)
 
     def record(self, trace: Trace, prompts: Tensor, result: DiagonalResult) -> None:
-        seen = cast(RowTrace, trace).seen
-        seen[prompts, result.positions] = result.q.to(seen.dtype)
+        rows = cast(RowTrace, trace)
+        rows.record_positions(prompts, result.positions)
+        rows.seen[prompts, result.positions] = result.q.to(rows.seen.dtype)
 
     def sizes(self, carried: DiagonalState, result: DiagonalResult) -> Sequence[Size]:
         return [(0, self.grid.count(number)) for number in carried.on_host]

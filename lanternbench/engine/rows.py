@@ -132,8 +132,13 @@ class RowTrace(Trace):
         self.state = state
         self.seen = torch.zeros_like(self.q)
         self.final = torch.zeros_like(self.sampled)
+        self.committed_in = torch.zeros_like(self.tried)
         self.law = self.q[..., :0]
         self.seen[:, 0] = state.first
+
+    def record_positions(self, prompts: Tensor, positions: Tensor) -> None:
+        """Store where the current step commits tokens; prompts [B, 1], positions [B, A]."""
+        self.committed_in[prompts, positions] = 1 + self.state.steps
 
     def cut(self, length: int) -> None:
         """Drop entries past the image, and compute q of each token after all that precede it."""
@@ -156,6 +161,7 @@ class RowTrace(Trace):
 
         final = decision.final[..., None]
         depth = torch.arange(1, steps + 1, device=tested.device)
+        self.record_positions(prompts, result.positions)
         write(self.seen, result.q)
         write(self.tried, tested)
         write(self.sampled, tested)

@@ -105,6 +105,7 @@ class Trace:
     seen: Tensor | None = None
     law: Tensor
     final: Tensor
+    committed_in: Tensor  # [B, L] the step that committed each token; the prefill is step 0
 
     def __init__(self, batch: int, length: int, vocab: int, width: int, device: torch.device):
         self.q = torch.zeros(batch, length, vocab, device=device)

@@ -453,14 +453,16 @@ def trace_fields(
         drafter = drafter_figures(trace)
     rows: list[dict[str, Any]] = []
     losses = decode_loss(decoder, trace, tokens)
+    draws_rows = trace.seen is not None  # several rows of the image at once
     for i, loss in enumerate(losses.tolist()):
         row = {
             "fidelity_loss": None if math.isnan(loss) else loss,
             "stats": _of_image(target, i),
             "drafter": _of_image(drafter, i),
         }
+        if draws_rows:
+            row["commit_steps"] = trace.committed_in[i].tolist()
         rows.append(row)
-    draws_rows = trace.seen is not None  # several rows of the image at once
     has_loss = decoder.warp.sampling.temperature > 0 and not bool(losses.isnan().any())
     if draws_rows and has_loss:
         grid = decoder.target.grid

@@ -25,6 +25,7 @@ _LARGEST = {  # entry of each list
     "tree_depths": 2**24,
     "tree_nodes": 2**24,
     "step_s": 1e9,
+    "commit_steps": 2**24,
     "token_ids": 2**31 - 1,
     "row_loss": 1.0,
     "column_loss": 1.0,
@@ -53,12 +54,14 @@ class Sample(BaseModel):
 
     ``accept_lengths`` has one entry per step (tokens committed, bonus token included) and sums to
     ``tokens``; the first step is the prefill, which gives one token without a draft.
-    ``tree_depths``, ``tree_nodes`` and ``step_s`` have one per step too, or are empty.  ``cpu_s``:
-    the decode's CPU seconds; ``threads``: its CPU threads (None on a GPU); ``load``: the machine's
-    1-minute load average; ``setting``: the name of the setting in which it was timed;
-    ``row_loss``, ``column_loss``: the fidelity loss of each row and column, of methods that draw
-    several rows at once; ``noise``: whether it shares noise with other methods' images. An imported image has none of these, 0 ``steps`` where they are unknown,
-    and as ``stated_s`` its maker's seconds.
+    ``tree_depths`` and ``tree_nodes`` have one per step too, and ``step_s`` one per step after the
+    prefill, or they are empty.  ``commit_steps``: the step that committed each token, of methods
+    that draw several rows at once; all others commit in raster order.  ``cpu_s``: the decode's CPU
+    seconds; ``threads``: its CPU threads (None on a GPU); ``load``: the machine's 1-minute load
+    average; ``setting``: the name of the setting in which it was timed; ``row_loss``,
+    ``column_loss``: the fidelity loss of each row and column, of methods that draw several rows at
+    once; ``noise``: whether it shares noise with other methods' images.  An imported image has none
+    of these, 0 ``steps`` where they are unknown, and as ``stated_s`` its maker's seconds.
     """
 
     # extra: of another version, kept
@@ -85,6 +88,7 @@ class Sample(BaseModel):
     render_s: Seconds = 0.0
     phases: dict[str, Seconds] | None = None
     step_s: list[float] | None = None
+    commit_steps: list[int] | None = None
     cpu_s: Seconds | None = None
     threads: Count | None = None
     load: Seconds | None = None
@@ -121,7 +125,28 @@ class Sample(BaseModel):
             raise ValueError("accept_lengths must have one entry per step and sum to tokens")
         if self.tree_depths and len(self.tree_depths) != self.steps:
             raise ValueError("tree_depths must have one entry per step")
+        if self.commit_steps is not None and sorted(self.commit_steps) != self._raster_steps():
+            raise ValueError("commit_steps must have each step as often as accept_lengths says")
         return self
+
+    def step_of_each_token(self) -> list[int] | None:
+        """Return the step that committed each token; None if it is not known."""
+        if self.commit_steps is not None:
+            return self.commit_steps
+        # in a run that recorded none, steps beyond a drafted path show that rows were drawn at once
+        beyond_path = [
+            length > depth + 1 for length, depth in zip(self.accept_lengths, self.tree_depths)
+        ]
+        if any(beyond_path) or self.row_loss is not None:
+            return None
+        return self._raster_steps()
+
+    def _raster_steps(self) -> list[int]:
+        """Return the step that committed each token if they were committed one after the other."""
+        steps: list[int] = []
+        for step, length in enumerate(self.accept_lengths):
+            steps += [step] * length
+        return steps
 
     def _check_key(self) -> None:
         method = self.key.removeprefix(f"{self.prompt_id}|").removesuffix(f"|{self.seed}")

@@ -103,9 +103,10 @@ def grid_cell(
     grid = run.record.target.grid
     before = run.record.target.tokens_before
     per_step = {"accept": sample.accept_lengths, "depth": sample.tree_depths}
+    in_raster_order = sample.commit_steps is None and sample.step_of_each_token() is not None
     maps: dict[str, str] = {}
     for kind, values in per_step.items():
-        if grid and values and sample.row_loss is None:  # rows drawn at once share their steps
+        if grid and values and in_raster_order:  # rows drawn at once share their steps
             steps = token_map(values, sample.accept_lengths, grid, before)
             maps[kind] = map_uri(steps, *scales[kind], kind)
     image = image_uri(run.image_path(sample), most_bytes)
@@ -333,13 +334,17 @@ def open_image(path: Path | None, side: int = 0) -> Image.Image | None:
 def image_uri(path: Path | None, most_bytes: int = 1 << 20) -> str | None:
     """Return the image as a data URI of about ``most_bytes``; None if it is missing or not
     readable.
-
-    A small image stays as it is if that is not too long; others are scaled down, to at most
-    ``LARGEST`` pixels a side.
     """
     picture = open_image(path, LARGEST)
-    if picture is None:
-        return None
+    return None if picture is None else picture_uri(picture, most_bytes)
+
+
+def picture_uri(picture: Image.Image, most_bytes: int) -> str:
+    """Return a picture as a data URI of about ``most_bytes``.
+
+    A small one stays as it is if that is not too long; others are scaled down, to at most
+    ``LARGEST`` pixels a side.
+    """
     if max(picture.size) <= LARGEST:
         uri = data_uri(picture, "PNG", optimize=True)
         if len(uri) <= most_bytes:
@@ -349,9 +354,10 @@ def image_uri(path: Path | None, most_bytes: int = 1 << 20) -> str | None:
         side = 192
     if most_bytes >= 24_000:
         side = LARGEST
-    picture.thumbnail((side, side), Image.Resampling.LANCZOS)
-    uri = data_uri(picture, "WEBP", quality=85, method=2)
-    return uri if len(uri) <= most_bytes else data_uri(picture, "WEBP", quality=50, method=2)
+    small = picture.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    uri = data_uri(small, "WEBP", quality=85, method=2)
+    return uri if len(uri) <= most_bytes else data_uri(small, "WEBP", quality=50, method=2)
 
 
 def data_uri(image: Image.Image, kind: str, **options: Any) -> str:

@@ -147,6 +147,13 @@ def test_a_batch_draws_what_single_prompts_draw(targets, which, options):
         assert difference.abs().max() < 1e-5
 
 
+def test_the_step_recorded_of_each_token_is_its_diagonal(targets):
+    for made in decode(targets["no ends"]):
+        height, width = targets["no ends"].grid
+        diagonals = [row + column for row in range(height) for column in range(width)]
+        assert made.trace.committed_in[0].tolist() == diagonals
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_recorded_steps_draw_the_same(targets, mask):
     for target in (targets["emu3"], small_target()):

@@ -101,6 +101,40 @@ def test_with_one_row_at_a_time_the_tokens_are_those_of_raster_order(
     assert [g.accept_lengths for g in made] == [g.accept_lengths for g in plain]
 
 
+@pytest.mark.parametrize(("name", "options"), FORMS)
+def test_every_token_is_committed_once_in_the_step_that_is_recorded(
+    targets, monkeypatch, name, options
+):
+    target = targets["no ends"]
+    steps = [[0] + [-1] * (target.length - 1) for _ in CAPTIONS]  # the prefill gives the first
+    apply = engine.apply
+
+    def noting(state, commit):
+        for prompt, positions in zip(state.origin, commit.positions.tolist(), strict=True):
+            for position in positions:
+                if position < state.limit:
+                    assert steps[prompt][position] == -1
+                    steps[prompt][position] = 1 + state.steps
+        return apply(state, commit)
+
+    monkeypatch.setattr(engine, "apply", noting)
+    made = decode(target, name, trace=True, **options)
+    assert made[0].trace.committed_in.tolist() == steps
+    for image, one in zip(made, steps, strict=True):
+        counts = [one.count(step) for step in range(1 + image.steps)]
+        assert counts == [1, *image.accept_lengths]
+
+
+def test_a_row_begins_once_the_one_above_leads_by_the_window(targets):
+    (made,) = decode(targets["no ends"], "zipar", CAPTIONS[:1], trace=True, window=2)
+    assert made.trace.committed_in[0].view(4, 4).tolist() == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [6, 7, 8, 9],
+        [8, 9, 10, 11],
+    ]
+
+
 @pytest.mark.parametrize(
     "which", slow_but(["lumina", "emu3", "no ends"], ["lumina", "emu3", "no ends", "tiny 8×8"])
 )

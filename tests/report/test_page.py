@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 import re
 import shutil
@@ -15,6 +17,7 @@ from flat_rows import write_summary
 from PIL import Image
 from suite_runs import ENVIRONMENT, short_protocol, suite_run
 from test_pictures import LABELS, twenty_one
+from test_race import COLOURS, race_run
 from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
@@ -264,6 +267,48 @@ def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
         return { scripts: document.scripts.length, links: document.links.length, handlers };""")  # fmt: skip
     assert (seen["links"], seen["handlers"]) == (0, 0)
     assert seen["scripts"] == 3  # the page's own, and the two of this test
+
+
+RACE = """
+    const queue = []; window.requestAnimationFrame = frame => queue.push(frame);
+    const race = document.querySelector(".race"), [play, restart] = race.querySelectorAll("button");
+    const slider = race.querySelector("input"), canvases = [...race.querySelectorAll("canvas")];
+    const drawn = () => canvases.map(canvas => {
+      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      return [0, 1, 2, 3].filter(cell => pixels[4 * cell + 3] === 0).join("");
+    });
+    const said = () => [...race.querySelectorAll("figcaption span")].map(span => span.textContent);
+    const seek = time => { slider.value = time; slider.dispatchEvent(new Event("input")); return drawn(); };
+    const still = drawn(), result = said(), first = seek(0), middle = seek(500), last = seek(1000);
+    restart.click(); const begun = [drawn().join(""), play.textContent];
+    queue.pop()(performance.now() + 2700); const later = drawn();
+    play.click(); const paused = play.textContent;
+    dispatchEvent(new Event("beforeprint"));
+    const images = [...race.querySelectorAll("img")].map(image => image.src);
+    const room = canvases.every((canvas, i) => canvas.offsetWidth === race.querySelectorAll("img")[i].offsetWidth);
+    return { still, result, first, middle, last, begun, later, paused, printed: drawn(), images, room,
+      wide: document.documentElement.scrollWidth - innerWidth };"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_race_begins_empty_is_won_by_the_fast_and_ends_with_the_images(browse, tmp_path, width):
+    """It is a still of the final images until a reader starts it, and in print."""
+    folder = race_run(tmp_path / "run")
+    seen = browse(report([folder], formats=["html"])[-1], RACE, width)
+    assert seen["still"] == seen["last"] == seen["printed"] == ["0123"] * 3
+    assert seen["result"] == ["3.00 s, 4 steps", "1.00 s, 2 steps", "1.50 s, 3 steps"]
+    assert seen["first"] == ["", "", ""]
+    assert seen["middle"] == ["01", "0123", "0123"]  # after 1.5 s
+    assert seen["begun"] == ["", "Pause"]
+    assert seen["later"] == ["01", "0123", "023"]  # a bit over a second of the run
+    assert seen["paused"] == "Play"
+    colours = []
+    for uri in seen["images"]:
+        with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
+            colours.append(image.convert("RGB").getcolors())
+    assert colours == [[(64 * 64, colour)] for colour in COLOURS.values()]
+    assert seen["room"]
+    assert seen["wide"] <= 0
 
 
 @pytest.mark.slow
