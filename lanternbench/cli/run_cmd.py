@@ -37,6 +37,7 @@ from lanternbench.settings import (
     checked,
 )
 from lanternbench.utils.device import load_average
+from lanternbench.utils.progress import counted
 
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Summary
@@ -475,8 +476,8 @@ def plan_of(config: Sweep, device: str) -> list[Planned]:
     rows = []
     with display(config.name) as bars:
         worker = Worker(config, device)
-        for done, label in enumerate(worker.decoders):
-            bars.show(done, len(worker.decoders), f"a few steps of {label}")
+        labels = list(worker.decoders)
+        for label in counted(labels, bars.show, lambda label: f"a few steps of {label}"):
             seconds = worker.seconds_per_image(label, captions)
             minutes = seconds * images / 60
             rows.append(Planned(config.name, config.target, label, images, seconds, minutes))

@@ -37,6 +37,7 @@ from lanternbench.settings import (
     checked,
 )
 from lanternbench.utils.files import OUT, TRACE, check_writable, replacing
+from lanternbench.utils.progress import counted
 
 if TYPE_CHECKING:
     from lanternbench.costs.forward_cost import Bandwidth
@@ -377,8 +378,7 @@ class Replay:
 
         rows: list[Prediction] = []
         with display("predicting") as bars:
-            for done, (roof, alone) in enumerate(self.machines):
-                bars.show(done, len(self.machines), roof.name)
+            for roof, alone in counted(self.machines, bars.show, lambda machine: machine[0].name):
                 rows += prediction.predict(roof, self.cases.traces, sizes, alone)
         return rows
 

@@ -19,7 +19,7 @@ from lanternbench import prompts as prompt_sets
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import expand
 from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.scoring import Progress, Scoring, previous_summary, silent
+from lanternbench.experiment.scoring import Scoring, previous_summary
 from lanternbench.experiment.worker import Executor, Facts, Finished, Job, OnStep, Say, Unit
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import noisy_prompts
@@ -42,6 +42,7 @@ from lanternbench.notes import Note
 from lanternbench.prompts import PromptSet
 from lanternbench.settings import Sweep
 from lanternbench.utils.json_values import config_hash
+from lanternbench.utils.progress import Progress, silent
 
 # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two
 # cores
@@ -313,6 +314,8 @@ def _measure(
                 decided = is_decided()
                 if decided or time.monotonic() > deadline:
                     break
+    if decided:
+        images = complete  # no more are needed
     folder.record(left_out=left_out, told_apart_after=complete if decided else None)
     say("scoring")
     return executor.costs

@@ -7,7 +7,7 @@ costs one batch.
 
 import hashlib
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from copy import deepcopy
 from pathlib import Path
@@ -53,16 +53,12 @@ from lanternbench.notes import Note
 from lanternbench.settings import Caption
 from lanternbench.utils.files import HOME, cache_dir, writing
 from lanternbench.utils.ledger import Lines
+from lanternbench.utils.progress import Progress, silent
 
 BATCH = 32
-Progress = Callable[[int, int, str], None]  # done, of, what is being done or was just done
 Values = dict[str, float | None]  # by the key of an image; None where the score is undefined
 Scorer = ImageMetric | SetMetric
 Names = Sequence[str] | None
-
-
-def silent(done: int, of: int, what: str) -> None:
-    """A progress that shows nothing."""
 
 
 class Item(NamedTuple):

@@ -18,7 +18,6 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import expand
 from lanternbench.experiment.runner import open_run
-from lanternbench.experiment.scoring import Progress, silent
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
@@ -32,6 +31,7 @@ from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.prompts.formats import clean
 from lanternbench.settings import Sweep
 from lanternbench.utils.json_values import config_hash
+from lanternbench.utils.progress import Progress, counted, silent
 
 LOG_PROB = "log-prob"  # the metric's name: mean over an image's tokens, in nats
 EXCLUDED = -23.0  # log-probabilities below it are log FLOOR = −23.03, of excluded tokens
@@ -235,18 +235,15 @@ def _store_all(
     if worker.config.baseline:
         baseline = left(worker.decoders[BASELINE].method.key)
     missing = left(str(method.key))
-    count = len(baseline) + len(missing)
     worker.prepare([item.prompt.text for item in baseline + missing])
     if baseline:
         worker.warm_up(BASELINE, baseline[0].prompt.text)
-    for number, item in enumerate(baseline):
-        progress(number, count, f"{BASELINE} · {item.prompt.text}")
+    for item in counted(baseline, progress, lambda item: f"{BASELINE} · {item.prompt.text}"):
         for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
             scored = _scored(worker, item, np.array(sample.token_ids))
             metrics = {LOG_PROB: scored.mean().item()}
             folder.append(sample.model_copy(update={"metrics": metrics}), image)
-    for number, item in enumerate(missing, len(baseline)):
-        progress(number, count, f"{method.label} · {item.prompt.text}")
+    for item in counted(missing, progress, lambda item: f"{method.label} · {item.prompt.text}"):
         _store(folder, worker, item, method)
 
 

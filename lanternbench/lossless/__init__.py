@@ -319,6 +319,7 @@ def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
         worlds.append(on_tables(method, tables(seed + i)))
         if not worlds[-1].wrong <= EXACT:
             break  # the other worlds cannot mend it
+    on_world(f"{method.label}: exact enumeration", len(makers), len(makers))
     if not method.bounded:
         distances = ", ".join(f"{one.tv:.3f}" for one in worlds)
         detail = f"TV of images from the target's: {distances}; nothing bounds it"

@@ -3,7 +3,7 @@ which is probed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, NamedTuple
@@ -28,11 +28,11 @@ from lanternbench.predict.replay import BASE, Case, Cases, Steps, shape_of, sket
 from lanternbench.settings import ModelSpec, Sampling, Sweep
 from lanternbench.utils.device import choose, cores, load_average
 from lanternbench.utils.memory import total_memory
+from lanternbench.utils.progress import Progress, counted
 
 REPEATS = 15  # products of matrices that are timed
 STEPS = 16  # steps at each length that are timed
 SIDE = 1024  # of the matrices
-Progress = Callable[[int, int, str], None]  # done, of, what
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,8 @@ def probe(
     methods = {BASE: method(BASE), **cases.methods}
     proposals = {case.label: case.measured for case in cases.traces}
     costs = {}
-    for done, (label, case_method) in enumerate(methods.items()):
-        show(done, len(methods), f"a few steps of {label}")
-        decoder = build(target, case_method, config.part(Sampling), config.simulate_acceptance)
+    for label in counted(list(methods), show, lambda label: f"a few steps of {label}"):
+        decoder = build(target, methods[label], config.part(Sampling), config.simulate_acceptance)
         costs[label] = method_cost(decoder, proposals.get(label), caption)
     dtype = str(target.dtype).removeprefix("torch.")
     # layers packed for a CPU no longer show their sizes

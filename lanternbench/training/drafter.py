@@ -39,9 +39,9 @@ from lanternbench.utils.files import OUT, WORK, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
 from lanternbench.utils.ledger import Ledger
 from lanternbench.utils.memory import BatchLimit
+from lanternbench.utils.progress import Progress, counted, silent
 
 Log = Callable[[str], None]
-Progress = Callable[[int, int, str], None]  # done, of, what
 OnStep = Callable[[int, int], None]  # image tokens done, of
 SHARD = 16384  # image tokens that are drawn together and kept in one file
 HELD_OUT = 16  # prompts kept out of training, or a quarter of them if that is fewer
@@ -115,8 +115,8 @@ class Samples:
         images.
         """
         shares = []
-        for i in range(0, len(images), plan.batch):
-            progress(i, len(images), "images held out")
+        starts = range(0, len(images), plan.batch)
+        for i in counted(starts, progress, lambda _: "batches of images held out"):
             fed, q = self(images[i : i + plan.batch], plan.mask == "raster")
             p = self.warp(self.training.first(self.net, fed, self.logits))
             shares += torch.minimum(p, q).sum(-1).mean(1).tolist()
@@ -129,7 +129,7 @@ def train(
     work: Path,
     out: Path,
     log: Log = print,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> Accepted:
     """Sample, train and save; stopped at any point, the same call continues.  Raises UserError."""
     if len(plan.prompts) < 2:

@@ -40,6 +40,7 @@ from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, replacing
 from lanternbench.utils.json_values import config_hash, differences, plain
 from lanternbench.utils.ledger import Ledger, Lines, as_json
+from lanternbench.utils.progress import Progress, counted, silent
 
 SETTINGS, LINES = "tune.json", "measured.jsonl"
 TIMES = TypeAdapter(list[Timed])
@@ -50,7 +51,6 @@ SEARCHES: dict[str | None, type[TreeSearch]] = {
     "bounds": searches.BoundsSearch,
     None: searches.OptionSearch,
 }
-Progress = Callable[[int, int, str], None]  # done, of, what
 
 
 def search_kind(method: Method) -> type[TreeSearch]:
@@ -137,7 +137,7 @@ def tune(
     *,
     fresh: bool = False,
     device: str = "cpu",
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> tuple[Path, Tuning]:
     """Search, measure the best candidates, the method's default sizes and ``ar``, and write the
     preset; return its path.
@@ -226,8 +226,8 @@ class Steps:
 
         def timed() -> list[Timed]:
             times: list[Timed] = []
-            for i, (probe, shape) in enumerate(2 * probes):
-                self.progress(i, 2 * len(probes), f"cost: {shape.nodes} nodes")
+            pieces = counted(2 * probes, self.progress, lambda piece: f"cost: {piece[1].nodes} nodes")
+            for probe, shape in pieces:
                 decoder = self.search.decoder_of(probe)
                 times += time_steps(decoder, shape, caption, lengths, steps=6)
             return times
@@ -239,9 +239,8 @@ class Steps:
         captions = [prompt.text for prompt in self.prompts][: self.search.config.recorded]
         recordings = self.search.recordings(cost, captions)
         records = {}
-        for i, (name, record) in enumerate(recordings.items()):
-            self.progress(i, len(recordings), f"acceptance: {name}")
-            records[name] = self.pieces.arrays(name, record)
+        for name in counted(list(recordings), self.progress, lambda name: f"acceptance: {name}"):
+            records[name] = self.pieces.arrays(name, recordings[name])
         return self.search.combined(records)
 
     def results(self, chosen: Mapping[str, Candidate]) -> list[Result]:
@@ -272,10 +271,10 @@ class Steps:
         if len(stored.keys) < len(jobs):
             for decoder in decoders.values():
                 generate(decoder, [self.prompts.prompts[0].text], max_steps=WARMUP_STEPS)
-        for i, (name, prompt) in enumerate(jobs):
-            if (name, prompt.id) not in stored.keys:
-                self.progress(i, len(jobs), f"measuring {name}: {prompt.text}")
-                stored.append(measure(name, decoders[name], prompt, seed))
+        missing = [(name, prompt) for name, prompt in jobs if (name, prompt.id) not in stored.keys]
+        pieces = counted(missing, self.progress, lambda job: f"measuring {job[0]}: {job[1].text}")
+        for name, prompt in pieces:
+            stored.append(measure(name, decoders[name], prompt, seed))
         return list(stored)
 
     def jobs(self, names: list[str]) -> list[tuple[str, Prompt]]:

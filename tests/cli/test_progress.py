@@ -23,6 +23,7 @@ from lanternbench.experiment.config import sweep
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.training import drafter
+from lanternbench.utils.progress import counted
 
 
 @pytest.mark.parametrize("captions", [["a red circle"], ["a red circle", "a blue ring"]])
@@ -68,6 +69,14 @@ def test_without_a_terminal_a_long_image_is_never_silent(monkeypatch, capfd):
     capfd.readouterr()
     time.sleep(0.2)
     assert not capfd.readouterr().err  # it ends with the command
+
+
+def test_a_count_of_pieces_ends_at_its_end_and_names_what_is_done(capfd):
+    with output.display("tuning") as shown:
+        for nodes in counted([1, 9], shown.show, lambda nodes: f"cost: {nodes} nodes"):
+            assert shown.done == [1, 9].index(nodes)
+    assert (shown.done, shown.of) == (2, 2)
+    assert capfd.readouterr().err.splitlines() == ["[1/2] cost: 1 nodes", "[2/2] cost: 9 nodes"]
 
 
 @pytest.mark.usefixtures("in_time")

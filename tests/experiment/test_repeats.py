@@ -14,9 +14,12 @@ from lanternbench.settings import MAX_SEED, Sweep
 
 def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(small_images, tmp_path):
     config = Sweep(methods=["sjd"], num_prompts=1, seed=5, repeats=2, metrics=[])
-    first = runner.Callbacks(budget_s=0)  # stops after the first unit
+    counts: list[tuple[int, int]] = []
+    # stops after the first unit
+    first = runner.Callbacks(lambda done, of, what: counts.append((done, of)), budget_s=0)
     path, summary = runner.run(config, tmp_path, watch=first)
     assert {s.seed for s in read_samples(path)} == {5}
+    assert counts[-1] == (2, 4)  # the rest is to come
     assert "2 of 4" in " ".join(map(str, summary.notes))
     path, summary = runner.run(config, tmp_path)
     found = read_samples(path)

@@ -104,7 +104,10 @@ def test_a_run_goes_on_until_its_methods_are_told_apart_and_does_not_start_again
     asked = config.sweep({"methods": ["eagle-1"], "metrics": [], "until_told_apart": True})
     assert asked.num_prompts == look_sizes(1)[-1]
     made_by = Pretended({"ar": 1.0, "eagle-1": 0.5})
-    path, summary = runner.run(asked, tmp_path, executor=made_by)
+    counts: list[tuple[int, int]] = []
+    watch = runner.Callbacks(lambda done, of, what: counts.append((done, of)))
+    path, summary = runner.run(asked, tmp_path, executor=made_by, watch=watch)
+    assert counts[-1] == (2 * look_sizes(1)[0],) * 2  # no more are to come
     assert len(read_samples(path)) == 2 * look_sizes(1)[0]
     assert read_run(path).told_apart_after == look_sizes(1)[0]
     assert not any("not finished" in note.text for note in summary.notes)
