@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from tools.decoder_table import decoders
+
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "benchmarks" / "results" / "experiments.csv"
 Rows = Iterator[tuple[str, ...]]
@@ -154,6 +156,7 @@ TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {
     "targets": ("docs/checkpoints.md", targets),
     "fields": ("docs/extend.md", fields),
     "experiments": ("docs/log.md", experiments),
+    "decoders": ("docs/which-decoder.md", decoders),
 }
 
 

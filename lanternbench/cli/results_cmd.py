@@ -114,27 +114,19 @@ def report(
     from lanternbench.experiment import find
     from lanternbench.notes import headlines
     from lanternbench.report.load import differing, intervals_of, joined_rows, load_runs
+    from lanternbench.report.race import write_race
     from lanternbench.report.write import report as write
 
     folders = find(results, runs or [])
     view = look.view()
     kinds = options.listed(formats) if formats is not None else None
     prompts = look.grid_prompts if look.grid else 0
-    files = write(
-        folders,
-        out,
-        published,
-        kinds,
-        look.budget,
-        view,
-        prompts,
-        not_worse or {},
-        look.race,
-    )
+    animated = [write_race(folders, look.race, view)] if look.race else []
+    files = write(folders, out, published, kinds, look.budget, view, prompts, not_worse or {})
     loaded = view.of(load_runs(folders))
     rows = view.named(joined_rows(loaded))
     if as_json:
-        print_json({"rows": rows, "files": [str(file) for file in files]})
+        print_json({"rows": rows, "files": [str(file) for file in [*files, *animated]]})
         return
     difference = differing(loaded)
     if difference is not None:
@@ -147,22 +139,20 @@ def report(
     if any(row.seeds for row in rows):
         print(f"Intervals: {intervals_of(rows)}.")
     print_files(files)
+    print_notes(animated, bullet="")
 
 
 def print_files(files: Sequence[Path]) -> None:
     """Name the files of a report on stderr, the page last."""
     endings: dict[str, list[str]] = {}
-    alone: list[str] = []
     for file in files:
-        if file.name == "report.html" or file.suffix == ".gif":
-            alone.append(str(file))
-        else:
+        if file.stem != "report":
             endings.setdefault(file.stem, []).append(file.suffix)
     lines = []
     if endings:
         named = ", ".join(f"{stem}{' '.join(suffixes)}" for stem, suffixes in endings.items())
         lines.append(f"{files[0].parent}: {named}")
-    lines += alone
+    lines += [str(file) for file in files if file.name == "report.html"]
     print_notes(lines, bullet="")
 
 

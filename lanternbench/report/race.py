@@ -5,22 +5,30 @@ that of ``decode_s`` does.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.run_record import IMPORTED
 from lanternbench.measure.samples import Sample
 from lanternbench.models.grids import size
 from lanternbench.report import style
-from lanternbench.report.images import open_image, picture_uri
-from lanternbench.report.load import Contents, Run, View
+from lanternbench.report.images import images_figure, open_image, picture_uri
+from lanternbench.report.load import (
+    Contents,
+    Run,
+    View,
+    joined_rows,
+    load_run,
+    read_contents,
+    warnings_of,
+)
 from lanternbench.utils.files import replacing
 from lanternbench.utils.text import one_line
 
@@ -29,8 +37,7 @@ EVENLY = "steps of equal length, because the run does not record the time of eac
 NO_ROOM = "not drawn for want of room; --methods chooses others"
 MOST_LANES = 6
 PICTURE_BYTES = 50_000  # of an image on the page
-FRAMES, FRAME_MS, LAST_MS = 160, 50, 3000  # of a GIF
-SIDE, GAP, FONT, LINE = 160, 12, 12, 16  # pixels of a GIF
+FRAMES, FRAME_MS, LAST_MS, DPI = 160, 50, 3000, 110  # of a GIF
 COVER = "#e4e5e3"
 
 
@@ -63,13 +70,6 @@ class Lane(NamedTuple):
     def drawn(self, seconds: float) -> NDArray[np.bool_]:
         """Return which cells are drawn after so many seconds: none at 0."""
         return (self.times <= seconds) & (seconds > 0)
-
-    def state(self, seconds: float) -> str:
-        """Return how many tokens are committed, or the result once all are."""
-        drawn = self.drawn(seconds)
-        if drawn.all():
-            return self.result
-        return f"{drawn.sum()} of {drawn.size} tokens"
 
 
 class Race(NamedTuple):
@@ -147,71 +147,70 @@ def lane_of(run: Run, sample: Sample, view: View) -> Lane | str:
 # --- as a GIF ---
 
 
-class Stage(NamedTuple):
-    """What the frames of a GIF share; places in pixels."""
-
-    background: Image.Image  # covered images, and the texts that stay
-    pictures: list[Image.Image]
-    top: int  # of the images
-    state_top: int  # of the lines that change
-
-    def left(self, number: int) -> int:
-        """Return the left edge of an image."""
-        return GAP + number * (self.pictures[0].width + GAP)
+def write_race(folders: Sequence[Path], path: Path, view: View) -> Path:
+    """Write the race of the only run as a GIF.  Raises UserError if there is none, or the file
+    cannot be written.
+    """
+    if path.suffix.lower() != ".gif":
+        raise UserError(f"--race {path}: a race is a GIF; give a name such as race.gif.")
+    if len(folders) > 1:
+        raise UserError("--race shows the methods of one run: name one run alone.")
+    (run,) = view.of([load_run(folders[0])])
+    race = race_of(run, read_contents(run, prompts=1), view)
+    if not race.lanes:
+        reasons = " ".join(race.left_out) or "There is only one."
+        text = f"--race: {run.run_id} has no two methods to draw step by step"
+        raise UserError(f"{text} ({reasons}): name a run of batch 1 with images.")
+    return write_gif(race, path, warnings_of(joined_rows([run])))
 
 
 def write_gif(race: Race, path: Path, warnings: Sequence[str]) -> Path:
-    """Write a race as a GIF that repeats, with ``warnings`` at its bottom.  Raises UserError if
-    the file cannot be written.
-    """
+    """Write a race as a GIF that repeats, with ``warnings`` at its bottom."""
     stage = stage_of(race, warnings)
-    moments = [race.seconds * number / (FRAMES - 1) for number in range(FRAMES - 1)]
-    frames = [frame(race, stage, seconds) for seconds in [*moments, race.seconds]]
-    palette = palette_of(frames[0], frames[-1])
-    reduced = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
-    durations = [FRAME_MS] * (FRAMES - 1) + [LAST_MS]
+    palette = palette_of(frame(race, stage, 0.0), frame(race, stage, race.seconds))
+    frames = []
+    for seconds in np.linspace(0.0, race.seconds, FRAMES):
+        drawn = frame(race, stage, float(seconds))
+        frames.append(drawn.quantize(palette=palette, dither=Image.Dither.NONE))
+    first, *others = frames
+    durations = [FRAME_MS] * len(others) + [LAST_MS]
     with replacing(path, ELSEWHERE, shared=True) as file:
-        reduced[0].save(
-            file, "GIF", save_all=True, append_images=reduced[1:], duration=durations, loop=0
-        )
+        first.save(file, "GIF", save_all=True, append_images=others, duration=durations, loop=0)
     return path
 
 
+class Stage(NamedTuple):
+    """What the frames of a GIF share."""
+
+    empty: Image.Image  # all texts, and covered images
+    pictures: list[Image.Image]
+    corners: list[tuple[int, int]]  # left and top of each image, in pixels
+
+
+@style.styled()
 def stage_of(race: Race, warnings: Sequence[str]) -> Stage:
-    """Lay out the caption, the images with names and states below them, notes and warnings."""
-    rows, columns = race.lanes[0].times.shape
-    cell = max(1, round(SIDE / max(rows, columns)))
-    pictures = [lane.picture.resize((columns * cell, rows * cell)) for lane in race.lanes]
-    width, height = pictures[0].size
-    whole = GAP + len(pictures) * (width + GAP)
-    caption = wrapped(race.caption, whole - 2 * GAP)
-    names = [wrapped(lane.name, width) for lane in race.lanes]
-    remarks = [line for text in [*race.notes, *warnings] for line in wrapped(text, whole - 2 * GAP)]
-    top = GAP + LINE * len(caption) + GAP
-    name_top = top + height + GAP // 2
-    state_top = name_top + LINE * max(map(len, names))
-    remark_top = state_top + LINE + GAP // 2
-    bottom = remark_top + LINE * len(remarks) + GAP // 2
-    background = Image.new("RGB", (whole, bottom), style.CARD)
-    stage = Stage(background, pictures, top, state_top)
-    put_text(background, GAP, GAP, caption, style.INK)
-    put_text(background, GAP, remark_top, remarks, style.QUIET)
-    for number, lines in enumerate(names):
-        left = stage.left(number)
-        background.paste(COVER, (left, top, left + width, top + height))
-        put_text(background, left, name_top, lines, style.INK)
+    heads = [f"{lane.name}\n{lane.result}" for lane in race.lanes]
+    covers = [Image.new("RGB", lane.times.shape[::-1], COVER) for lane in race.lanes]
+    figure = images_figure(heads, [covers], [race.caption])
+    style.add_warnings(figure, [*race.notes, *warnings])
+    figure.set_dpi(DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    empty = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    stage = Stage(empty, [], [])
+    for lane, axes in zip(race.lanes, figure.axes, strict=True):
+        left, bottom, right, top = axes.get_window_extent().extents.round().astype(int)
+        stage.pictures.append(lane.picture.resize((right - left, top - bottom)))
+        stage.corners.append((left, empty.height - top))
     return stage
 
 
 def frame(race: Race, stage: Stage, seconds: float) -> Image.Image:
     """Draw the race after so many seconds."""
-    image = stage.background.copy()
-    for number, (lane, picture) in enumerate(zip(race.lanes, stage.pictures, strict=True)):
-        left = stage.left(number)
+    image = stage.empty.copy()
+    for lane, picture, corner in zip(race.lanes, stage.pictures, stage.corners, strict=True):
         cells = Image.fromarray(lane.drawn(seconds).astype(np.uint8) * 255)
-        shown = cells.resize(picture.size, Image.Resampling.NEAREST)
-        image.paste(picture, (left, stage.top), shown)
-        put_text(image, left, stage.state_top, [lane.state(seconds)], style.QUIET)
+        image.paste(picture, corner, cells.resize(picture.size, Image.Resampling.NEAREST))
     return image
 
 
@@ -221,22 +220,3 @@ def palette_of(first: Image.Image, last: Image.Image) -> Image.Image:
     both.paste(first, (0, 0))
     both.paste(last, (0, first.height))
     return both.quantize(256)
-
-
-def wrapped(text: str, pixels: int) -> list[str]:
-    """Break text into lines no wider than so many pixels of a frame."""
-    return style.wrap(one_line(text, 400), pixels * style.SIZE / FONT)
-
-
-def put_text(
-    image: Image.Image, left: int, top: int, lines: Sequence[str], colour: str
-) -> None:
-    draw = ImageDraw.Draw(image)
-    for number, line in enumerate(lines):
-        draw.text((left, top + LINE * number), line, colour, font())
-
-
-@cache
-def font() -> ImageFont.FreeTypeFont:
-    file = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
-    return ImageFont.truetype(file, FONT)

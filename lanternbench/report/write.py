@@ -53,7 +53,7 @@ from lanternbench.report.load import (
     warnings_of,
 )
 from lanternbench.report.plots import Picture, speed_pictures, step_pictures, write_pictures
-from lanternbench.report.race import Race, race_of, write_gif
+from lanternbench.report.race import race_of
 from lanternbench.report.rendering import templates
 from lanternbench.report.style import save
 from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
@@ -108,7 +108,6 @@ def report(
     view: View = View(),  # noqa: B008
     grid: int = 0,
     not_worse: Mapping[str, float] = {},
-    race: Path | None = None,
 ) -> list[Path]:
     """Write tables, pictures and report.html of one or more runs; returns the files, report.html
     last.
@@ -122,10 +121,9 @@ def report(
         view: which methods and columns to show under which names.
         grid: the number of prompts of which to write the images side by side.
         not_worse: margins by metric, in place of those of the runs.
-        race: the GIF to write of one run's race.
 
-    Raises UserError if a folder is no run, holds no results, is damaged, has no race that was
-    asked for, or `out` cannot be written.
+    Raises UserError if a folder is no run, holds no results, is damaged, or `out` cannot be
+    written.
     """
     wanted = FORMATS if formats is None else formats
     check_formats(wanted)
@@ -133,7 +131,6 @@ def report(
     content = read_report(folders, view, budget, published, max(PROMPTS, grid), not_worse)
     if grid:
         check_draws(content.runs)
-    gif = None if race is None else race_to_write(content, race)
     if out is None:
         out = (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / "report"
     out = Path(out)
@@ -144,8 +141,6 @@ def report(
     files = [write_text(out / name, texts[name]) for name in names]
     if grid:
         files += write_grids(content, out, grid)
-    if race is not None and gif is not None:
-        files.append(write_gif(gif, race, content.warnings))
     if "html" in wanted:
         files += write_page(content, out, with_files=formats is None)
     return files
@@ -284,21 +279,6 @@ def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
         draw = partial(grid_figure, part.run, part.contents, content.view, prompts)
         files += save(draw, out / f"grid{end}", ("png", "pdf"), warnings=content.warnings)
     return files
-
-
-def race_to_write(content: Report, path: Path) -> Race:
-    """Return the race of the only run.  Raises UserError if there is none."""
-    if path.suffix.lower() != ".gif":
-        raise UserError(f"--race {path}: a race is a GIF; give a name such as race.gif.")
-    if len(content.parts) > 1:
-        raise UserError("--race shows the methods of one run: name one run alone.")
-    part = content.parts[0]
-    race = race_of(part.run, part.contents, content.view)
-    if not race.lanes:
-        reasons = " ".join(race.left_out) or "There is only one."
-        text = f"--race: {part.run.run_id} has no two methods to draw step by step"
-        raise UserError(f"{text} ({reasons}): name a run of batch 1 with images.")
-    return race
 
 
 def write_losses(content: Report, out: Path) -> list[Path]:

@@ -226,7 +226,9 @@ class Steps:
 
         def timed() -> list[Timed]:
             times: list[Timed] = []
-            pieces = counted(2 * probes, self.progress, lambda piece: f"cost: {piece[1].nodes} nodes")
+            pieces = counted(
+                2 * probes, self.progress, lambda piece: f"cost: {piece[1].nodes} nodes"
+            )
             for probe, shape in pieces:
                 decoder = self.search.decoder_of(probe)
                 times += time_steps(decoder, shape, caption, lengths, steps=6)

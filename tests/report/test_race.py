@@ -18,7 +18,7 @@ from lanternbench.measure.samples import Sample
 from lanternbench.report import race as races
 from lanternbench.report.images import image_grid
 from lanternbench.report.load import View, load_run, read_contents
-from lanternbench.report.race import COVER, Lane, Race, race_of, stage_of, write_gif
+from lanternbench.report.race import COVER, Lane, Race, race_of, stage_of, write_gif, write_race
 from lanternbench.report.write import report
 
 ROWS = [
@@ -87,7 +87,6 @@ def test_a_cell_appears_when_its_token_was_committed_in_the_recorded_order(tmp_p
     zipar = race.lanes[2]
     assert not zipar.drawn(0.0).any()
     assert zipar.drawn(1.2).tolist() == [[True, False], [True, True]]
-    assert zipar.state(1.2) == "3 of 4 tokens"
     assert zipar.drawn(1.5).all()
 
 
@@ -136,12 +135,12 @@ def test_no_race_is_invented_and_one_that_was_asked_for_is_refused(tmp_path):
     assert race_in(folder).lanes == []
     gif = tmp_path / "race.gif"
     with pytest.raises(UserError, match="ar, eagle-1: images of a batch share their seconds"):
-        report([folder], formats=[], race=gif)
+        write_race([folder], gif, View())
     with pytest.raises(UserError, match=r"give a name such as race\.gif"):
-        report([folder], formats=[], race=tmp_path / "race.png")
+        write_race([folder], tmp_path / "race.png", View())
     other = race_run(tmp_path / "other")
     with pytest.raises(UserError, match="name one run"):
-        report([folder, other], tmp_path / "out", formats=[], race=gif)
+        write_race([folder, other], gif, View())
     assert not gif.exists()
     assert '<div class="race">' not in report([folder], formats=["html"])[-1].read_text()
 
@@ -160,7 +159,7 @@ def test_a_gif_begins_empty_and_ends_with_the_images(tmp_path, monkeypatch):
     monkeypatch.setattr(races, "FRAMES", 13)  # a quarter of a second apart
     folder = race_run(tmp_path / "run")
     path = tmp_path / "race.gif"
-    assert report([folder], formats=[], race=path) == [path]
+    assert write_race([folder], path, View()) == path
     stage = stage_of(race_in(folder), [])
     pixels, ends = [], []
     elapsed = 0
@@ -177,9 +176,12 @@ def test_a_gif_begins_empty_and_ends_with_the_images(tmp_path, monkeypatch):
     def cells(at: int, number: int) -> list[tuple[int, ...]]:
         """The middle of each cell of an image, ``at`` milliseconds after the beginning."""
         frame = pixels[next(i for i, end in enumerate(ends) if at < end)]
-        middles = [(y, x) for y in (40, 120) for x in (40, 120)]
-        left = stage.left(number)
-        return [tuple(frame[stage.top + y, left + x].tolist()) for y, x in middles]
+        left, top = stage.corners[number]
+        width, height = stage.pictures[number].size
+        middles = [
+            (y, x) for y in (height // 4, 3 * height // 4) for x in (width // 4, 3 * width // 4)
+        ]
+        return [tuple(frame[top + y, left + x].tolist()) for y, x in middles]
 
     cover = tuple(bytes.fromhex(COVER.removeprefix("#")))
     for number, (label, colour) in enumerate(COLOURS.items()):
