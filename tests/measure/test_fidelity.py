@@ -274,7 +274,7 @@ def test_target_figures_by_hand():
 
 def sample_of(label: str, loss: float | None, stats: dict[str, float]) -> Sample:
     return Sample(
-        key=label, prompt_id="0", prompt="a", label=label, method=label, seed=0, tokens=4, steps=2,
+        key=f"0|{label}|0", prompt_id="0", prompt="a", label=label, method=label, seed=0, tokens=4, steps=2,
         accept_lengths=[1, 3], decode_s=1.0, fidelity_loss=loss, stats=stats,
     )  # fmt: skip
 
