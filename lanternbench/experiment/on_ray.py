@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from lanternbench.costs.forward_cost import memory_rate
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import Device
 from lanternbench.experiment.worker import (
@@ -229,6 +230,9 @@ class RayWorker:
     def facts(self) -> Facts:
         return self.worker.facts()
 
+    def memory_rate(self) -> float:
+        return memory_rate(self.device)
+
     def warm_up(self, names: list[str], texts: list[str], caption: str) -> Answer:
         self.worker.prepare(texts)
         for label in names:
@@ -274,6 +278,12 @@ class RayExecutor(Executor):
                 return facts.run_by("ray", count)
             except WorkerLost:
                 self._replace(self.pool[0], "the loading of the models")
+
+    def memory_rate(self) -> float | None:
+        with suppress(WorkerLost):
+            rate: float = self._get(self._first([self.pool[0].memory_rate.remote()]))
+            return rate
+        return None
 
     def estimate(self, units: list[Unit]) -> dict[str, float]:
         return {}

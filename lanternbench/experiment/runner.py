@@ -91,6 +91,7 @@ def run(
             scorers = scorers_for(config.metrics, facts.target.evaluators or "none", setup)
         with open_run(out, config, facts, prompts, expand(config), fresh) as folder:
             folder.score_with(weights_of(scorers))
+            record_memory_rate(folder, workers.memory_rate)
             costs = _measure(folder, config, workers, prompts, watch)
             if watch.remeasure and _discard_noisy(folder):
                 costs = _measure(folder, config, workers, prompts, watch)
@@ -100,6 +101,13 @@ def run(
             summary = _summary(folder, config, scorers, costs, remarks)
             folder.finish(summary)
             return folder.path, summary
+
+
+def record_memory_rate(folder: RunFolder, measure: Callable[[], float | None]) -> None:
+    """Measure how fast memory is read, which takes a second, and store it in a run that begins."""
+    if not folder.samples.keys:
+        rate = {"memory_gb_per_s": measure()}
+        folder.record(environment=folder.run.environment.model_copy(update=rate))
 
 
 def check(config: Sweep) -> None:

@@ -163,7 +163,7 @@ class Worker:
             facts["remark"] = target.remark
         if target.labels:
             facts["labels"] = True
-        machine = environment() | {"memory_gb_per_s": memory_rate(self.device)} | mode(target)
+        machine = environment() | mode(target)
         return Facts(
             self.device,
             target.sampling.updated(self.config.part(Sampling)),
@@ -273,6 +273,10 @@ class Executor:
         self.worker = Worker(config, device)
         self.costs, facts = self.worker.costs, self.worker.facts()
         return facts.run_by("local", 1)
+
+    def memory_rate(self) -> float | None:
+        """Return the GB/s at which the device reads memory, None if it cannot be measured."""
+        return memory_rate(self.worker.device)
 
     def samples(
         self, units: list[Unit], caption: str, say: Say, on_step: OnStep | None = None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from lanternbench.costs.forward_cost import memory_rate
 from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.opening import pieces
 from lanternbench.engine.sampling import at
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import expand
-from lanternbench.experiment.runner import open_run
+from lanternbench.experiment.runner import open_run, record_memory_rate
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
@@ -201,6 +203,7 @@ def import_run(
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
     methods = expand(config)[:1] if config.baseline else []
     with open_run(out, config, worker.facts(), chosen, methods, fresh) as folder:
+        record_memory_rate(folder, partial(memory_rate, device))
         digest = config_hash({"entries": [_plain(entry) for entry in entries]})
         method = _declare(folder, f"{label} ({IMPORTED})", digest)
         _store_all(folder, worker, items, method, progress)

@@ -8,7 +8,7 @@ import pytest
 
 from lanternbench.errors import UserError
 from lanternbench.experiment import config as settings
-from lanternbench.experiment import read_samples, runner
+from lanternbench.experiment import read_run, read_samples, runner, worker
 from lanternbench.settings import MAX_SEED, Sweep
 
 
@@ -32,6 +32,17 @@ def test_every_prompt_gets_each_seed_once_and_a_stopped_run_goes_on(small_images
     assert len({tuple(s.token_ids) for s in found if s.label == "ar"}) == 2
     assert [row.n for row in summary.rows] == [2, 2]
     assert summary.rows[1].figure("speedup").n == 2  # each with the baseline of its own seed
+
+
+def test_a_run_that_is_started_again_does_not_time_the_memory_again(
+    small_images, tmp_path, monkeypatch
+):
+    rates = iter([100.0])
+    monkeypatch.setattr(worker, "memory_rate", lambda device: next(rates))
+    config = Sweep(methods=["ar"], num_prompts=1, metrics=[])
+    for _ in range(2):
+        path, _ = runner.run(config, tmp_path)
+        assert read_run(path).environment.memory_gb_per_s == 100.0
 
 
 def test_one_repeat_is_the_run_it_was_before():
