@@ -67,7 +67,7 @@ class Component(BaseModel):
     tuned: ClassVar[dict[str, tuple[Any, ...]]] = {}  # sizes that `tune` tries, by option
 
     variant: Literal["paper", "reference"] = option(
-        "paper", "paper, or reference: as the public code does"
+        "paper", "paper, or reference: as the public code does (sjd: also lumina-2)"
     )
 
     @classmethod

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 _WHOLE_NUMBER = "must be a whole number"
+_LIST = "must be a list"
 _REASONS = {  # by pydantic's type of an error
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be more than {gt}",
@@ -26,8 +28,13 @@ _REASONS = {  # by pydantic's type of an error
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "string_type": "must be text",
-    "list_type": "must be a list",
-    "tuple_type": "must be a list",
+    "string_too_short": "must not be empty",
+    "json_invalid": "is not valid JSON",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "named_tuple_type": _LIST,
+    "is_instance_of": _LIST,
+    "sequence_str": _LIST,
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "missing": "is missing",
@@ -53,11 +60,16 @@ def first_mistake(error: ValidationError) -> tuple[str, str]:
     """Return the field that pydantic complains about first, and why, in plain English."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
-    if template := _REASONS.get(first["type"]):
-        bounds = {name: _number(bound) for name, bound in first.get("ctx", {}).items()}
-        return field, template.format(**bounds)
-    message = first["msg"].removeprefix("Value error, ")
-    return field, message[:1].lower() + message[1:]
+    return field, reason(first)
+
+
+def reason(error: ErrorDetails) -> str:
+    """Return why a value is wrong: our own words, or else a translation of pydantic's."""
+    if error["type"] == "value_error":
+        message = error["msg"].removeprefix("Value error, ")
+        return message[:1].lower() + message[1:]
+    bounds = {name: _number(bound) for name, bound in error.get("ctx", {}).items()}
+    return _REASONS.get(error["type"], "cannot be used").format(**bounds)
 
 
 def _number(value: object) -> object:

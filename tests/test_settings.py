@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import mistake
+from pydantic import BaseModel, ValidationError
 from typer.testing import CliRunner
 
 import lanternbench
 from lanternbench.api import Model
 from lanternbench.cli.main import app
 from lanternbench.engine.sampling import Warp
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, reason
 from lanternbench.experiment import read_run
 from lanternbench.experiment.config import read_sweeps
+from lanternbench.measure.run_record import RunRecord
+from lanternbench.measure.samples import Sample
+from lanternbench.measure.summary import Summary
 from lanternbench.methods.build import build
-from lanternbench.methods.method import method
+from lanternbench.methods.method import PARTS, method
 from lanternbench.models.entries import Entry
+from lanternbench.models.huggingface.checkpoint import Settings as FolderSettings
+from lanternbench.prompts.sources import CocoCaptions, GenEvalLine
+from lanternbench.registry import components
 from lanternbench.report.load import Run
 from lanternbench.settings import ModelSpec, PromptSpec, RunSpec, Sampling, Sweep, Tune, checked
+from lanternbench.suite.protocol import Submission
 
 PACKAGE = Path(lanternbench.__file__).parent
 
@@ -146,6 +155,44 @@ def test_a_wrong_setting_is_explained_in_plain_english(values, says):
     assert says in str(told.value)
     for foreign in ("Input should", "String should", "Value error", "pattern"):
         assert foreign not in str(told.value)
+
+
+WRONG = (
+    *("no such value", "x" * 300, "a\nb", "", b"x", -1e9, 1e99, math.nan, 0, -1, 2.5, True, None),
+    *([], {}, [[]], ["a"], [-1], {"a": 1}, object()),
+)
+FOREIGN = re.compile(
+    r"should (be|have|match)|Value error|[Rr]equired|instances? (of|are)|pattern|valid (int|num|str)"
+    r"|validation error|_type\b|cannot be used"
+)
+
+
+def every_model() -> list[type[BaseModel]]:
+    """Return the models of what users set or hand in: settings, components, files."""
+    kinds = [Sampling, PromptSpec, ModelSpec, RunSpec, Sweep, Tune, FolderSettings]
+    for part in PARTS:
+        kinds += {kind for kind in components(part).values() if issubclass(kind, BaseModel)}
+    return [*kinds, RunRecord, Sample, Summary, Submission, GenEvalLine, CocoCaptions]
+
+
+def test_no_wrong_value_of_any_setting_is_answered_in_pydantics_words():
+    refused = 0
+    for kind in every_model():
+        for name, field in kind.model_fields.items():
+            for value in WRONG:
+                try:
+                    kind.model_validate({field.alias or name: value})
+                except ValidationError as error:
+                    reasons = [reason(details) for details in error.errors()]
+                    refused += len(reasons)
+                    assert not any(map(FOREIGN.search, reasons)), (kind, name, value, reasons)
+    assert refused > 5000
+
+
+def test_pydantics_own_words_would_be_found():
+    with pytest.raises(ValidationError) as told:
+        RunSpec(name="-x")
+    assert FOREIGN.search(told.value.errors()[0]["msg"])
 
 
 def test_the_command_line_explains_a_wrong_name_in_plain_english(monkeypatch, capfd, tmp_path):

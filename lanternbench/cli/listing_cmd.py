@@ -178,7 +178,7 @@ def metrics(
 
     if name is None:
         rows = [_metric_row(one, kind) for one, kind in components("metric").items()]
-        print_rows(rows, as_json, "metric column better of here size")
+        print_rows(rows, as_json, "metric column better of downloaded size")
         return
     kind = metric_class(name)
     page = _metric_page(name, kind)
@@ -197,7 +197,7 @@ def _metric_row(name: str, kind: "type[Metric]") -> dict[str, object]:
         "column": ", ".join(column.title for column in kind.columns(name)),
         "better": BETTER[kind.higher_is_better],
         "of": "an image" if issubclass(kind, ImageMetric) else "a set",
-        "here": "–" if ":" in name else present,
+        "downloaded": "–" if ":" in name else present,
         "size": _size(kind, *kind.weights),
     }
 
@@ -261,7 +261,7 @@ def targets(
     """
     if name is None:
         rows = [_target_row(row) for row in catalogue().values()]
-        print_rows(rows, as_json, "target family here size grid licence about")
+        print_rows(rows, as_json, "target family downloaded size grid licence about")
     elif as_json:
         print_json(_target_row(entry(name)) | {"page": _target_page(entry(name))})
     else:
@@ -279,7 +279,7 @@ def _target_row(row: Entry) -> dict[str, object]:
     return {
         "target": row.name,
         "family": row.family,
-        "here": state,
+        "downloaded": state,
         "size": f"{row.gigabytes:g} GB" if row.files else "in the package",
         "grid": " + ".join(map(written, row.all_grids)) or "–",
         "licence": row.licence,

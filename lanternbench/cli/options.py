@@ -325,14 +325,14 @@ def owners_of_options() -> dict[str, dict[str, FieldInfo]]:
 
 
 def help_text(name: str, owned: Mapping[str, FieldInfo]) -> str:
-    """Return one sentence, which names the components if they mean different things."""
+    """Return one sentence: the usual meaning first, then that of components which differ."""
     owners: dict[str, list[str]] = {}
     for owner, field in owned.items():
         owners.setdefault(field.description or name, []).append(owner)
-    texts = list(owners)
-    if len(texts) > 1:
-        texts = [f"with {enumerated(names)}, {text}" for text, names in owners.items()]
-    sentence = "; ".join(texts).rstrip("?")
+    sentence = max(owners, key=lambda text: len(owners[text]))
+    for text, names in owners.items():
+        if not sentence.startswith(text):
+            sentence += f"; with {enumerated(names)}, {text}"
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 

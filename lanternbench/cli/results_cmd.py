@@ -44,7 +44,7 @@ CLOCKED = {
     *("end_to_end_s", "end_to_end_speedup"),
 }
 GATE = (
-    "A change that fails: FIGURE<BOUND or FIGURE>BOUND; % for relative. Figures: speedup, tau, …"
+    "A change that fails: FIGURE<BOUND or FIGURE>BOUND; % for relative. Keys: `speedup`, `tau`, …"
 )
 MAP = (
     'A method of the old run and its name in the new one, such as sjd="sjd window=16"; repeat'

@@ -127,7 +127,7 @@ def fetch(
         for file in files:
             if file.is_whole(folder):
                 checked(folder / file.role / file.name, file.sha256 or "", again=verify)
-                log(f"{file.role}: {file.name} is here{' and whole' if verify else ''}")
+                log(f"{file.role}: {file.name} {'is undamaged' if verify else 'exists'}")
                 continue
             _fetch_one(folder, file)
             if all(f.has_size(folder) for f in files if f.role == file.role):

@@ -91,8 +91,11 @@ def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
         text = f"Left out to keep the time budget: {', '.join(left_out)}. The same command goes on with them."
         yield Note("warning", None, text)
     if run.told_apart_after:
-        text = f"Every method was told apart from ar after {run.told_apart_after} prompts; p-values are"
-        yield Note("info", None, f"{text} corrected for {LOOKS} looks.")
+        text = (
+            "Every method's speed was statistically distinguishable from ar's after "
+            f"{run.told_apart_after} prompts"
+        )
+        yield Note("info", None, f"{text}; p-values are corrected for {LOOKS} looks.")
 
 
 def _speedup_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:

@@ -42,8 +42,8 @@ def build(
     """Return a decoder for ``method`` on ``target``, which samples as the target does unless
     ``sampling`` says otherwise.
 
-    ``simulate_acceptance``: mean tokens per step that drafting methods are made to yield, or P(a
-    position of a draft is accepted | those before it were); see ``simulation``. Raises UserError
+    ``simulate_acceptance``: the mean number of tokens per step of drafting methods, or P(a position
+    of a draft is accepted | those before it were); see ``simulation``. Raises UserError
     for sampling options out of range, and if the target has no drafter that the method needs and
     that fits.
     """

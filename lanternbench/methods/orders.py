@@ -57,12 +57,12 @@ class Rows(Order):
     lossless: ClassVar[bool] = False
 
     window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
-        None, "tokens by which a row leads the next, or adaptive; by default the target's", symbol="s", also="adaptive",
+        None, "tokens by which a row leads the next, or adaptive (default: the target's)", symbol="s", also="adaptive",
         unset=8, target_key="row_window",
     )  # fmt: skip
     s_min: int = option(4, "least lead of adaptive windows", small=1, ge=1, le=256)
     auxiliary: Literal["hidden", "seen"] = option(
-        "hidden", "may tokens see the stand-in for a row's last token that begins the next row?"
+        "hidden", "whether tokens see the stand-in that begins a row"
     )
     c: int = option(9, "tokens that a row has when the next begins", small=2, ge=1, le=256)
     reuse: float = option(

@@ -287,8 +287,8 @@ def _named(entry: Any) -> str:
 
 
 def expanded(specs: Any, folder: Path = Path()) -> Any:
-    """The method entries of a configuration with files read; options beside a file's name replace
-    the file's.
+    """Return the method entries of a configuration with files read; options next to a file's name
+    replace the file's.
     """
     if not isinstance(specs, list):
         return specs

@@ -85,8 +85,8 @@ def weights_of(scorers: Iterable[ImageMetric | SetMetric]) -> dict[str, str]:
 
 
 def key_of(name: str, known: Container[str]) -> str:
-    """Return the key of a figure that users call ``name``: "tau", and "clip" also means "clip-tiny"
-    if only that is ``known``.
+    """Return the key of a figure that users call ``name``: ``tau``, and ``clip`` also means
+    ``clip-tiny`` if only that is ``known``.
     """
     key = ALIASES.get(name, name)
     stand_in = f"{key}-tiny"

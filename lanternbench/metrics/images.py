@@ -35,8 +35,8 @@ _BROKEN = (
 
 
 def read_image(path: str | PathLike[str]) -> Image.Image:
-    """The image (of an animation: the first frame) as 8-bit RGB, upright by its EXIF mark,
-    transparency on white.
+    """Return the image (of an animation: the first frame) as 8-bit RGB, rotated as its EXIF tag
+    says, transparency on white.
 
     Greyscale, palette, CMYK, 16-bit and float files are converted by value, not clipped. Raises
     UserError naming the file when it is missing, no image, truncated, or larger than Pillow's safe

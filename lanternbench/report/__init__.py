@@ -1,3 +1,3 @@
-"""Reports of run folders: the answer, tables, pictures, one self-contained page, and the papers'
+"""Reports of run folders: the answer, tables, plots, one self-contained page, and the papers'
 numbers.
 """

@@ -79,7 +79,7 @@ def box_around(points: Sequence[Point], margin: float) -> Box:
 
 
 def boxes_along(line: Sequence[Point]) -> Iterator[Box]:
-    """Yield small boxes that cover a polyline, thin if it is horizontal or upright."""
+    """Yield small boxes that cover a polyline, thin if it is horizontal or vertical."""
     for start, end in pairwise(line):
         is_straight = start[0] == end[0] or start[1] == end[1]
         pieces = 1 if is_straight else 1 + int(math.dist(start, end) / 4)

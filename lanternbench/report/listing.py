@@ -1,5 +1,5 @@
 """Lists of methods: a line of text for each, and a drawing next to it, or below it in a narrow
-picture: speeds with intervals (a forest plot), and the phases of a step.
+plot: speeds with intervals (a forest plot), and the phases of a step.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ class Listing:
         return self.tops[index] + offset
 
     def set_range(self, limits: Range, reference: float | None = None) -> None:
-        """Set the axis, with upright lines that cross the drawings but no name in a narrow list."""
+        """Set the axis, with vertical lines that cross the drawings but no name in a narrow list."""
         self.axes.set_xlim(limits)
         number_axis(self.axes.xaxis, limits)
         for index, entry in enumerate(self.entries):

@@ -1,4 +1,4 @@
-"""Names and ranges of axes, points, intervals and legends, which pictures of rows share."""
+"""Names and ranges of axes, points, intervals and legends, which plots of rows share."""
 
 import statistics
 from collections.abc import Sequence

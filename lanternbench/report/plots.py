@@ -1,4 +1,4 @@
-"""The pictures of a report: speeds with intervals, trade-offs, acceptance by position, and the
+"""The plots of a report: speeds with intervals, trade-offs, acceptance by position, and the
 phases of a step.
 
 Each is drawn for a wide page, and for a phone or one column of a paper.
@@ -61,7 +61,7 @@ class Picture(NamedTuple):
 
 
 def picture(key: str, title: str, draw: Callable[[float], Plot | None]) -> list[Picture]:
-    """Return the picture that ``draw`` makes for a width, if any."""
+    """Return the plot that ``draw`` makes for a width, if any."""
     wide = draw(WIDE)
     narrow = draw(NARROW)
     return [Picture(key, title, wide, narrow)] if wide and narrow else []

@@ -1,4 +1,4 @@
-"""The picture of a trade-off: speed against a quality, with frontiers and labels."""
+"""The plot of a trade-off: speed against a quality, with frontiers and labels."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

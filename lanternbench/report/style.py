@@ -1,6 +1,6 @@
-"""The look of pictures: colours of methods, sizes of text, files for papers, and SVG for the page.
+"""The look of plots: colours of methods, sizes of text, files for papers, and SVG for the page.
 
-Every picture is a matplotlib figure whose sizes are in points.  `save` writes PNG, SVG and PDF
+Every plot is a matplotlib figure whose sizes are in points.  `save` writes PNG, SVG and PDF
 files, and `page_svg` the same figure for the page, where CSS variables give the colours and a
 method's marks are a group that can be focused.
 """

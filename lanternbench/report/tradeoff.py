@@ -20,7 +20,7 @@ from lanternbench.report.columns import (
 
 
 class TradeOff(NamedTuple):
-    """The content of a trade-off picture; ``frontiers`` (one a setup) and ``knobs`` (one a method)
+    """The content of a trade-off plot; ``frontiers`` (one a setup) and ``knobs`` (one a method)
     are indices of ``rows``.
     """
 
@@ -53,7 +53,7 @@ def pareto_frontier(x: Sequence[float], y: Sequence[float], lower_is_better: boo
 
 
 def speed_column(rows: Sequence[Row]) -> Column:
-    """Return the speed that pictures show: speedup, robust if timing was noisy, or tokens / steps
+    """Return the speed that plots show: speedup, robust if timing was noisy, or tokens / steps
     if no row has a speedup.
     """
     timed = [row for row in rows if row.value("speedup") is not None]
@@ -66,7 +66,7 @@ def speed_column(rows: Sequence[Row]) -> Column:
 
 
 def quality_columns(rows: Sequence[Row]) -> list[Column]:
-    """Return the y axes worth a picture: fidelity loss and every metric that a method with a
+    """Return the y axes worth a plot: fidelity loss and every metric that a method with a
     speed trades for it.
     """
     speed = speed_column(rows).key
@@ -142,7 +142,7 @@ def rows_along(rows: Sequence[Row], key: str) -> list[list[int]]:
 
 
 def short_names(data: TradeOff) -> list[str]:
-    """Return names for the picture: of points along an option, the last has the full name, the
+    """Return names for the plot: of points along an option, the last has the full name, the
     others only their value.
     """
     names = [name_of(row, data.runs) for row in data.rows]

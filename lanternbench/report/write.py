@@ -1,4 +1,4 @@
-"""``report()``: everything that a report of run folders writes: tables, pictures, a LaTeX table
+"""``report()``: everything that a report of run folders writes: tables, plots, a LaTeX table
 and one page.
 
 `report.html` is one file without network, with the answer, tables, plots and images of the runs.
@@ -109,14 +109,14 @@ def report(
     grid: int = 0,
     not_worse: Mapping[str, float] = {},
 ) -> list[Path]:
-    """Write tables, pictures and report.html of one or more runs; returns the files, report.html
+    """Write tables, plots and report.html of one or more runs; returns the files, report.html
     last.
 
     Args:
         run_folders: rows of several runs are joined, with a `run` column.
         out: by default `<run>/report`, or `report` next to the runs if there are several.
         published: whether to compare with the papers' numbers.
-        formats: by default all, and the pictures.
+        formats: by default all, and the plots.
         budget: the fidelity loss that the answer allows relaxed methods.
         view: which methods and columns to show under which names.
         grid: the number of prompts of which to write the images side by side.
@@ -147,7 +147,7 @@ def report(
 
 
 def write_page(content: Report, out: Path, with_files: bool) -> list[Path]:
-    """Write the page, and its pictures as files if asked for; returns the files, the page last."""
+    """Write the page, and its plots as files if asked for; returns the files, the page last."""
     speeds = speed_pictures(content.rows)
     by_run = content.view.named(load.rows_by_run(content.runs))
     steps = step_pictures(by_run, row_steps(content.parts))
@@ -425,9 +425,9 @@ def report_notes(runs: Sequence[Run]) -> list[Note]:
             notes.append(note._replace(run=name))
     rows = [row for run in runs for row in run.rows]
     reasons = {
-        "step_compression": "The pictures show step compression because there are no speedups.",
+        "step_compression": "The plots show step compression because there are no speedups.",
         "robust_speedup": (
-            "Other programs disturbed the timing: the pictures show the robust speedup."
+            "Other programs disturbed the timing: the plots show the robust speedup."
         ),
     }
     speed = speed_column(rows).key

@@ -76,8 +76,8 @@ class Group(NamedTuple):
 
     @property
     def title(self) -> str:
-        temperature = self.temperature or "not stated"
-        dataset = self.dataset or "prompts not stated"
+        temperature = self.temperature or "not reported"
+        dataset = self.dataset or "prompts not reported"
         return f"{self.target}, {dataset}, T {temperature}"
 
     @property

@@ -103,7 +103,7 @@ class Board(NamedTuple):
 
     @property
     def rankings(self) -> dict[str, list[Line]]:
-        """The lossless methods and the others, ranked apart, by title."""
+        """The lossless methods and the others, ranked separately, by title."""
         lossless = [line for line in self.lines if line.row.lossless]
         relaxed = [line for line in self.lines if not line.row.lossless]
         titles = {"Lossless": ranked(lossless), "Relaxed": ranked(relaxed)}

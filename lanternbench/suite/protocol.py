@@ -257,7 +257,7 @@ def samples_of(run: RunRecord, selected: Sequence[Prompt], samples: Measured) ->
 
 
 def recomputed(run: RunRecord, figures: Figures, stated: Summary | Submission) -> Summary:
-    """Return the summary by the samples; figures of whole sets of images are as stated."""
+    """Return the summary by the samples; figures of whole sets of images are as reported."""
     whole = {row.label: {name: row.figure(name) for name in stated.sets} for row in stated.rows}
     return summarise(figures, run, whole)
 

@@ -112,7 +112,7 @@ def test_targets_and_doctor_notice_links_that_lead_nowhere_and_missing_shards(tm
     (model / "model.safetensors").symlink_to("gone")
     assert lacking(row) == "model (model.safetensors is a link to a file that does not exist)"
     listed = CliRunner().invoke(app, ["targets", "--json"], catch_exceptions=False).stdout
-    states = {each["target"]: each["here"] for each in json.loads(listed)}
+    states = {each["target"]: each["downloaded"] for each in json.loads(listed)}
     assert states["emu3-gen"] == f"lacks {lacking(row)}"
     page = CliRunner().invoke(app, ["targets", "emu3-gen", "--json"], catch_exceptions=False)
     assert "model.safetensors is a link to a file" in json.loads(page.stdout)["page"]["files"]

@@ -289,7 +289,7 @@ def test_the_robust_speedup_is_drawn_where_timing_was_noisy(tmp_path):
     assert "robust speedup over AR" in plot.title
     folder = make_run(tmp_path / "r", fields)
     report([folder], formats=["md"])
-    assert "the pictures show the robust speedup" in (folder / "report" / "table.md").read_text()
+    assert "the plots show the robust speedup" in (folder / "report" / "table.md").read_text()
 
 
 def test_runs_are_distinguished_by_fill_and_number():

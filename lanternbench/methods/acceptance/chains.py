@@ -181,7 +181,7 @@ class SegmentVerification(ChainRule):
 
     excluded: Literal["tested", "accepted"] = option(
         "tested",
-        "drafts with q(x) = 0 before the tail of a segment; accepted is the literal reading",
+        "whether drafts with q(x) = 0 before the tail of a segment are tested, or accepted (the literal reading)",
     )
 
     def build(self, target: Target, depth: int) -> "SegmentTest":

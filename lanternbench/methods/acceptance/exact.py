@@ -49,7 +49,7 @@ class Annealed(AcceptanceRule):
     usual_residual: ClassVar[str] = "optimal"
 
     lam: float = option(
-        2.0, "relaxation budget λ", symbol="λ", in_label=True, alias="lambda", also=1.0, ge=1, le=1000,
+        2.0, "relaxation λ; 1 is none", symbol="λ", in_label=True, alias="lambda", also=1.0, ge=1, le=1000,
         allow_inf_nan=False,
     )  # fmt: skip
     schedule: Literal["exp", "linear", "uniform"] = option("exp", "how ω falls with depth")

@@ -77,7 +77,7 @@ class Lantern(AcceptanceRule):
     usual_residual: ClassVar[str] = "lantern"
 
     k: int | None = option(
-        None, "neighbours of a token, itself included (default: the target's)", small=None, ge=1, le=1 << 20,
+        None, "neighbours of a token, itself included", small=None, ge=1, le=1 << 20,
         target_key="near", unset=1000,
     )  # fmt: skip
     delta: float = option(
@@ -114,7 +114,7 @@ class LanternPP(AcceptanceRule):
 
     lam: float = option(
         2.0,
-        "multiplicative bound λ",
+        "relaxation λ; 1 is none",
         symbol="λ",
         in_label=True,
         alias="lambda",

@@ -211,8 +211,8 @@ class WindowProposal(Proposal):
 
     init: Literal[
         "random", "horizontal-repeat", "vertical-repeat", "horizontal-sample", "vertical-sample"
-    ] = option("random", "what enters SJD's window")
-    window: int = option(16, "drafted tokens per step", small=2, ge=1, le=256)
+    ] = option("random", "how new positions of the window are filled")
+    window: int = option(16, "drafted positions per step", small=2, ge=1, le=256)
 
     def unread_beside(self, choices: Choices) -> set[str]:
         # windows of several rows are filled at random
@@ -273,7 +273,7 @@ class Jacobi(WindowProposal):
     unbounded: ClassVar[tuple[str, ...]] = (LUMINA_2,)
 
     variant: Literal["paper", "reference", "lumina-2"] = option(  # type: ignore[assignment]
-        "paper", "paper, or as public code does: reference, or lumina-2 for Lumina-mGPT 2.0's"
+        "paper", "paper, or reference: as the public code does (sjd: also lumina-2)"
     )
 
     def refuses(self, choices: Choices) -> str | None:
@@ -391,7 +391,7 @@ class SjdPlus(WindowProposal):
 
     theta: float = option(
         0.5,
-        "keep a draft x where p_new(x)/p_old(x) > θ",
+        "keep a draft x if p_new(x)/p_old(x) > θ",
         symbol="θ",
         in_label=True,
         also=0.1,

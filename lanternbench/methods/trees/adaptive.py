@@ -138,7 +138,7 @@ class Adaptive(Grown):
 
     search: ClassVar[Search | None] = "bounds"
 
-    init: Neighbour = option("horizontal", "whose tree is adapted")
+    init: Neighbour = option("horizontal", "the neighbour whose tree is adapted")
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)
     l_d: int = option(1, "step of the depth", ge=0)
     l_k: int | None = option(

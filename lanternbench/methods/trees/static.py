@@ -76,7 +76,9 @@ class Shaped(FixedShape):
         "chain-N, a name of static_trees.yaml, or a list of child paths (default: the target's)",
         small=None,
     )
-    depth: int | None = option(None, "levels of a chain", small=None, ge=0, le=MAX_DEPTH)
+    depth: int | None = option(
+        None, "levels below the root (default: the target's)", small=None, ge=0, le=MAX_DEPTH
+    )
 
     def resolve(self, defaults: Mapping[str, Any]) -> Self:
         """Raises UserError for a shape that is no tree, and if shape and depth contradict each
