@@ -34,7 +34,7 @@ from lanternbench.utils.text import one_line
 
 ELSEWHERE = "choose another file with --race"
 EVENLY = "steps of equal length, because the run does not record the time of each"
-NO_ROOM = "not drawn for want of room; --methods chooses others"
+NO_ROOM = "left out, because six methods fit; choose others with --methods"
 MOST_LANES = 6
 PICTURE_BYTES = 50_000  # of an image on the page
 FRAMES, FRAME_MS, LAST_MS, DPI = 160, 50, 3000, 110  # of a GIF
