@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,6 +157,24 @@ def small_images(shallow_8x8: Target, monkeypatch: pytest.MonkeyPatch) -> Target
     """Runs in this process load ``shallow_8x8``."""
     monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
     return shallow_8x8
+
+
+@pytest.fixture
+def two_layers_here(tmp_path, monkeypatch) -> None:
+    """A folder ``shallow`` with the embedded target's first two layers, to be found by a path
+    relative to this one.
+    """
+    shutil.copytree(tiny.WEIGHTS, tmp_path / "shallow")
+    state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
+    kept = {
+        k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2
+    }
+    tiny.write(
+        tmp_path / "shallow" / "target.safetensors",
+        kept,
+        **meta | {"config": meta["config"] | {"n_layer": 2}},
+    )
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")

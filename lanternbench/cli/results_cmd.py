@@ -505,13 +505,13 @@ def is_run(place: Path) -> bool:
 
 def scored_places(names: Sequence[str], results: Path) -> list[Path]:
     """Return the folders of runs, or of images, by default the latest run."""
-    from lanternbench.experiment import find, latest
+    from lanternbench.experiment import find
 
     places = []
     for name in names:
         is_plain = Path(name).is_dir() and not is_run(results / name)
         places.append(Path(name) if is_plain else find(results, [name])[0])
-    return places or [latest(results)]
+    return places or find(results)
 
 
 def print_scores(summary: Summary) -> None:

@@ -40,6 +40,7 @@ from lanternbench.utils.device import load_average
 from lanternbench.utils.progress import counted
 
 if TYPE_CHECKING:
+    from lanternbench.experiment.shards import Shard
     from lanternbench.measure.summary import Summary
 
 NOTES = 3  # lines below the table of a run; more only of warnings
@@ -52,10 +53,16 @@ PRESETS = (
     "A preset, see `lanternbench methods`, or a file that `tune` wrote; repeat the option for"
     " several."
 )
+SHARD = (
+    "Measure one part of the prompts, such as 2/8: any scheduler can run the parts on machines"
+    " that share --out."
+)
 RAY = "local, or ray: split prompts over the GPUs of a Ray cluster, or this machine's CPUs."
 ADDRESS = "Address of the Ray cluster (default: RAY_ADDRESS, or a new cluster for this sweep)."
 
 Methods = Annotated[list[str], Option("--method", "-m", metavar="NAME", help=PRESETS)]
+
+ShardOption = Annotated[str | None, Option("--shard", metavar="K/N", help=SHARD)]
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ def run(
     given: Annotated[Given, Takes(Sweep)],
     place: Annotated[Measuring, Takes()],
     method_options: options.MethodOptions,
+    shard: ShardOption = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure one or more methods against autoregressive decoding.
@@ -111,7 +119,26 @@ def run(
     given["methods"] = options.specs(methods, method_options)
     given.setdefault("name", default_name(methods, given))
     config = sweep(given, "the command line")
-    finish(*execute(config, TimedExecution(**vars(place))), as_json)
+    execution = TimedExecution(**vars(place))
+    finish(*execute(config, execution, part(shard, [config], execution)), as_json)
+
+
+def part(text: str | None, runs: Sequence[Sweep], execution: TimedExecution) -> Shard | None:
+    """Return the shard to measure, if one is given.  Raises UserError for a wrong one, and for
+    options that it cannot have.
+    """
+    from lanternbench.experiment.shards import Shard
+
+    if text is None:
+        return None
+    decides = any(config.until_told_apart for config in runs)
+    if decides or execution.fresh or execution.time_budget is not None:
+        flags = "--until-told-apart, --time-budget or --fresh"
+        raise UserError(
+            f"--shard cannot go with {flags}, which concern all prompts: leave these out; another"
+            " --out or --name starts a new run"
+        )
+    return Shard.parse(text)
 
 
 def default_name(methods: list[str], given: Given) -> str:
@@ -135,6 +162,7 @@ def sweep(
     ],
     given: Annotated[Given, Takes(Sweep, defaults=False)],  # the defaults are the file's
     execution: Annotated[TimedExecution, Takes()],
+    shard: ShardOption = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -156,18 +184,20 @@ def sweep(
         given.setdefault("num_prompts", 0)  # in place of the number in the file
     runs = read_sweeps(file, given)
     execution.check()
+    chosen = part(shard, runs, execution)
     from lanternbench.experiment.runner import check_all  # loads torch, and names are known now
 
     with display("checking the sweep"):
         check_all(runs, has_files=execution.executor == "local")
     if dry_run:
-        show_plan(runs, execution, as_json)
+        show_plan(runs, execution, as_json, chosen)
     elif as_json and len(runs) > 1:
-        print_json({"runs": [output.record(*execute(config, execution)) for config in runs]})
+        finished = [execute(config, execution, chosen) for config in runs]
+        print_json({"runs": [output.record(*one) for one in finished]})
     else:
         for config in runs:
             title = config.name if len(runs) > 1 else None
-            finish(*execute(config, execution), as_json, title)
+            finish(*execute(config, execution, chosen), as_json, title)
 
 
 def import_(
@@ -357,8 +387,10 @@ def check_page(folder: Path, name: str, page: str) -> None:
         raise UserError(f"{path} is not up to date: run `lanternbench leaderboard {folder}`.")
 
 
-def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
-    """Run a sweep with progress on stderr; return its folder and summary."""
+def execute(
+    config: Sweep, execution: TimedExecution, shard: Shard | None = None
+) -> tuple[Path, Summary]:
+    """Run a sweep, or a shard of it, with progress on stderr; return its folder and summary."""
     from lanternbench.experiment import runner
     from lanternbench.experiment.worker import executor
 
@@ -384,6 +416,7 @@ def execute(config: Sweep, execution: TimedExecution) -> tuple[Path, Summary]:
             device=device,
             executor=workers,
             watch=watch,
+            shard=shard,
         )
     if bars.done < bars.of:
         images = f"{bars.done} of {bars.of} images are finished"
@@ -431,12 +464,16 @@ def note_lines(notes: Sequence[Note], said: Sequence[str]) -> list[str]:
     return [*lines, *remarks[: max(NOTES - len(lines), 0)]]
 
 
-def show_plan(runs: list[Sweep], place: options.Place, as_json: bool) -> None:
-    """Print the images of sweeps and the time they take, estimated from a few steps per method."""
+def show_plan(
+    runs: list[Sweep], place: options.Place, as_json: bool, shard: Shard | None = None
+) -> None:
+    """Print the images of sweeps, or of a shard, and the time they take, estimated from a few
+    steps per method.
+    """
     device = place.choose()
     rows: list[Planned] = []
     for config in runs:
-        rows += plan_of(config, device)
+        rows += plan_of(config, device, shard)
     images = sum(row.images for row in rows)
     minutes = sum(row.minutes for row in rows)
     if as_json:
@@ -465,12 +502,14 @@ class Planned(NamedTuple):
     minutes: float
 
 
-def plan_of(config: Sweep, device: str) -> list[Planned]:
-    """Return the plan of each method of a sweep."""
+def plan_of(config: Sweep, device: str, shard: Shard | None = None) -> list[Planned]:
+    """Return the plan of each method of a sweep, or of its shard."""
     from lanternbench import prompts as sources
     from lanternbench.experiment.worker import Worker
 
     prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
+    if shard is not None:
+        prompts = shard.part(prompts)
     captions = [prompt.text for prompt in prompts.prompts[: config.batch]]
     images = len(prompts) * config.repeats
     rows = []

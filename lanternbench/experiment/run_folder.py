@@ -4,17 +4,20 @@ and what they hold.
 ``results/<run-id>/`` holds ``run.json`` (configuration, environment), ``samples.jsonl`` (a line
 per image, append-only, flushed per line), ``images/``, and, once finished, ``tokens.safetensors``
 and ``summary.json``; ``devices.jsonl`` where several devices made the samples.  The JSON Schemas
-in ``docs/schema`` are generated from the models of these files.
+in ``docs/schema`` are generated from the models of these files.  ``shards.py`` says what shards
+write.
 """
 
 from __future__ import annotations
 
 import difflib
+import heapq
 import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
@@ -25,11 +28,13 @@ from safetensors.numpy import save
 
 from lanternbench import __version__
 from lanternbench.errors import UserError, first_mistake
+from lanternbench.experiment.shards import Shard
 from lanternbench.measure.figures import Figures
-from lanternbench.measure.run_record import Environment, Resumption, RunRecord
+from lanternbench.measure.run_record import Environment, Resumption, RunRecord, Shards
 from lanternbench.measure.samples import Sample, image_name
-from lanternbench.measure.summary import Summary, read_summary, seal_of
-from lanternbench.utils.files import OUT, open_file, replacing, writing
+from lanternbench.measure.summary import Summary, kept_sets, read_summary, seal_of, summarise
+from lanternbench.notes import Note
+from lanternbench.utils.files import FRESH, OUT, open_file, replacing, writing
 from lanternbench.utils.json_values import differences, read_object, versioned
 from lanternbench.utils.ledger import (
     Ledger,
@@ -40,10 +45,19 @@ from lanternbench.utils.ledger import (
     scan,
     without_repeats,
 )
+from lanternbench.utils.text import first_of
 
 RUN, SAMPLES, DEVICES = "run.json", "samples.jsonl", "devices.jsonl"
+SUMMARY = "summary.json"
 OWN_FILES = {".lock", "images", "run.json.part"}  # of a folder without run.json
 SHOWN = 5  # differences of settings in a message
+ANEW = "give --fresh to start a new run next to it"
+SHARDS_ANEW = "give another --out or --name for a new run"
+ONE_EACH = "give every process a shard of its own"
+SETS_LATER = (
+    "Metrics of whole sets of images (FID, precision, recall) are not scored: the shard that"
+    " finishes last does it, or `lanternbench score`."
+)
 
 
 def read_run(path: Path) -> RunRecord:
@@ -132,8 +146,11 @@ def latest(root: Path, name: str = ".*") -> Path:
 def find(root: Path, ids: Sequence[str] = ()) -> list[Path]:
     """Return folders of runs: ids under ``root``, paths, or names, of which the latest counts; by
     default the latest run.  Raises UserError.
+
+    Of a run whose shards are not finished, what they have stored so far is joined.
     """
-    return [_named(Path(root), name) for name in ids] or [latest(root)]
+    places = [_named(Path(root), name) for name in ids] or [latest(root)]
+    return [joined(place) for place in places]
 
 
 def _named(root: Path, name: str) -> Path:
@@ -177,8 +194,10 @@ def listing(root: Path) -> list[Listing]:
 
 def _listed(folder: Path, run: RunRecord) -> Listing:
     samples = 0
-    with suppress(OSError), open_file(folder / SAMPLES) as file:
-        samples = sum(line.endswith(b"\n") for line in file)
+    pattern = SAMPLES if run.shards is None else f"shards/*/{SAMPLES}"
+    for path in folder.glob(pattern):
+        with suppress(OSError), open_file(path) as file:
+            samples += sum(line.endswith(b"\n") for line in file)
     disturbed = None
     with suppress(UserError):
         notes = read_summary(folder).notes
@@ -195,7 +214,7 @@ def _listed(folder: Path, run: RunRecord) -> Listing:
         methods=len(labels),
         samples=samples,
         of=wanted,
-        finished=disturbed is not None and samples >= wanted,
+        finished=disturbed is not None and samples >= wanted and not run.unfinished_shards,
         disturbed=disturbed,
     )
 
@@ -214,9 +233,10 @@ class Device(BaseModel):
 class RunFolder(Ledger):
     """A run folder that this process alone has open."""
 
-    def __init__(self, path: Path):
-        super().__init__(path)
+    def __init__(self, path: Path, anew: str = FRESH, wait: bool = False):
+        super().__init__(path, anew, wait=wait)
         self.path = path
+        self.whole = path  # the run's folder, if this is one of its shards
         self.run = RunRecord()
         self.figures = Figures()
         self.images: dict[str, list[Path]] = {}  # by label
@@ -233,52 +253,80 @@ class RunFolder(Ledger):
         Raises UserError if the run exists with other settings, prompts or weights, is in use by
         another process, is damaged, or cannot be written.
         """
-        if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", record.run_id):
-            raise UserError(
-                f"{record.run_id!r} is no run name: give a name without slashes that starts with"
-                " no dot or space."
-            )
-        path = Path(root) / record.run_id
+        path = _place(root, record)
         if fresh:
             path = free(path)
-        with writing(path, OUT):
-            (path / "images").mkdir(parents=True, exist_ok=True)
         folder = cls(path)
-        with ExitStack() as stack:
-            stack.push(folder)
+        with folder.closed_on_error():
             folder._begin(record.model_copy(update={"run_id": path.name}))
-            stack.pop_all()
-            return folder
+        return folder
 
     @classmethod
-    def existing(cls, path: Path) -> Self:
-        """Open a run folder as it is, to score its images again.  Raises UserError if it is none
-        or in use.
+    def open_shard(cls, root: Path, record: RunRecord, shard: Shard) -> Self:
+        """Open one shard of the run ``root / record.run_id``, which the first shard creates.
+
+        Raises UserError as ``open`` does, if the run has another number of shards, and if the
+        shards of a run with the same name and other settings are not finished.
+        """
+        path = _place(root, record)
+        shards = Shards(of=shard.of, unfinished=list(range(1, shard.of + 1)))
+        run = record.model_copy(update={"shards": shards})
+        count = shard.count(record.prompts.count)
+        prompts = record.prompts.model_copy(update={"count": count})
+        with cls(path, wait=True) as whole:
+            if not (path / RUN).exists():
+                _check_alone(root, run)
+                whole._create(run)
+            _check_same(path, read_run(path), run)
+        folder = cls(path / shard.folder, ONE_EACH)
+        with folder.closed_on_error():
+            folder.whole = path
+            folder._begin(record.model_copy(update={"prompts": prompts}))
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path, wait: bool = False) -> Self:
+        """Open a run folder as it is, to score its images again or to join its shards.  Raises
+        UserError if it is none or, unless it may ``wait``, in use.
         """
         run = read_run(path)
-        folder = cls(Path(path))
-        with ExitStack() as stack:
-            stack.push(folder)
+        folder = cls(Path(path), wait=wait)
+        with folder.closed_on_error():
             folder.run = run
             folder._load()
+        return folder
+
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.push(self)
+            yield
             stack.pop_all()
-            return folder
 
     def _begin(self, record: RunRecord) -> None:
         """Write run.json, of a new run or a resumed one, and read the samples."""
+        with writing(self.whole, OUT):
+            (self.whole / "images").mkdir(parents=True, exist_ok=True)
         if (self.path / RUN).exists():
-            self.run = _resumed(self.path, record)
+            old = read_run(self.path)
+            _check_same(self.path, old, record)
+            self.run = old
+            self.record(resumed=[*old.resumed, Resumption(at=record.created)])
         else:
-            foreign = {entry.name for entry in self.path.iterdir()} - OWN_FILES
-            if foreign:
-                text = f"{self.path} exists but is no run folder (it has {min(foreign)})"
-                raise UserError(f"{text}: choose another --out or run name.")
-            self.run = record
-        self._write(RUN, self.run.written())
+            self._create(record)
         self._setting = record.environment.setting
         if record.environment.lasting() != self.run.environment.lasting():
             self._moved_to = record.environment
         self._load()
+
+    def _create(self, record: RunRecord) -> None:
+        """Write run.json of a new run.  Raises UserError if the folder is somebody else's."""
+        foreign = {entry.name for entry in self.path.iterdir()} - OWN_FILES
+        if foreign:
+            text = f"{self.path} exists but is no run folder (it has {min(foreign)})"
+            raise UserError(f"{text}: choose another --out or run name.")
+        self.run = record
+        self._write(RUN, record.written())
 
     def _load(self) -> None:
         self.samples = self.lines(SAMPLES, Sample, key_of, self._count)
@@ -302,7 +350,7 @@ class RunFolder(Ledger):
         sample = sample.model_copy(update={"setting": self._setting})
         if image is not None:
             sample = sample.model_copy(update={"image": f"images/{image_name(sample)}"})
-            with replacing(self.path / str(sample.image), OUT) as file:
+            with replacing(self.whole / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         if where is not None:
             self._append_device(where.model_copy(update={"key": sample.key}))
@@ -314,7 +362,7 @@ class RunFolder(Ledger):
         self.figures.add(sample)
         images = self.images.setdefault(sample.label, [])
         if sample.image:
-            images.append(self.path / sample.image)
+            images.append(self.whole / sample.image)
 
     def _append_device(self, where: Device) -> None:
         if self._devices is None:
@@ -352,6 +400,42 @@ class RunFolder(Ledger):
         for sample in self.samples:
             self._count(sample)
 
+    def join(self, of: int) -> None:
+        """Take over what the ``of`` shards have stored so far, in the order in which one process
+        would have stored it.  Scores that were added here are kept.
+
+        ``run.json`` then names the shards that are not finished, and the machines of all.
+        """
+        unfinished = unfinished_shards(self.path, of)  # what these store from now on is not read
+        folders = [self.path / Shard(number, of).folder for number in range(1, of + 1)]
+        begun = [folder for folder in folders if (folder / RUN).is_file()]
+        scores = {sample.key: sample.metrics for sample in self.samples}
+
+        def with_scores(sample: Sample) -> Sample:
+            metrics = sample.metrics | scores.get(sample.key, {})
+            return sample.model_copy(update={"metrics": metrics})
+
+        self.replace(map(with_scores, in_order(begun)))
+        shards = [read_run(folder) for folder in begun]
+        weights: dict[str, str] = {}
+        for shard in shards:
+            weights |= shard.metric_weights
+        environment = shards[0].environment if shards else self.run.environment
+        self.record(
+            shards=Shards(of=of, unfinished=unfinished),
+            environment=environment,
+            resumed=starts(environment, shards),
+            metric_weights=weights | self.run.metric_weights,
+        )
+
+    def summary(self) -> Summary:
+        """Return the summary that was written last; an empty one if there is none, or it is
+        damaged.
+        """
+        with suppress(UserError):
+            return read_summary(self.path)
+        return Summary()
+
     def finish(self, summary: Summary) -> None:
         """Write ``tokens.safetensors`` (key → int32 [tokens]) and ``summary.json``, both
         atomically.
@@ -361,38 +445,120 @@ class RunFolder(Ledger):
         self.write("tokens.safetensors", save(tokens))
         samples = {"samples": samples_digest(self.path), "lanternbench": __version__}
         content = versioned(summary.model_copy(update=samples))
-        self._write("summary.json", content | {"seal": seal_of(content)})
+        self._write(SUMMARY, content | {"seal": seal_of(content)})
 
     def _write(self, name: str, value: object) -> None:
         text = json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)
         self.write(name, text.encode("utf-8", "replace") + b"\n")
 
 
-def _resumed(path: Path, new: RunRecord) -> RunRecord:
-    """Return ``run.json`` of an existing run, with this resumption noted.
+def joined(path: Path) -> Path:
+    """Return a run's folder, after it took over what unfinished shards have stored so far."""
+    shards = read_run(path).shards
+    if shards is not None and shards.unfinished:
+        with RunFolder.existing(path) as folder:
+            folder.join(shards.of)
+            old = folder.summary()
+            sets = kept_sets(folder.figures, old)
+            new = summarise(folder.figures, folder.run, sets)
+            notes = list(new.notes)
+            is_scored = any(sets.values()) or not folder.run.config.metrics
+            if folder.run.target.draws_images and not is_scored:
+                notes.append(Note("missing", None, SETS_LATER))
+            changes = {"notes": notes, "costs": old.costs, "reference": old.reference}
+            folder.finish(new.model_copy(update=changes))
+    return path
 
-    Raises UserError if settings, prompts or weights differ.
-    """
-    old = read_run(path)
+
+def unfinished_shards(path: Path, of: int) -> list[int]:
+    """Return which of a run's ``of`` shards have not measured all of their prompts."""
+    numbers = range(1, of + 1)
+    return [n for n in numbers if not (path / Shard(n, of).folder / SUMMARY).is_file()]
+
+
+def in_order(shards: Sequence[Path]) -> Iterator[Sample]:
+    """Yield the samples of shards seed by seed and prompt by prompt, the prompts in turn."""
+
+    def placed(number: int, shard: Path) -> Iterator[tuple[tuple[int, int, int], Sample]]:
+        prompts: dict[str, int] = {}
+        for sample in iter_samples(shard):
+            prompt = prompts.setdefault(sample.prompt_id, len(prompts))
+            yield (sample.seed, prompt, number), sample
+
+    streams = [placed(number, shard) for number, shard in enumerate(shards)]
+    return (sample for _, sample in heapq.merge(*streams, key=itemgetter(0)))
+
+
+def starts(first: Environment, shards: Sequence[RunRecord]) -> list[Resumption]:
+    """Return when shards were started, each environment that may change times once."""
+    known = {first.setting}
+    found = []
+    for shard in shards:
+        begun = Resumption(at=shard.created, environment=shard.environment)
+        for start in [begun, *shard.resumed]:
+            if start.environment is None or start.environment.setting in known:
+                found.append(Resumption(at=start.at))
+            else:
+                known.add(start.environment.setting)
+                found.append(start)
+    return found
+
+
+def _place(root: Path, record: RunRecord) -> Path:
+    """Return the folder of a run.  Raises UserError for an id that is no name of a folder."""
+    if not re.fullmatch(r"[^\s/\\.][^/\\\0\n]{0,199}", record.run_id):
+        raise UserError(
+            f"{record.run_id!r} is no run name: give a name without slashes that starts with"
+            " no dot or space."
+        )
+    return Path(root) / record.run_id
+
+
+def _check_same(path: Path, old: RunRecord, new: RunRecord) -> None:
+    """Raise UserError if settings, prompts or weights of a run and its continuation differ."""
     fix = "repeat the old settings to resume it"
     found = "exists with other settings"
-    changes = differences(old.config.written(), new.config.written())
+    changes = _other_settings(old, new)
     if not changes:
-        changes = _other_prompts(old, new)
-    if not changes and old.target.weights and new.target.weights:
-        found = "was begun with other weights"
         fix = "put the old files back"
-        changes = differences(old.target.weights, new.target.weights)
+        found = "was begun with other weights"
+        changes = _other_weights(old, new)
     if changes:
-        shown = "; ".join(changes[:SHOWN])
-        if len(changes) > SHOWN:
-            shown += f"; and {len(changes) - SHOWN} more"
-        raise UserError(
-            f"run {path.name!r} {found} ({shown}): give --fresh to start a new run next to it, or"
-            f" {fix}."
-        )
-    resumption = Resumption(at=new.created)
-    return old.model_copy(update={"resumed": [*old.resumed, resumption]})
+        anew = ANEW if new.shards is None else SHARDS_ANEW
+        shown = first_of(changes, SHOWN, "; ")
+        raise UserError(f"run {path.name!r} {found} ({shown}): {anew}, or {fix}.")
+
+
+def _check_alone(root: Path, new: RunRecord) -> None:
+    """Raise UserError if a run with the same name waits for shards with other settings."""
+    name = new.run_id.rpartition("-")[0]
+    for path, old in runs(root):
+        if old.unfinished_shards and old.run_id.rpartition("-")[0] == name:
+            changes = first_of(_other_settings(old, new), SHOWN, "; ")
+            text = f"the shards of {path} are not finished, and this one has other settings"
+            raise UserError(f"{text} ({changes}): repeat those of the run, or {SHARDS_ANEW}.")
+
+
+def _other_settings(old: RunRecord, new: RunRecord) -> list[str]:
+    """Return how the settings, the number of shards or the prompts differ."""
+    changes = differences(_settings(old), _settings(new))
+    return changes or _other_prompts(old, new)
+
+
+def _settings(run: RunRecord) -> dict[str, object]:
+    number = None if run.shards is None else run.shards.of
+    return run.config.written() | {"shards": number}
+
+
+def _other_weights(old: RunRecord, new: RunRecord) -> list[str]:
+    """Return how the weights differ that both runs know, of the models or else of metrics."""
+    changes: list[str] = []
+    if old.target.weights and new.target.weights:
+        changes = differences(old.target.weights, new.target.weights)
+    known = new.metric_weights.keys() & old.metric_weights.keys()
+    before = {name: old.metric_weights[name] for name in known}
+    after = {name: new.metric_weights[name] for name in known}
+    return changes or differences(before, after)
 
 
 def _other_prompts(old: RunRecord, new: RunRecord) -> list[str]:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +19,9 @@ import torch
 from lanternbench import prompts as prompt_sets
 from lanternbench.errors import UserError
 from lanternbench.experiment.config import expand
-from lanternbench.experiment.run_folder import RunFolder
-from lanternbench.experiment.scoring import Scoring, previous_summary
+from lanternbench.experiment.run_folder import RunFolder, unfinished_shards
+from lanternbench.experiment.scoring import Scorer, Scoring
+from lanternbench.experiment.shards import Shard
 from lanternbench.experiment.worker import Executor, Facts, Finished, Job, OnStep, Say, Unit
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import noisy_prompts
@@ -30,7 +32,6 @@ from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_se
 from lanternbench.methods.method import Method
 from lanternbench.metrics import (
     ImageMetric,
-    SetMetric,
     Setup,
     metric_class,
     scorers_for,
@@ -43,6 +44,7 @@ from lanternbench.prompts import PromptSet
 from lanternbench.settings import Sweep
 from lanternbench.utils.json_values import config_hash
 from lanternbench.utils.progress import Progress, silent
+from lanternbench.utils.text import first_of
 
 # an image on a busy machine takes longer than a few steps say: 1.5 times at a load of 8 on two
 # cores
@@ -73,9 +75,10 @@ def run(
     device: str = "cpu",
     executor: Executor | None = None,
     watch: Callbacks = Callbacks(),  # noqa: B008  (immutable)
+    shard: Shard | None = None,
 ) -> tuple[Path, Summary]:
-    """Measure everything in ``config`` that is not stored yet; return the run folder and its
-    summary.
+    """Measure everything in ``config`` that is not stored yet, or one ``shard`` of it; return the
+    run folder and its summary, or the shard's as long as others are not finished.
 
     An interrupted sweep continues where it stopped: what is stored is never computed again, and
     what is computed depends on (seed, prompt, method) alone, whichever ``executor`` computes it,
@@ -84,23 +87,58 @@ def run(
     check(config)
     with closing(executor or Executor()) as workers:
         prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
-        facts = workers.start(config, device, -(-len(prompts) // config.batch) * config.repeats)
+        own = prompts if shard is None else shard.part(prompts)
+        facts = workers.start(config, device, -(-len(own) // config.batch) * config.repeats)
         setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
-        scorers = []
+        scorers: Sequence[Scorer] = []
         if not config.draws_noise:
             scorers = scorers_for(config.metrics, facts.target.evaluators or "none", setup)
-        with open_run(out, config, facts, prompts, expand(config), fresh) as folder:
-            folder.score_with(weights_of(scorers))
+        weights = weights_of(scorers)
+        record = record_of(config, facts, prompts, expand(config))
+        with _open(out, record, weights, fresh, shard) as folder:
+            folder.score_with(weights)
             record_memory_rate(folder, workers.memory_rate)
-            costs = _measure(folder, config, workers, prompts, watch)
+            costs = _measure(folder, config, workers, own, watch)
             if watch.remeasure and _discard_noisy(folder):
-                costs = _measure(folder, config, workers, prompts, watch)
+                costs = _measure(folder, config, workers, own, watch)
             remarks = workers.notes()
             if facts.target.remark:
                 remarks.append(facts.target.remark)
-            summary = _summary(folder, config, scorers, costs, remarks)
-            folder.finish(summary)
-            return folder.path, summary
+            finish = partial(_finish, config=config, costs=costs, remarks=remarks)
+            if shard is None:
+                return folder.path, finish(folder, scorers)
+            return _finish_shard(folder, shard, scorers, finish)
+
+
+def _finish_shard(
+    folder: RunFolder,
+    shard: Shard,
+    scorers: Sequence[Scorer],
+    finish: Callable[[RunFolder, Sequence[Scorer]], Summary],
+) -> tuple[Path, Summary]:
+    """Finish a shard, and if it is the last one its run too; return the folder and summary of
+    what is finished.
+    """
+    of_images = [scorer for scorer in scorers if isinstance(scorer, ImageMetric)]
+    summary = finish(folder, of_images)  # which says to the other shards that this one is finished
+    others = unfinished_shards(folder.whole, shard.of)
+    if others:
+        text = f"These are the prompts of shard {shard} alone; unfinished shards: {first_of(others, 8)}."
+        notes = [Note("warning", None, text), *summary.notes]
+        return folder.path, summary.model_copy(update={"notes": notes})
+    with RunFolder.existing(folder.whole, wait=True) as run:
+        run.join(shard.of)
+        return run.path, finish(run, scorers)
+
+
+def _open(
+    out: Path, record: RunRecord, weights: dict[str, str], fresh: bool, shard: Shard | None
+) -> RunFolder:
+    """Return the folder of a run or of its shard, which scores with the ``weights``."""
+    if shard is None:
+        return RunFolder.open(out, record, fresh)
+    scored = record.model_copy(update={"metric_weights": weights})
+    return RunFolder.open_shard(out, scored, shard)
 
 
 def record_memory_rate(folder: RunFolder, measure: Callable[[], float | None]) -> None:
@@ -130,20 +168,13 @@ def check_all(runs: Sequence[Sweep], has_files: bool) -> None:
         prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
 
 
-def open_run(
-    out: Path,
-    config: Sweep,
-    facts: Facts,
-    prompts: PromptSet,
-    methods: Sequence[Method],
-    fresh: bool,
-) -> RunFolder:
-    """Return the run folder of these settings and prompts, new or continued.  Raises UserError if
-    it cannot be used.
-    """
+def record_of(
+    config: Sweep, facts: Facts, prompts: PromptSet, methods: Sequence[Method]
+) -> RunRecord:
+    """Return ``run.json`` of a run with these settings and prompts that starts now."""
     settings = config.record(facts.sampling) | {"device": facts.device}
     digest = config_hash(settings | prompts.record())[:8]
-    record = RunRecord(
+    return RunRecord(
         run_id=f"{config.name}-{digest}",
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         config=RunConfig.model_validate(settings),
@@ -162,20 +193,19 @@ def open_run(
             for one in methods
         ],
     )
-    return RunFolder.open(out, record, fresh)
 
 
-def _summary(
+def _finish(
     folder: RunFolder,
+    scorers: Sequence[Scorer],
     config: Sweep,
-    scorers: list[ImageMetric | SetMetric],
     costs: Costs,
     remarks: list[str],
 ) -> Summary:
-    """Score whole sets of images if that is still to be done, and sum up; ``costs``: of scores of
-    single images.
+    """Score whole sets of images if that is still to be done, and write the summary; ``costs``:
+    of scores of single images.
     """
-    old = previous_summary(folder)
+    old = folder.summary()
     intact = all(path.is_file() for paths in folder.images.values() for path in paths)
     scoring = Scoring(scorers, Setup(), again=intact)
     scoring.score_sets(folder.images, kept_sets(folder.figures, old))
@@ -195,7 +225,9 @@ def _summary(
         "costs": old.costs | costs | scoring.costs,
         "reference": old.reference,
     }
-    return summary.model_copy(update=changes)
+    summary = summary.model_copy(update=changes)
+    folder.finish(summary)
+    return summary
 
 
 def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:

@@ -32,7 +32,6 @@ from lanternbench.measure.summary import (
     Sets,
     Summary,
     kept_sets,
-    read_summary,
     summarise,
 )
 from lanternbench.metrics import (
@@ -369,7 +368,7 @@ def score_run(
         scorers = scorers_for(metrics, target.evaluators or "tiny", setup)
         scoring = Scoring(scorers, setup, again, progress, folder.run.metric_weights)
         items, scored = read_items(folder)
-        old = previous_summary(folder)
+        old = folder.summary()
         with closing(Journal(folder.path / "scores.jsonl")) as journal:
             scoring.score_images(items, journal, () if again else scored)
         scoring.score_sets(folder.images, kept_sets(folder.figures, old))
@@ -496,10 +495,3 @@ def folder_summary(folder: Path, scoring: Scoring, images: int) -> Summary:
     return Summary(
         rows=[row], notes=list(notes), sets=list(sets), costs=scoring.costs, reference=real
     )
-
-
-def previous_summary(folder: RunFolder) -> Summary:
-    """A run's summary; an empty one if there is none, or it is damaged."""
-    with suppress(UserError):
-        return read_summary(folder.path)
-    return Summary()

@@ -19,7 +19,7 @@ from lanternbench.engine.sampling import at
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
 from lanternbench.experiment.config import expand
-from lanternbench.experiment.runner import open_run, record_memory_rate
+from lanternbench.experiment.runner import record_memory_rate, record_of
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
@@ -202,7 +202,8 @@ def import_run(
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
     methods = expand(config)[:1] if config.baseline else []
-    with open_run(out, config, worker.facts(), chosen, methods, fresh) as folder:
+    record = record_of(config, worker.facts(), chosen, methods)
+    with RunFolder.open(out, record, fresh) as folder:
         record_memory_rate(folder, partial(memory_rate, device))
         digest = config_hash({"entries": [_plain(entry) for entry in entries]})
         method = _declare(folder, f"{label} ({IMPORTED})", digest)

@@ -2,7 +2,7 @@
 was made.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_record import IMPORTED, Environment, RunRecord, setting_changes
 from lanternbench.measure.statistics import LOOKS
 from lanternbench.notes import Kind, Note
+from lanternbench.utils.text import first_of
 
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
 SLOW_SHARE = 0.02  # of steps that took twice their median or more
@@ -84,6 +85,12 @@ def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     per_method = run.samples_per_method
     if any(now.get(label, 0) < per_method for label in wanted):
         done = f"{sum(now.values())} of {per_method * len(wanted)} samples"
+        if run.shards is not None:
+            prompts = f"{complete_prompts(figures, wanted)} of {run.prompts.count} prompts"
+            unfinished = (
+                f"unfinished shards: {first_of(run.shards.unfinished, 8)} of {run.shards.of}"
+            )
+            done = f"{prompts} are there; {unfinished}"
         text = f"The run is not finished ({done}): columns of different methods rest on different prompts,"
         yield Note("unfit", None, f"{text} and speedups alone are paired.", "unfinished")
     left_out = [label for label in run.left_out if label not in now]
@@ -96,6 +103,14 @@ def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
             f"{run.told_apart_after} prompts"
         )
         yield Note("info", None, f"{text}; p-values are corrected for {LOOKS} looks.")
+
+
+def complete_prompts(figures: Figures, labels: Sequence[str]) -> int:
+    """Return the number of prompts of which every method has a sample."""
+    if not set(labels) <= figures.labels.keys():
+        return 0
+    prompts = figures.codes("id")
+    return len(set.intersection(*(set(prompts[figures.of(label)]) for label in labels)))
 
 
 def _speedup_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
@@ -185,6 +200,10 @@ def _setting_notes(run: RunRecord) -> Iterator[Note]:
     """Yield which settings make times or images unusual."""
     if len(run.environments) > 1:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
+        if run.shards is not None:
+            changes = first_of(setting_changes(run.environments), 3, "; ")
+            text = f"Shards ran on machines that differ ({changes}): latencies mix them, and every speedup is"
+            text += " a ratio of times of one shard."
         yield Note("unfit", "latency_s", text, "another environment")
     noise = "the times are real, the images are noise, and no metric is computed."
     if run.config.random_weights:

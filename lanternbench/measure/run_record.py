@@ -162,6 +162,13 @@ class Resumption(Record):
     environment: Environment | None = None
 
 
+class Shards(Record):
+    """The shards of a run: how many, and those that were not finished when they were last joined."""
+
+    of: int = Field(ge=1)
+    unfinished: list[int] = []
+
+
 class RunRecord(Record):
     """The content of ``run.json``; the lines of ``samples.jsonl`` are of its version."""
 
@@ -178,6 +185,7 @@ class RunRecord(Record):
     left_out: list[str] = []  # labels that did not fit in the time budget
     told_apart_after: int | None = None  # prompts, if the run was to stop early
     metric_weights: dict[str, str] = {}  # digests of the weights that scored, by metric
+    shards: Shards | None = None  # if processes on several machines measure the run
 
     @property
     def labels(self) -> list[str]:
@@ -194,6 +202,11 @@ class RunRecord(Record):
     def last_start(self) -> str:
         """Return the time when the run was last started or resumed, as ISO 8601."""
         return max([self.created, *(entry.at for entry in self.resumed)])
+
+    @property
+    def unfinished_shards(self) -> list[int]:
+        """The shards that have not measured all of their prompts, as far as is known."""
+        return self.shards.unfinished if self.shards is not None else []
 
     @property
     def temperature(self) -> float | None:

@@ -119,12 +119,12 @@ def lock(file: int, wait: bool = False) -> None:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def acquire(folder: Path, elsewhere: str) -> ExitStack:
+def acquire(folder: Path, elsewhere: str, wait: bool = False) -> ExitStack:
     """Return the locks of a folder, held while its files are open: a killed process leaves none.
 
     The folder itself is locked too, because ``.lock`` may be deleted; some network file systems
     lock files alone.  On systems without ``flock`` nothing is locked.  Raises UserError, with the
-    hint ``elsewhere``, if another process holds them.
+    hint ``elsewhere``, if another process holds them, unless it may ``wait``.
     """
     if fcntl is None:
         return ExitStack()
@@ -134,7 +134,7 @@ def acquire(folder: Path, elsewhere: str) -> ExitStack:
                 fd = os.open(place, flags, 0o644)
             held.callback(os.close, fd)
             try:
-                lock(fd)
+                lock(fd, wait)
             except BlockingIOError:
                 raise UserError(
                     f"{folder} is in use by another process: wait for it to end, or {elsewhere}."

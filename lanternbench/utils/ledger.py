@@ -227,17 +227,17 @@ class Lines(Generic[Entry]):
 class Ledger(ExitStack):
     """A folder that this process alone has open."""
 
-    def __init__(self, folder: Path, anew: str = FRESH, elsewhere: str = OUT):
+    def __init__(self, folder: Path, anew: str = FRESH, elsewhere: str = OUT, wait: bool = False):
         """``anew``: the way out if the folder is in use; ``elsewhere``: if it cannot be written.
 
-        Raises UserError in both cases.
+        Raises UserError in both cases; ``wait``: waits until the folder is free instead.
         """
         super().__init__()
         self.folder = folder
         self.elsewhere = elsewhere
         with writing(folder, elsewhere):
             folder.mkdir(parents=True, exist_ok=True)
-        self.enter_context(acquire(folder, anew))
+        self.enter_context(acquire(folder, anew, wait))
 
     def lines(
         self,

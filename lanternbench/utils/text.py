@@ -1,4 +1,6 @@
-"""Text from files and networks, made safe to print."""
+"""Texts for messages: those from files and networks made safe to print, and long lists cut."""
+
+from collections.abc import Sequence
 
 
 def one_line(text: str, limit: int = 200) -> str:
@@ -8,3 +10,11 @@ def one_line(text: str, limit: int = 200) -> str:
     if len(line) > limit:
         line = line[: limit - 1] + "…"
     return line
+
+
+def first_of(items: Sequence[object], limit: int, separator: str = ", ") -> str:
+    """Return the first items as a text, with the number of those left out."""
+    shown = separator.join(map(str, items[:limit]))
+    if len(items) > limit:
+        shown += f"{separator}and {len(items) - limit} more"
+    return shown

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -24,7 +23,6 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import config, on_ray, worker
 from lanternbench.experiment import runner as sweeps
 from lanternbench.experiment.config import read_sweeps
-from lanternbench.models.tiny import checkpoint as tiny
 
 ALONE = config.sweep(
     {
@@ -46,24 +44,6 @@ def ray() -> Iterator[None]:
     assert on_ray.connect("local", cpus=2)
     yield
     on_ray.ray().shutdown()
-
-
-@pytest.fixture
-def two_layers_here(tmp_path, monkeypatch) -> None:
-    """A folder ``shallow`` with the embedded target's first two layers, to be found by a path
-    relative to this one.
-    """
-    shutil.copytree(tiny.WEIGHTS, tmp_path / "shallow")
-    state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
-    kept = {
-        k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2
-    }
-    tiny.write(
-        tmp_path / "shallow" / "target.safetensors",
-        kept,
-        **meta | {"config": meta["config"] | {"n_layer": 2}},
-    )
-    monkeypatch.chdir(tmp_path)
 
 
 def at(count: int, act: Callable[[], None]) -> sweeps.Progress:
