@@ -144,11 +144,8 @@ def experiments() -> Rows:
     with EXPERIMENTS.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             source = f"{row['command']}, {row['commit']}" if row["command"] else row["commit"]
-            yield (
-                row["date"],
-                f"**{row['tried']}**",
-                f"{row['figure']}. Kept: {row['kept']}. {source}.",
-            )
+            outcome = f"{row['figure']}. {row['kept']} ({source})."
+            yield row["date"], f"**{row['tried']}**", outcome
 
 
 TABLES: dict[str, tuple[str, Callable[[], Rows]]] = {

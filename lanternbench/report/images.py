@@ -340,7 +340,7 @@ def image_uri(path: Path | None, most_bytes: int = 1 << 20) -> str | None:
 
 
 def picture_uri(picture: Image.Image, most_bytes: int) -> str:
-    """Return a picture as a data URI of about ``most_bytes``.
+    """Return an image as a data URI of about ``most_bytes``.
 
     A small one stays as it is if that is not too long; others are scaled down, to at most
     ``LARGEST`` pixels a side.
