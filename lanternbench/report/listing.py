@@ -164,20 +164,21 @@ def forest_lines(
     lossless = [row for row in timed if row.lossless is True]
     relaxed = [row for row in timed if row.lossless is not True]
     shows_loss = any(row.value(LOSS.key) is not None for row in relaxed)
+
+    def entry(row: Row, loss: str) -> Entry:
+        texts = (speed.cell(row), loss) if shows_loss else (speed.cell(row),)
+        return Entry(name_of(row, runs), texts)
+
     lines: list[tuple[Entry, Row | None]] = []
     if lossless:
         lines.append((Entry("lossless", is_heading=True), None))
-    for row in lossless:
-        texts = (speed.cell(row), "") if shows_loss else (speed.cell(row),)
-        lines.append((Entry(name_of(row, runs), texts), row))
+    lines += [(entry(row, ""), row) for row in lossless]
     if relaxed:
         all_known = all(row.lossless is not None for row in relaxed)
         heading = "relaxed" if all_known else "relaxed or not reported"
         titles = ("", LOSS.title) if shows_loss else ()
         lines.append((Entry(heading, titles, is_heading=True), None))
-    for row in relaxed:
-        texts = (speed.cell(row), LOSS.value(row)) if shows_loss else (speed.cell(row),)
-        lines.append((Entry(name_of(row, runs), texts), row))
+    lines += [(entry(row, LOSS.value(row)), row) for row in relaxed]
     return lines
 
 
