@@ -145,6 +145,9 @@ class Pretended:
         target = TargetRecord(name="tiny", evaluators="tiny")
         return Facts(device, Sampling(), lossless, target, Environment(device="cpu"))
 
+    def memory_rate(self):
+        return None
+
     def estimate(self, units):
         return self.seconds
 
