@@ -10,13 +10,18 @@ if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.2.0"
-__all__ = ["load", "load_run"]
+__all__ = ["compare", "load", "load_run", "report", "run"]
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from lanternbench.api import Model
+    from lanternbench.report.comparison import Comparison
     from lanternbench.report.frames import RunFrames
+    from lanternbench.report.load import AnyRun
+    from lanternbench.report.written import WrittenReport
+    from lanternbench.settings import MethodSpec
 
 
 def load(
@@ -47,8 +52,7 @@ def load(
     """
     from lanternbench.api import Model
     from lanternbench.models.catalogue import load_with_drafter
-    from lanternbench.settings import ModelSpec, checked
-    from lanternbench.utils.device import choose
+    from lanternbench.settings import Machine, ModelSpec, checked
 
     settings = {
         "target": target,
@@ -58,7 +62,54 @@ def load(
         "random_weights": random_weights,
     }
     spec = checked(ModelSpec, settings, "load")
-    return Model(load_with_drafter(spec, choose(device, threads)))
+    machine = checked(Machine, {"device": device, "threads": threads}, "load")
+    return Model(load_with_drafter(spec, machine.choose()))
+
+
+def run(
+    methods: "str | MethodSpec | Sequence[str | MethodSpec]",
+    *,
+    progress: "Callable[[int, int, str], None] | None" = None,
+    **settings: object,
+) -> "RunFrames":
+    """Measure methods next to ``ar``, as ``lanternbench run`` does, into the same run folder.
+
+    ``methods``: presets, files that ``tune`` wrote, or mappings such as ``{"method": "cool-sd",
+    "lam": [1.1, 2]}``, in which a list is a grid.
+    ``progress``: called with images done, images in all, and what was just done.
+    ``settings``: the options of the command, with underscores (``num_prompts=4``,
+    ``metrics=["clip"]``, ``out="results"``, ``tracker="tensorboard"``), and those of the methods
+    (``lam=2.0``).
+
+    An interrupted run continues when it is called again.  Raises UserError.
+    """
+    from lanternbench.runs import run
+
+    return run(methods, progress, settings)
+
+
+def compare(old: "AnyRun", new: "AnyRun", **options: object) -> "Comparison":
+    """Compare the methods that two runs share, prompt by prompt, as ``lanternbench compare`` does.
+
+    ``options``: ``fail_if=["speedup<-5%"]``, ``mapped=["sjd=sjd window=16"]``,
+    ``not_worse={"clip": 0.01}``, ``results="results"``.  Raises UserError.
+    """
+    from lanternbench.report.comparison import compare
+    from lanternbench.settings import Comparing, checked
+
+    return compare(old, new, checked(Comparing, options, "compare"))
+
+
+def report(runs: "AnyRun | Sequence[AnyRun]" = (), **options: object) -> "WrittenReport":
+    """Write tables, plots and one HTML page, as ``lanternbench report`` does; by default of the
+    latest run.
+
+    ``options``: those of the command, such as ``out="report"``, ``formats=["md"]``,
+    ``published=True``, ``methods=["ar", "sjd"]``, ``names={"sjd": "SJD"}``.  Raises UserError.
+    """
+    from lanternbench.report import make_report
+
+    return make_report(runs, **options)
 
 
 def load_run(path: "str | Path") -> "RunFrames":

@@ -1,6 +1,6 @@
 """The Python interface: a loaded target generates images with any method."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
@@ -10,13 +10,14 @@ from PIL import Image
 from torch import Tensor
 
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
+from lanternbench.errors import UserError
 from lanternbench.methods import presets
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.methods.method import method as make_method
 from lanternbench.models.grids import size
 from lanternbench.models.target import Target
-from lanternbench.settings import Sampling, checked
+from lanternbench.settings import PromptSpec, Sampling, checked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +35,7 @@ class Stats(Generation):
         return f"{1 + tokens} tokens in {self.steps} steps{tau}, decoded in {self.decode_s:.2f} s"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """One generated image; a notebook shows it with its stats.
 
@@ -46,6 +47,9 @@ class Result:
     image: Image.Image | None
     stats: Stats
     grid: tuple[int, int]
+
+    def __repr__(self) -> str:
+        return f"Result({self.stats!r})"
 
     def _repr_html_(self) -> str:
         from lanternbench.report.images import data_uri
@@ -62,7 +66,21 @@ class Result:
         return image_and_map(self.image, lengths, self.grid, tokens_before)
 
 
-@dataclass(frozen=True)
+def captions_of(prompt: str | Iterable[str]) -> list[str]:
+    """Return one prompt or several as a list.  Raises UserError for none and for what is no text."""
+    captions: list[str] = []
+    if isinstance(prompt, Iterable) and not isinstance(prompt, str):
+        captions += prompt
+    else:
+        captions.append(prompt)
+    wrong = [caption for caption in captions if not isinstance(caption, str)]
+    if wrong or not captions:
+        shown = repr(wrong[0]) if wrong else "an empty list"
+        raise UserError(f"generate: {shown} is no prompt: give a text or a list of texts")
+    return captions
+
+
+@dataclass(frozen=True, repr=False)
 class Model:
     """A loaded target.  On a GPU it keeps the decoders of its last methods."""
 
@@ -70,6 +88,9 @@ class Model:
     _decoders: dict[tuple[str, Sampling], SpeculativeDecoder] = field(
         default_factory=dict, repr=False, compare=False
     )
+
+    def __repr__(self) -> str:
+        return f"Model({self.target.name!r})"
 
     @overload
     def generate(self, prompt: str, method: str = "ar", **options: Any) -> Result: ...
@@ -98,13 +119,16 @@ class Model:
         The same prompt, seed and method always give the same tokens.  Raises UserError for wrong
         names and options, and for combinations that do not exist.
         """
+        captions = captions_of(prompt)
+        seed = checked(PromptSpec, {"seed": seed}, "generate").seed
+        if not isinstance(method, str):
+            raise UserError(f"generate: {method!r} is no method: give a name such as 'cool-sd'")
         if presets.is_file(method):
             options = presets.read(method) | options
             method = options.pop("method")
         names = Sampling.model_fields.keys() & options.keys()
         sampling = checked(Sampling, {name: options.pop(name) for name in names}, "generate")
         decoder = self._decoder(make_method(method, **options), sampling)
-        captions = [prompt] if isinstance(prompt, str) else list(prompt)
         batch = generate(decoder, captions, seed=seed, trace=trace)
         tokens = torch.stack([generation.tokens for generation in batch])
         images = self.target.images(tokens, captions)

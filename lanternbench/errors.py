@@ -37,6 +37,7 @@ _REASONS = {  # by pydantic's type of an error
     "sequence_str": _LIST,
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
+    "path_type": "must be a path",
     "missing": "is missing",
     "extra_forbidden": "is unknown",
     "too_short": "has too few entries",

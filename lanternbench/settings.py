@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -21,6 +24,8 @@ from pydantic import (
 )
 
 from lanternbench.errors import UserError, first_mistake
+from lanternbench.utils.device import choose
+from lanternbench.utils.text import listed
 
 MIN_TEMPERATURE = 1e-3  # or 0, which is greedy
 MAX_TEMPERATURE = 10.0
@@ -31,10 +36,17 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 CompileMode = Literal["eager", "graphs", "inductor"]
 Caption = Literal["first", "longest", "random"]
 Noise = Literal["independent", "shared"]
+Tracker = Literal["tensorboard", "wandb"]
 Guidance = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 MethodSpec = dict[str, Any]  # "method", and options; a list of values stands for a grid
 Part = TypeVar("Part", bound="Settings")
 Model = TypeVar("Model", bound=BaseModel)
+
+
+class Flags(NamedTuple):
+    """Marks a setting whose options of the command line are not its name alone."""
+
+    names: tuple[str, ...]
 
 
 class Recorded(NamedTuple):
@@ -46,6 +58,8 @@ class Recorded(NamedTuple):
 NEVER = Recorded("never")
 UNLESS_DEFAULT = Recorded("unless default")
 AS_GIVEN = Recorded("as given")  # None if it was not set
+COUNT = Flags(("--num-prompts", "-n"))
+RESULTS = "Folder that contains the run folders."
 
 
 def _margin(name: str, size: object) -> float:
@@ -57,6 +71,23 @@ def _margin(name: str, size: object) -> float:
     if not 0 < margin < 1e6:
         raise ValueError(f"needs a positive margin for {name}, such as {name}=0.01")
     return margin
+
+
+def _margins(value: object) -> dict[str, float]:
+    """Return margins by metric; a text has them as ``clip=0.01,image-reward=0.05``."""
+    margins = dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, str):
+        margins = dict(part.partition("=")[::2] for part in value.split(","))
+    if not isinstance(margins, dict):
+        raise ValueError("must be margins such as clip=0.01,image-reward=0.05")
+    return {str(name).strip(): _margin(str(name), size) for name, size in margins.items()}
+
+
+Margins = Annotated[dict[str, float], BeforeValidator(_margins)]
+NOT_WORSE = (
+    "Margins by metric, such as clip=0.01,image-reward=0.05: report which methods are not worse"
+    " than ar by more."
+)
 
 
 class Settings(BaseModel):
@@ -71,6 +102,13 @@ class Settings(BaseModel):
         if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             raise ValueError("must not be true or false")
         return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _comma_separated(cls, value: object, info: ValidationInfo) -> object:
+        """Read a text as the list of its names."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        return listed(value) if isinstance(value, str) and kind == list[str] else value
 
     @field_validator("*", mode="before")
     @classmethod
@@ -226,7 +264,7 @@ class PromptSpec(Settings):
     prompts: str = Field(
         default="demo", description="demo, coco2017[:FILE], parti[:FILE], or a text file."
     )
-    num_prompts: int | None = Field(
+    num_prompts: Annotated[int | None, COUNT] = Field(
         default=8,
         ge=1,
         le=10**9,
@@ -272,22 +310,7 @@ class RunSpec(Settings):
     baseline: bool = Field(
         default=True, description="Also measure ar, interleaved with the methods."
     )
-    not_worse: Annotated[dict[str, float], UNLESS_DEFAULT] = Field(
-        default={},
-        description="Margins by metric, such as clip=0.01,image-reward=0.05: report which methods"
-        " are not worse than ar by more.",
-    )
-
-    @field_validator("not_worse", mode="before")
-    @classmethod
-    def _margins(cls, value: object) -> object:
-        """Read ``clip=0.01,image-reward=0.05`` as margins by metric."""
-        margins = dict(value) if isinstance(value, Mapping) else value
-        if isinstance(value, str):
-            margins = dict(part.partition("=")[::2] for part in value.split(","))
-        if not isinstance(margins, dict):
-            raise ValueError("must be margins such as clip=0.01,image-reward=0.05")
-        return {str(name).strip(): _margin(str(name), size) for name, size in margins.items()}
+    not_worse: Annotated[Margins, UNLESS_DEFAULT] = Field(default={}, description=NOT_WORSE)
 
     @field_validator("name")
     @classmethod
@@ -347,7 +370,9 @@ class Tune(Sampling, PromptSpec, ModelSpec):
 
     method: str
     options: dict[str, Any] = Field(default_factory=dict)
-    num_prompts: int = Field(default=12, ge=1, le=10**9, description="Prompts that are measured.")
+    num_prompts: Annotated[int, COUNT] = Field(
+        default=12, ge=1, le=10**9, description="Prompts that are measured."
+    )
     recorded: int = Field(
         default=4,
         ge=1,
@@ -355,3 +380,126 @@ class Tune(Sampling, PromptSpec, ModelSpec):
         description="Prompts whose drafts are recorded to estimate acceptance.",
     )
     few: int = Field(default=3, ge=1, le=6, description="Number of best sizes that are measured.")
+
+
+class Machine(Settings):
+    """The device of a command, and its CPU threads."""
+
+    device: str = Field(
+        default="auto", description="cpu, cuda or cuda:N; auto takes a GPU if there is one."
+    )
+    threads: int | None = Field(
+        default=None,
+        description="CPU threads (default: 1 if the model is small, else all cores).",
+    )
+
+    def choose(self) -> str:
+        return choose(self.device, self.threads)
+
+
+class Place(Machine):
+    """A machine and a folder of run folders."""
+
+    out: Path = Field(default=Path("results"), description=RESULTS)
+    fresh: Annotated[bool, Flags(("--fresh/--resume",))] = Field(
+        default=False, description="Start a new run next to an existing one, or continue it."
+    )
+
+
+class Measuring(Place):
+    """A place where times are measured."""
+
+    remeasure_disturbed: bool = Field(
+        default=False, description="Measure prompts with noisy timing once more."
+    )
+    tracker: Tracker | None = Field(
+        default=None,
+        description="A tracker that also gets settings, numbers and plots of finished runs.",
+    )
+
+
+class Execution(Measuring):
+    """A place with workers."""
+
+    executor: str = Field(
+        default="local",
+        description="local, or ray: split prompts over the GPUs of a Ray cluster, or this"
+        " machine's CPUs.",
+    )
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        description="With ray: number of workers (default: one per GPU; without GPUs, one per"
+        " --threads CPUs, or per CPU).",
+    )
+    ray_address: str | None = Field(
+        default=None,
+        description="Address of the Ray cluster (default: RAY_ADDRESS, or a new cluster for this"
+        " sweep).",
+    )
+
+
+class TimedExecution(Execution):
+    """A place with workers and a limited time."""
+
+    time_budget: float | None = Field(
+        default=None,
+        ge=0,
+        description="Minutes: leave out the last methods if they do not fit, and begin no prompt"
+        " after this time.",
+    )
+
+    @property
+    def seconds(self) -> float:
+        return inf if self.time_budget is None else 60 * self.time_budget
+
+
+class Comparing(Settings):
+    """How two runs are compared."""
+
+    results: Path = Field(default=Path("results"), description=RESULTS)
+    not_worse: Margins = Field(default={}, description=NOT_WORSE)
+    fail_if: list[str] = Field(
+        default=[],
+        description="A change that fails: FIGURE<BOUND or FIGURE>BOUND; % for relative."
+        " Keys: `speedup`, `tau`, …",
+    )
+    mapped: list[str] = Field(
+        default=[],
+        description='A method of the old run and its name in the new one, such as sjd="sjd'
+        ' window=16".',
+    )
+
+
+class ReportSpec(Settings):
+    """What a report shows, and where it is written."""
+
+    methods: list[str] = Field(
+        default=[], description="Only these, in this order: labels or names, comma-separated."
+    )
+    columns: list[str] = Field(
+        default=[],
+        description="Columns of tables: keys such as speedup,accept_len,fidelity_loss.",
+    )
+    names: dict[str, str] | Path | None = Field(
+        default=None, description="YAML file with display names, such as `eagle-1: EAGLE`."
+    )
+    grid: bool = Field(
+        default=False, description="Write grid.png and grid.pdf: images by prompt and method."
+    )
+    grid_prompts: int = Field(default=4, ge=1, description="Number of prompts in the grid.")
+    race: Path | None = Field(
+        default=None,
+        description="Write a GIF of one prompt's images as they are drawn, to FILE.gif.",
+    )
+    budget: float = Field(
+        default=0.1, ge=0, description="Maximum fidelity loss of the fastest relaxed method."
+    )
+    not_worse: Margins = Field(default={}, description=NOT_WORSE)
+    results: Path = Field(default=Path("results"), description=RESULTS)
+    out: Path | None = Field(default=None, description="Folder to write (default: RUN/report).")
+    published: bool = Field(default=False, description="Show the papers' numbers next to ours.")
+    formats: Annotated[list[str], Flags(("--format",))] = Field(
+        default=[],
+        description="Formats, comma-separated: md,csv,tex,html,json (default: all, and plots).",
+    )

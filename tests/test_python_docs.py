@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import DATA, ROOT, slow_but
-from typer.testing import CliRunner
 
 import lanternbench
-from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.models import catalogue
 
@@ -22,15 +18,7 @@ RUN = DATA / "run_of_flat_figures"
 
 @pytest.fixture
 def in_short(small_images, monkeypatch):
-    """The page on small images of two layers of the target, with its command in this process."""
-    run = subprocess.run
-
-    def here(command: list[str], **options: Any) -> Any:
-        if command[1:3] == ["-m", "lanternbench"]:
-            return CliRunner().invoke(app, command[3:], catch_exceptions=False)
-        return run(command, **options)
-
-    monkeypatch.setattr(subprocess, "run", here)
+    """The page on small images of two layers of the target."""
     monkeypatch.setattr(catalogue, "load_with_drafter", lambda *_, **__: small_images)
 
 
@@ -44,7 +32,7 @@ def test_every_block_of_the_page_runs_in_a_fresh_folder(
     monkeypatch.setenv("PYTHONPATH", str(DOC.parents[1]))
     known: dict = {}
     blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.S)
-    assert len(blocks) == 7
+    assert len(blocks) == 6
     for block in blocks:
         exec(compile(block, str(DOC), "exec"), known)
     assert all(

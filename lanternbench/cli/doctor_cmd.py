@@ -7,15 +7,17 @@ import typer
 from typer import Option
 
 from lanternbench.cli import options
+from lanternbench.cli.options import From
 from lanternbench.cli.output import display, print_rows
 from lanternbench.doctor.check import Check
 from lanternbench.errors import UserError
 from lanternbench.models.entries import catalogue, lacking
-from lanternbench.settings import ModelSpec
+from lanternbench.settings import Machine, ModelSpec
 from lanternbench.utils.device import choose
 
 
 def doctor(
+    device: Annotated[str, From(Machine)],
     target: Annotated[
         str | None, Option(help="Check this target and its drafters with a short decode.")
     ] = None,
@@ -29,7 +31,6 @@ def doctor(
     gpu: Annotated[
         bool, Option("--gpu", help="Check the GPU: bandwidth, CUDA graphs, batches.")
     ] = False,
-    device: options.Device = "auto",
     as_json: options.AsRows = False,
 ) -> None:
     """Show this machine and how to get missing files; check the GPU, or a target and its drafters.

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -24,28 +24,18 @@ from typer import Option
 
 from lanternbench.errors import UserError
 from lanternbench.methods import presets
-from lanternbench.methods.method import PARTS, method, preset
+from lanternbench.methods.method import PARTS, preset
 from lanternbench.models.entries import check_target
 from lanternbench.registry import components
-from lanternbench.settings import MethodSpec, Settings, checked
-from lanternbench.utils.device import choose
+from lanternbench.settings import RESULTS, Flags, Settings, checked
 from lanternbench.utils.files import load_yaml
-from lanternbench.utils.text import one_line
+from lanternbench.utils.text import listed, one_line
 
-Results = Annotated[Path, Option(help="Folder that contains the run folders.")]
-Fresh = Annotated[
-    bool,
-    Option("--fresh/--resume", help="Start a new run next to an existing one, or continue it."),
-]
+Results = Annotated[Path, Option(help=RESULTS)]
 AsRows = Annotated[bool, Option("--json", help="Print JSON.")]
 AsJson = Annotated[bool, Option("--json", help="Print the summary as JSON.")]
 DryRun = Annotated[
     bool, Option("--dry-run", help="Print the plan and an estimate of the time it takes.")
-]
-Device = Annotated[str, Option(help="cpu, cuda or cuda:N; auto takes a GPU if there is one.")]
-Threads = Annotated[
-    int | None,
-    Option(help="CPU threads (default: 1 if the model is small, else all cores)."),
 ]
 
 PANEL = "Options of methods"
@@ -67,25 +57,6 @@ class Group(NamedTuple):
 
     parameters: Parameters
     collect: Callable[[Given], object]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The device of a command, and its CPU threads."""
-
-    device: Device = "auto"
-    threads: Threads = None
-
-    def choose(self) -> str:
-        return choose(self.device, self.threads)
-
-
-@dataclass(frozen=True)
-class Place(Machine):
-    """A machine and a folder of run folders."""
-
-    out: Results = Path("results")
-    fresh: Fresh = False
 
 
 class Mark(Protocol):
@@ -115,7 +86,7 @@ class Takes:
 
         def collect(values: Given) -> object:
             given = {n: value for n, value in values.items() if is_given(shown[n], value)}
-            return readable(shown, given) if self.settings else checked(kind, given)
+            return given if self.settings else checked(kind, given)
 
         return Group(parameters, collect)
 
@@ -131,7 +102,7 @@ class From:
 
         def collect(values: Given) -> object:
             given = {n: value for n, value in values.items() if value is not None}
-            chosen = checked(self.settings, readable({name: field}, given))
+            chosen = checked(self.settings, given)
             return getattr(chosen, name) if given else None
 
         return Group([setting(name, field, True)], collect)
@@ -162,12 +133,6 @@ class TakesMethodOptions:
 
 MethodOptions = Annotated[Given, TakesMethodOptions()]
 MARKS = (Takes, From, TakesMethodOptions)
-
-
-def listed(text: str | None) -> list[str]:
-    """Return the names in a comma-separated option."""
-    parts = (name.strip() for name in (text or "").split(","))
-    return [name for name in parts if name]
 
 
 def whole_numbers(flag: str, text: str, limit: int) -> list[int]:
@@ -239,20 +204,15 @@ def is_given(field: FieldInfo, value: object) -> bool:
     return value is not None
 
 
-def readable(known: Mapping[str, FieldInfo], values: Given) -> Given:
-    """Return the values, comma-separated texts as lists."""
-    lists = {name for name, field in known.items() if field.annotation == list[str]}
-    return {n: listed(str(value)) if n in lists else value for n, value in values.items()}
-
-
 def setting(name: str, field: FieldInfo, defaults: bool) -> inspect.Parameter:
     """Return the option of a setting.  A default that the help text explains is not shown."""
     text = field.description or ""
     flags = [f"--{name}"]
     if field.default is True:
         flags = [f"--{name}/--no-{name}"]
-    if name == "num_prompts":
-        flags.append("-n")
+    for mark in field.metadata:
+        if isinstance(mark, Flags):
+            flags = list(mark.names)
     default = field.default
     if isinstance(default, list):
         default = ",".join(default)
@@ -378,35 +338,6 @@ def pairs(options: list[str]) -> Given:
             raise UserError(f"--set {name} is given twice: give it once")
         values[name] = parsed(f"--set {name} =", value)
     return values
-
-
-def specs(names: list[str], options: Given) -> list[MethodSpec]:
-    """Return an entry for each method, with the options that it reads.
-
-    Options that no method reads stay in all entries, so that the error names them.
-    """
-    entries = presets.expanded([{"method": name} for name in names])
-    for entry in entries:
-        method(entry["method"])  # an unknown name is reported as such
-    if len(entries) == 1:
-        return [entries[0] | options]
-    choices = {key: options[key] for key in COMPONENTS if key in options}
-    for key, value in options.items():
-        takers = entries
-        if key not in choices:
-            takers = [entry for entry in entries if takes(entry, choices, key, value)]
-        for entry in takers or entries:
-            entry[key] = value
-    return entries
-
-
-def takes(entry: MethodSpec, choices: Given, key: str, value: object) -> bool:
-    """Return whether the method of an entry reads an option, once it has these components."""
-    try:
-        method(str(entry["method"]), **choices | {key: value})
-    except UserError:
-        return False
-    return True
 
 
 def check_names(args: Sequence[str], positional: bool = False) -> None:

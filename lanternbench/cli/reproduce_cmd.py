@@ -9,8 +9,8 @@ from typer import Argument, Option
 from lanternbench.cli import options
 from lanternbench.cli.options import Given, Takes
 from lanternbench.cli.output import print_cells, print_json, print_notes, print_page, print_rows
-from lanternbench.cli.run_cmd import TimedExecution, execute
-from lanternbench.settings import Sweep
+from lanternbench.cli.run_cmd import execute
+from lanternbench.settings import Sweep, TimedExecution
 
 if TYPE_CHECKING:
     from lanternbench.reproduce.recipe import Plan

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -24,85 +23,23 @@ from lanternbench.cli.output import (
     record,
 )
 from lanternbench.errors import UserError
-from lanternbench.settings import Caption, RunSpec
-from lanternbench.utils.text import one_line
+from lanternbench.settings import Caption, Comparing, Machine, ReportSpec
+from lanternbench.utils.text import listed, one_line
 
 if TYPE_CHECKING:
-    from lanternbench.measure.change import Change, Condition, Unjudged, Verdict
-    from lanternbench.measure.figures import Figures
     from lanternbench.measure.margins import MarginTest
-    from lanternbench.measure.run_record import RunRecord
     from lanternbench.measure.summary import Row, Summary
     from lanternbench.metrics import Evaluators, Setup
-    from lanternbench.notes import Note
-    from lanternbench.report.load import View
+    from lanternbench.report.comparison import Comparison, Judgement
 
-FIGURES = ["speedup", "latency_s", "accept_len", "fidelity_loss"]
-ROBUST = ["robust_speedup", "robust_latency_s"]
-CLOCKED = {
-    *("speedup", "latency_s", "tokens_per_s", "images_per_s"),
-    *("end_to_end_s", "end_to_end_speedup"),
-}
-GATE = (
-    "A change that fails: FIGURE<BOUND or FIGURE>BOUND; % for relative. Keys: `speedup`, `tau`, …"
-)
-MAP = (
-    'A method of the old run and its name in the new one, such as sjd="sjd window=16"; repeat'
-    " the option for several."
-)
 CAPTIONS = "Captions of a plain folder: COCO's .json, or a .tsv/.csv with a column image."
 LAYOUT = "Copy images for an official scorer, geneval or dpg, to a folder instead of scoring."
 RUNS = "Run ids or folders."
 
 
-@dataclass(frozen=True)
-class Look:
-    """The methods, columns and names of a report."""
-
-    methods: Annotated[
-        str | None, Option(help="Only these, in this order: labels or names, comma-separated.")
-    ] = None
-    columns: Annotated[
-        str | None,
-        Option(help="Columns of tables: keys such as speedup,accept_len,fidelity_loss."),
-    ] = None
-    names: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="YAML file with display names, such as `eagle-1: EAGLE`."),
-    ] = None
-    grid: Annotated[
-        bool, Option("--grid", help="Write grid.png and grid.pdf: images by prompt and method.")
-    ] = False
-    grid_prompts: Annotated[int, Option(min=1, help="Number of prompts in the grid.")] = 4
-    race: Annotated[
-        Path | None,
-        Option(metavar="FILE.gif", help="Write a GIF of one prompt's images as they are drawn."),
-    ] = None
-    budget: Annotated[
-        float, Option(min=0, help="Maximum fidelity loss of the fastest relaxed method.")
-    ] = 0.1
-
-    def view(self) -> View:
-        from lanternbench.report.load import View, read_names
-
-        names = read_names(self.names) if self.names else {}
-        methods = tuple(options.listed(self.methods))
-        return View(methods, tuple(options.listed(self.columns)), names)
-
-
 def report(
-    look: Annotated[Look, Takes()],
-    not_worse: Annotated[dict[str, float] | None, From(RunSpec)],
+    spec: Annotated[ReportSpec, Takes()],
     runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help=RUNS)] = None,
-    results: options.Results = Path("results"),
-    out: Annotated[Path | None, Option(help="Folder to write (default: RUN/report).")] = None,
-    published: Annotated[
-        bool, Option("--published", help="Show the papers' numbers next to ours.")
-    ] = False,
-    formats: Annotated[
-        str | None,
-        Option("--format", help="Formats, comma-separated: md,csv,tex,html,json (default: all)."),
-    ] = None,
     as_json: Annotated[
         bool, Option("--json", help="Print the rows and the names of the files as JSON.")
     ] = False,
@@ -111,34 +48,28 @@ def report(
 
     Example: lanternbench report --published
     """
-    from lanternbench.experiment import find
     from lanternbench.notes import headlines
-    from lanternbench.report.load import differing, intervals_of, joined_rows, load_runs
-    from lanternbench.report.race import write_race
-    from lanternbench.report.write import report as write
+    from lanternbench.report.load import differing, intervals_of
+    from lanternbench.report.written import write_report
 
-    folders = find(results, runs or [])
-    view = look.view()
-    kinds = options.listed(formats) if formats is not None else None
-    prompts = look.grid_prompts if look.grid else 0
-    animated = [write_race(folders, look.race, view)] if look.race else []
-    files = write(folders, out, published, kinds, look.budget, view, prompts, not_worse or {})
-    loaded = view.of(load_runs(folders))
-    rows = view.named(joined_rows(loaded))
+    written = write_report(runs or [], spec)
+    rows = written.rows
+    animated = [written.race] if written.race else []
     if as_json:
-        print_json({"rows": rows, "files": [str(file) for file in [*files, *animated]]})
+        print_json({"rows": rows, "files": [str(file) for file in written.files + animated]})
         return
-    difference = differing(loaded)
+    difference = differing(written.runs)
     if difference is not None:
         print(one_line(difference.text, LONGEST))
-    for run in loaded:
-        prefix = f"{run.run_id}: " if len(loaded) > 1 else ""
+    for run in written.runs:
+        prefix = f"{run.run_id}: " if len(written.runs) > 1 else ""
         for line in headlines(run.notes):
             print(one_line(prefix + line, LONGEST))
+    view = written.view
     print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
     if any(row.seeds for row in rows):
         print(f"Intervals: {intervals_of(rows)}.")
-    print_files(files)
+    print_files(written.files)
     print_notes(animated, bullet="")
 
 
@@ -156,26 +87,18 @@ def print_files(files: Sequence[Path]) -> None:
     print_notes(lines, bullet="")
 
 
-class ComparedRun(NamedTuple):
-    """One of two runs, with the notes on its figures."""
-
-    folder: Path
-    record: RunRecord
-    figures: Figures
-    notes: list[Note]
-
-    @property
-    def noisy(self) -> bool:
-        return any(note.fact == "noisy timing" for note in self.notes)
-
-
 def compare(
     old: Annotated[str, Argument(help="Run id or folder.")],
     new: Annotated[str, Argument(help="Run id or folder.")],
-    not_worse: Annotated[dict[str, float] | None, From(RunSpec)],
-    fail_if: Annotated[list[str] | None, Option(help=GATE)] = None,
-    mapped: Annotated[list[str] | None, Option("--map", metavar="OLD=NEW", help=MAP)] = None,
-    results: options.Results = Path("results"),
+    not_worse: Annotated[dict[str, float] | None, From(Comparing)],
+    results: Annotated[Path, From(Comparing)],
+    fail_if: Annotated[
+        list[str] | None, Option(help=Comparing.model_fields["fail_if"].description)
+    ] = None,
+    mapped: Annotated[
+        list[str] | None,
+        Option("--map", metavar="OLD=NEW", help=Comparing.model_fields["mapped"].description),
+    ] = None,
     as_json: options.AsRows = False,
 ) -> None:
     """Compare the methods that two runs share, prompt by prompt.
@@ -186,75 +109,20 @@ def compare(
 
     Example: lanternbench compare main-1a2b3c4d branch-5e6f7a8b --fail-if "speedup<-5%"
     """
-    from lanternbench.measure.change import condition, judge
+    from lanternbench.report.comparison import compare
 
-    texts = [condition(text) for text in fail_if or []]
-    runs = compared_runs(results, old, new, mapped or [])
-    conditions = of_measured(texts, runs)
-    notes = notes_on(runs)
-    print_notes(notes)
-    found, unjudged = changes_of(runs, [one.figure for one in conditions])
-    verdict = judge(runs[0].figures, runs[1].figures, conditions) if conditions else None
-    if verdict is None and not found:
-        text = f"{old} and {new} share no method with two prompts or more"
-        raise UserError(f"{text}: compare runs of the same sweep, or name methods with --map")
-    judged = judgements(found, verdict)
-    tests = judged_margins(runs, not_worse) if not_worse else []
+    chosen = {"fail_if": fail_if or [], "mapped": mapped or [], "not_worse": not_worse or {}}
+    found = compare(old, new, Comparing(results=results, **chosen))
+    print_notes(found.notes)
     if as_json:
-        print_comparison_as_json(judged, unjudged, verdict, notes, tests)
+        print_comparison_as_json(found)
     else:
-        print_comparison(judged)
-        print_margins(tests)
-        if sentence := conclusion(verdict, unjudged, any(run.noisy for run in runs)):
-            print(sentence)
-    failed = verdict is not None and not verdict.passed
-    if failed or any(test.conclusion != "not worse" for test in tests):
+        print_comparison(found.judged)
+        print_margins(found.margins)
+        if found.conclusion:
+            print(found.conclusion)
+    if not found.passed:
         raise typer.Exit(1)
-
-
-def of_measured(conditions: Sequence[Condition], runs: Sequence[ComparedRun]) -> list[Condition]:
-    """Return the conditions with the names of the metrics that the runs have."""
-    from lanternbench.metrics import key_of
-
-    known: set[str] = set()
-    for run in runs:
-        known.update(run.figures.metrics)
-    return [one._replace(figure=key_of(one.figure, known)) for one in conditions]
-
-
-def changes_of(
-    runs: Sequence[ComparedRun], wanted: Sequence[str]
-) -> tuple[list[Change], list[Unjudged]]:
-    """Return the changes from the first to the second run, and what has none.  Raises UserError if
-    neither run has a figure of ``wanted``.
-    """
-    from lanternbench.measure.change import changes
-
-    old, new = runs
-    names = compared_figures(runs)
-    found, unjudged = changes(old.figures, new.figures, list(dict.fromkeys([*names, *wanted])))
-    names += [one.figure for one in found]
-    names += [one.figure for one in unjudged]
-    check_wanted(wanted, runs, names)
-    return found, unjudged
-
-
-def judged_margins(runs: Sequence[ComparedRun], margins: dict[str, float]) -> list[MarginTest]:
-    """Return the test of each method of both runs in each metric.  Raises UserError."""
-    from lanternbench.measure.change import mean_differences
-    from lanternbench.measure.margins import judge_margins
-    from lanternbench.report.margins import resolved
-
-    old, new = runs
-    sizes = resolved(margins, new.record.target.evaluators)
-    differences = []
-    for scored in sizes:
-        found = mean_differences(old.figures, new.figures, scored.key, scored.better)
-        if not found:
-            text = f"--not-worse {scored.key}: the runs share no method with such scores of images"
-            raise UserError(f"{text} over two prompts or more: score both, with --metrics")
-        differences += found
-    return judge_margins(differences, {scored.key: size for scored, size in sizes.items()})
 
 
 def print_margins(tests: Sequence[MarginTest]) -> None:
@@ -269,123 +137,18 @@ def print_margins(tests: Sequence[MarginTest]) -> None:
         print_cells(titles, rows, ("metric", "method", "conclusion"))
 
 
-def compared_runs(results: Path, old: str, new: str, mapped: Sequence[str]) -> list[ComparedRun]:
-    """Return both runs, the old one with the labels that the new one has for its methods."""
-    before = read_compared(results, old)
-    after = read_compared(results, new)
-    names = renamings(mapped, before.figures.labels, after.figures.labels)
-    before.figures.relabel(names)
-    return [before, after]
-
-
-def read_compared(results: Path, name: str) -> ComparedRun:
-    from lanternbench.experiment import find, iter_samples, read_run
-    from lanternbench.measure.figures import Figures
-    from lanternbench.measure.summary import notes_of
-
-    folder = find(results, [name])[0]
-    run = read_run(folder)
-    figures = Figures(iter_samples(folder))
-    return ComparedRun(folder, run, figures, notes_of(figures, run))
-
-
-def renamings(texts: Sequence[str], old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
-    """Return labels of the new run by those of the old run that mean the same method.
-
-    ``texts``: OLD=NEW each.  Raises UserError for labels that the runs do not have.
-    """
-    names: dict[str, str] = {}
-    for text in texts:
-        signs = [place for place, sign in enumerate(text) if sign == "="]
-        pairs = [(text[:place], text[place + 1 :]) for place in signs]
-        fitting = [pair for pair in pairs if pair[0] in old and pair[1] in new]
-        if len(fitting) != 1:
-            choice = (
-                f"a method of the old run ({', '.join(old)}) = one of the new ({', '.join(new)})"
-            )
-            raise UserError(f"--map {text}: give {choice}")
-        names |= fitting
-    labels = [names.get(label, label) for label in old]
-    twice = [label for label in labels if labels.count(label) > 1]
-    if twice:
-        raise UserError(f"--map: two methods of the old run become {twice[0]!r}: map both or none")
-    return names
-
-
-def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return how the runs differ, and the warnings that concern one of them."""
-    from lanternbench.report.load import Run, differing
-
-    difference = differing([Run(run.folder, run.record, [], []) for run in runs])
-    notes = [difference.text] if difference is not None else []
-    if all(run.record.config.noise == "shared" for run in runs):
-        notes.append("Both runs drew with the same noise: differences are of paired images.")
-    for run in runs:
-        facts = [note.text for note in run.notes if note.fact is not None]
-        notes += [f"{run.folder.name}: {text}" for text in facts]
-    return notes
-
-
-def compared_figures(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return the figures that are compared by default."""
-    names = list(FIGURES)
-    if any(run.noisy for run in runs):
-        names += ROBUST
-    for run in runs:
-        names += run.figures.metrics
-    return names
-
-
-def check_wanted(wanted: Sequence[str], runs: Sequence[ComparedRun], known: Sequence[str]) -> None:
-    """Raise UserError for a figure of a gate that neither run has."""
-    names = dict.fromkeys([*known, *ROBUST])
-    measured = []
-    for name in names:
-        if any(run.figures.column(name)[1].any() for run in runs):
-            measured.append(name)
-    for name in wanted:
-        if name not in measured:
-            shown = ("tau" if one == "accept_len" else one for one in measured)
-            text = f"--fail-if {name}: neither run has such a figure"
-            raise UserError(f"{text}; choose one of {', '.join(shown)}")
-
-
-class Judgement(NamedTuple):
-    """A change, and whether the gate fails by it."""
-
-    change: Change
-    failed: bool
-
-
-def judgements(found: Sequence[Change], verdict: Verdict | None) -> list[Judgement]:
-    """Return the changes; those that a gate judges have the gate's intervals."""
-    if verdict is None:
-        return [Judgement(change, False) for change in found]
-    by_place = {(change.label, change.figure): change for change in verdict.judged}
-    judged = []
-    for change in found:
-        change = by_place.get((change.label, change.figure), change)
-        judged.append(Judgement(change, change in verdict.failed))
-    return judged
-
-
-def print_comparison_as_json(
-    judged: Sequence[Judgement],
-    unjudged: Sequence[Unjudged],
-    verdict: Verdict | None,
-    notes: Sequence[str],
-    tests: Sequence[MarginTest],
-) -> None:
+def print_comparison_as_json(found: Comparison) -> None:
     gate = None
+    verdict = found.verdict
     if verdict is not None:
         gate = {
             "passed": verdict.passed,
             "judged": len(verdict.judged),
             "said": verdict.sentence(),
         }
-    rows = [one.change._asdict() | {"failed": one.failed} for one in judged]
-    document = {"changes": rows, "unjudged": unjudged, "gate": gate, "notes": notes}
-    print_json(document | {"not_worse": tests})
+    rows = [one.change._asdict() | {"failed": one.failed} for one in found.judged]
+    document = {"changes": rows, "unjudged": found.unjudged, "gate": gate, "notes": found.notes}
+    print_json(document | {"not_worse": found.margins})
 
 
 def print_comparison(judged: Sequence[Judgement]) -> None:
@@ -403,20 +166,8 @@ def print_comparison(judged: Sequence[Judgement]) -> None:
     print_cells(titles, rows, ("method", "figure", ""))
 
 
-def conclusion(verdict: Verdict | None, unjudged: Sequence[Unjudged], noisy: bool) -> str:
-    """Return the last line: what the gate says, and what was not compared."""
-    from lanternbench.measure.change import not_compared
-
-    if verdict is None:
-        return not_compared(unjudged)
-    sentence = verdict.sentence()
-    if noisy and any(change.figure in CLOCKED for change in verdict.judged):
-        sentence += "; timing was noisy: robust_speedup errs less"
-    return sentence
-
-
 def score(
-    machine: Annotated[options.Machine, Takes()],
+    machine: Annotated[Machine, Takes()],
     runs: Annotated[
         list[str] | None, Argument(metavar="[RUN]...", help="Runs, or plain folders of images.")
     ] = None,
@@ -449,7 +200,7 @@ def score(
 
     if reference is not None:
         check_reference(reference)
-    names = options.listed(metrics) if metrics is not None else None
+    names = listed(metrics) if metrics is not None else None
     setup = Setup(reference, machine.choose(), random_weights)
     places = scored_places(runs or [], results)
     if export is not None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -29,11 +27,15 @@ from lanternbench.settings import (
     Caption,
     CompileMode,
     Dtype,
+    Execution,
+    Measuring,
     ModelSpec,
+    Place,
     PromptSpec,
     RunSpec,
     Sampling,
     Sweep,
+    TimedExecution,
     checked,
 )
 from lanternbench.utils.device import load_average
@@ -44,11 +46,6 @@ if TYPE_CHECKING:
     from lanternbench.measure.summary import Summary
 
 NOTES = 3  # lines below the table of a run; more only of warnings
-WORKERS = (
-    "With ray: number of workers (default: one per GPU; without GPUs, one per --threads CPUs, or"
-    " per CPU)."
-)
-BUDGET = "Leave out the last methods if time is short, and begin no prompt after this time."
 PRESETS = (
     "A preset, see `lanternbench methods`, or a file that `tune` wrote; repeat the option for"
     " several."
@@ -57,49 +54,10 @@ SHARD = (
     "Measure one part of the prompts, such as 2/8: any scheduler can run the parts on machines"
     " that share --out."
 )
-RAY = "local, or ray: split prompts over the GPUs of a Ray cluster, or this machine's CPUs."
-ADDRESS = "Address of the Ray cluster (default: RAY_ADDRESS, or a new cluster for this sweep)."
 
 Methods = Annotated[list[str], Option("--method", "-m", metavar="NAME", help=PRESETS)]
 
 ShardOption = Annotated[str | None, Option("--shard", metavar="K/N", help=SHARD)]
-
-
-@dataclass(frozen=True)
-class Measuring(options.Place):
-    """A place where times are measured."""
-
-    remeasure_disturbed: Annotated[
-        bool, Option("--remeasure-disturbed", help="Measure prompts with noisy timing once more.")
-    ] = False
-
-
-@dataclass(frozen=True)
-class Execution(Measuring):
-    """A place with workers."""
-
-    executor: Annotated[str, Option(help=RAY)] = "local"
-    workers: Annotated[int | None, Option(help=WORKERS)] = None
-    ray_address: Annotated[str | None, Option(help=ADDRESS)] = None
-
-
-@dataclass(frozen=True)
-class TimedExecution(Execution):
-    """A place with workers and a limited time."""
-
-    time_budget: Annotated[float | None, Option(metavar="MINUTES", help=BUDGET)] = None
-
-    @property
-    def seconds(self) -> float:
-        return inf if self.time_budget is None else 60 * self.time_budget
-
-    def check(self) -> None:
-        """Raise UserError for numbers out of range."""
-        if self.workers is not None and self.workers < 1:
-            raise UserError(f"--workers {self.workers} is out of range: give 1 or more")
-        if self.seconds < 0:
-            minutes = f"{self.seconds / 60:g}"
-            raise UserError(f"--time-budget {minutes} is negative: give 0 or more minutes")
 
 
 def run(
@@ -114,46 +72,12 @@ def run(
 
     Example: lanternbench run --method cool-sd --lambda 2
     """
-    from lanternbench.experiment.config import sweep
+    from lanternbench.experiment.config import of_methods
+    from lanternbench.runs import part
 
-    given["methods"] = options.specs(methods, method_options)
-    given.setdefault("name", default_name(methods, given))
-    config = sweep(given, "the command line")
+    config = of_methods(methods, given, method_options, "the command line")
     execution = TimedExecution(**vars(place))
     finish(*execute(config, execution, part(shard, [config], execution)), as_json)
-
-
-def part(text: str | None, runs: Sequence[Sweep], execution: TimedExecution) -> Shard | None:
-    """Return the shard to measure, if one is given.  Raises UserError for a wrong one, and for
-    options that it cannot have.
-    """
-    from lanternbench.experiment.shards import Shard
-
-    if text is None:
-        return None
-    decides = any(config.until_told_apart for config in runs)
-    if decides or execution.fresh or execution.time_budget is not None:
-        flags = "--until-told-apart, --time-budget or --fresh"
-        raise UserError(
-            f"--shard cannot go with {flags}, which concern all prompts: leave these out; another"
-            " --out or --name starts a new run"
-        )
-    return Shard.parse(text)
-
-
-def default_name(methods: list[str], given: Given) -> str:
-    """Return a run's name: its methods, and target and prompts unless they are the default."""
-    from lanternbench.experiment.config import name_part, prompts_name
-
-    stems = [Path(m).stem if m.endswith((".yaml", ".yml")) else m for m in methods]
-    parts = ["run", "+".join(stems)]
-    target = str(given.get("target", "tiny"))
-    prompts = str(given.get("prompts", "demo"))
-    if target != "tiny":
-        parts.append(Path(target.partition("=")[0]).name)
-    if prompts != "demo":
-        parts.append(prompts_name(prompts))
-    return name_part("-".join(parts))
 
 
 def sweep(
@@ -183,10 +107,10 @@ def sweep(
     if "until_told_apart" in given:
         given.setdefault("num_prompts", 0)  # in place of the number in the file
     runs = read_sweeps(file, given)
-    execution.check()
-    chosen = part(shard, runs, execution)
     from lanternbench.experiment.runner import check_all  # loads torch, and names are known now
+    from lanternbench.runs import part
 
+    chosen = part(shard, runs, execution)
     with display("checking the sweep"):
         check_all(runs, has_files=execution.executor == "local")
     if dry_run:
@@ -213,7 +137,7 @@ def import_(
     metrics: Annotated[list[str], From(RunSpec)],
     baseline: Annotated[bool, From(RunSpec)],
     name: Annotated[str | None, From(RunSpec)],
-    place: Annotated[options.Place, Takes()],
+    place: Annotated[Place, Takes()],
     steps: Annotated[
         int | None, Option(help="Target forward passes per image, if the file has none.")
     ] = None,
@@ -295,6 +219,7 @@ def suite(
 
     Example: lanternbench suite tiny
     """
+    from lanternbench.experiment.config import specs
     from lanternbench.suite import protocol
 
     if name is None:
@@ -304,7 +229,7 @@ def suite(
     if prompts is not None:
         changes["prompts"] = prompts
     if methods:
-        changes["methods"] = options.specs(methods, {})
+        changes["methods"] = specs(methods, {})
     config = protocol.protocol(name.partition("=")[0]).sweep(changes)
     if dry_run:
         show_plan([config], execution, as_json)
@@ -391,36 +316,15 @@ def execute(
     config: Sweep, execution: TimedExecution, shard: Shard | None = None
 ) -> tuple[Path, Summary]:
     """Run a sweep, or a shard of it, with progress on stderr; return its folder and summary."""
-    from lanternbench.experiment import runner
-    from lanternbench.experiment.worker import executor
+    from lanternbench import runs
+    from lanternbench.experiment.runner import Callbacks
 
-    execution.check()
-    workers = executor(
-        execution.executor, execution.workers, execution.threads, execution.ray_address
-    )
-    device = execution.device
-    if execution.executor == "local":  # a cluster's workers choose for themselves
-        device = execution.choose()
     with display(config.name) as bars:
-        watch = runner.Callbacks(
-            bars.show,
-            bars.step,
-            execution.seconds,
-            execution.remeasure_disturbed,
-            warn_of_load,
-        )
-        finished = runner.run(
-            config,
-            execution.out,
-            fresh=execution.fresh,
-            device=device,
-            executor=workers,
-            watch=watch,
-            shard=shard,
-        )
+        watch = Callbacks(bars.show, bars.step, begun=warn_of_load)
+        finished = runs.execute(config, execution, watch, shard)
     if bars.done < bars.of:
         images = f"{bars.done} of {bars.of} images are finished"
-        minutes = f"{execution.seconds / 60:g}"
+        minutes = f"{execution.time_budget or 0:g}"
         print_notes([f"--time-budget {minutes}: {images}; the same command continues"])
     return finished
 
@@ -464,20 +368,22 @@ def note_lines(notes: Sequence[Note], said: Sequence[str]) -> list[str]:
     return [*lines, *remarks[: max(NOTES - len(lines), 0)]]
 
 
-def show_plan(
-    runs: list[Sweep], place: options.Place, as_json: bool, shard: Shard | None = None
-) -> None:
+def show_plan(runs: list[Sweep], place: Place, as_json: bool, shard: Shard | None = None) -> None:
     """Print the images of sweeps, or of a shard, and the time they take, estimated from a few
-    steps per method.
+    steps per method, and the prompts that their margins need.
     """
+    from lanternbench.report.margins import planned
+
     device = place.choose()
     rows: list[Planned] = []
     for config in runs:
         rows += plan_of(config, device, shard)
+    margins = [plan for config in runs for plan in planned(config, place.out)]
     images = sum(row.images for row in rows)
     minutes = sum(row.minutes for row in rows)
     if as_json:
-        print_json({"plan": rows, "images": images, "minutes": minutes})
+        document = {"plan": rows, "images": images, "minutes": minutes}
+        print_json(document | {"not_worse": margins})
         return
     cells = []
     for row in rows:
@@ -489,6 +395,8 @@ def show_plan(
         f"{images} images: about {minutes:.1f} minutes one after another on this machine's"
         f" {device}, without scoring"
     )
+    for plan in margins:
+        print(plan)
 
 
 class Planned(NamedTuple):

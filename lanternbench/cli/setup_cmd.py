@@ -13,13 +13,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from typer import Argument, Option
 
 from lanternbench import __version__
-from lanternbench.cli import options
 from lanternbench.cli.options import From, Takes
 from lanternbench.cli.output import display, program
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.kinds import BY_RECIPE, Sizes
 from lanternbench.models.entries import Entry, catalogue, entry
-from lanternbench.settings import Dtype, ModelSpec, PromptSpec
+from lanternbench.settings import Dtype, Machine, ModelSpec, PromptSpec
 from lanternbench.utils.device import choose
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def drafter(
     prompts: Annotated[str, From(PromptSpec)],
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
-    machine: Annotated[options.Machine, Takes()],
+    machine: Annotated[Machine, Takes()],
     training: Annotated[Training, Takes()],
     num_prompts: Annotated[
         int, Option("--num-prompts", "-n", help="Number of prompts; 0 for all.")

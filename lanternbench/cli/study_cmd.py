@@ -30,7 +30,9 @@ from lanternbench.methods.method import Method, method
 from lanternbench.registry import components
 from lanternbench.settings import (
     Dtype,
+    Machine,
     ModelSpec,
+    Place,
     PromptSpec,
     Sampling,
     Tune,
@@ -74,6 +76,7 @@ def verify(
 
     Example: lanternbench verify eagle-1 --tree chain --acceptance block
     """
+    from lanternbench.experiment.config import specs
     from lanternbench.lossless import verify_all
     from lanternbench.models.catalogue import load_target
 
@@ -81,8 +84,8 @@ def verify(
         names = list(components("preset"))
     chosen: list[str | Method] = list(names)
     if method_options:
-        specs = options.specs(names, method_options)
-        chosen = [method(spec.pop("method"), **spec) for spec in specs]
+        entries = specs(names, method_options)
+        chosen = [method(entry.pop("method"), **entry) for entry in entries]
     with display("verifying") as bars:
         rows = verify_all(
             chosen,
@@ -111,7 +114,7 @@ def checks_table(rows: list[Row]) -> Table:
 def profile(
     spec: Annotated[ModelSpec, Takes()],
     sampling: Annotated[Sampling, Takes()],
-    machine: Annotated[options.Machine, Takes()],
+    machine: Annotated[Machine, Takes()],
     methods: Annotated[
         list[str] | None,
         Argument(metavar="[METHOD]...", help="Methods (default: eagle-1, cool-sd)."),
@@ -178,7 +181,7 @@ def tune(
         str, Option("--method", "-m", help="A drafting method: see `lanternbench methods`.")
     ],
     given: Annotated[Given, Takes(Tune)],
-    place: Annotated[options.Place, Takes()],
+    place: Annotated[Place, Takes()],
     method_options: options.MethodOptions,
     as_json: options.AsJson = False,
 ) -> None:
@@ -281,11 +284,11 @@ class Elsewhere:
 def predict(
     run: Annotated[str, Argument(help="Run id or folder.")],
     elsewhere: Annotated[Elsewhere, Takes()],
+    threads: Annotated[int | None, From(Machine)],
     results: options.Results = Path("results"),
     out: Annotated[
         Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")
     ] = None,
-    threads: options.Threads = None,
     as_json: options.AsRows = False,
 ) -> None:
     """Predict a run's speedups on other devices from its accepted lengths and tree sizes.
@@ -386,7 +389,7 @@ class Replay:
 def codebook(
     seed: Annotated[int, From(PromptSpec)],
     dtype: Annotated[Dtype | None, From(ModelSpec)],
-    machine: Annotated[options.Machine, Takes()],
+    machine: Annotated[Machine, Takes()],
     target: Annotated[
         str, Argument(help="A target of `lanternbench targets`, or a folder.")
     ] = "tiny",

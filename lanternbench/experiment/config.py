@@ -12,7 +12,7 @@ from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import look_sizes, prompts_needed
 from lanternbench.methods import presets
-from lanternbench.methods.method import Method, method, preset, takes_lists
+from lanternbench.methods.method import Method, canonical, method, preset, takes_lists
 from lanternbench.models.drafters.kinds import FILED
 from lanternbench.models.entries import catalogue, check_target
 from lanternbench.settings import MAX_NAME, MethodSpec, Sweep, checked
@@ -49,6 +49,80 @@ def _until_told_apart(config: Sweep) -> Sweep:
     if "num_prompts" in config.model_fields_set and config.num_prompts is not None:
         most = min(most, config.num_prompts)
     return config.model_copy(update={"num_prompts": most})
+
+
+def of_methods(
+    methods: Sequence[str | MethodSpec],
+    given: Mapping[str, object],
+    method_options: MethodSpec,
+    where: str,
+) -> Sweep:
+    """Return the settings of a run of these methods, each with the options that it reads, and of
+    the settings ``given``.  Raises UserError.
+    """
+    entries = [_uniform(spec) for spec in specs(methods, method_options, where)]
+    chosen = {"name": default_name(methods, given), **given, "methods": entries}
+    return sweep(chosen, where)
+
+
+def _uniform(spec: MethodSpec) -> MethodSpec:
+    """Return an entry as the command line writes it: options by their fields' names, and a float
+    where a whole number stands for one.
+    """
+    read = next(_grid(spec, None)).read
+    uniform: MethodSpec = {}
+    for key, value in spec.items():
+        name = canonical(key)
+        if isinstance(read.get(name), float):
+            value = list(map(float, value)) if isinstance(value, list) else float(value)
+        uniform[name] = value
+    return uniform
+
+
+def default_name(methods: Sequence[str | MethodSpec], given: Mapping[str, object]) -> str:
+    """Return a run's name: its methods, and target and prompts unless they are the default."""
+    stems = []
+    for one in methods:
+        name = str(one if isinstance(one, str) else one.get("method"))
+        stems.append(Path(name).stem if presets.is_file(name) else name)
+    parts = ["run", "+".join(stems)]
+    target = str(given.get("target", "tiny"))
+    prompts = str(given.get("prompts", "demo"))
+    if target != "tiny":
+        parts.append(Path(target.partition("=")[0]).name)
+    if prompts != "demo":
+        parts.append(prompts_name(prompts))
+    return name_part("-".join(parts))
+
+
+def specs(
+    methods: Sequence[str | MethodSpec], options: MethodSpec, where: str = "the command line"
+) -> list[MethodSpec]:
+    """Return an entry for each method, with the options that it reads.
+
+    Options that no method reads stay in all entries, so that the error names them.
+    """
+    entries = checked(Sweep, {"methods": presets.expanded(list(methods))}, where).methods
+    check_specs(entries, where)
+    if len(entries) == 1:
+        return [entries[0] | options]
+    choices = {key: options[key] for key in Choices._fields if key in options}
+    for key, value in options.items():
+        takers = entries
+        if key not in choices:
+            takers = [entry for entry in entries if takes(entry, choices, key, value)]
+        for entry in takers or entries:
+            entry[key] = value
+    return entries
+
+
+def takes(entry: MethodSpec, choices: MethodSpec, key: str, value: object) -> bool:
+    """Return whether the method of an entry reads an option, once it has these components."""
+    try:
+        method(str(entry["method"]), **choices | {key: value})
+    except UserError:
+        return False
+    return True
 
 
 def check_specs(specs: list[MethodSpec], where: str) -> None:

@@ -151,7 +151,7 @@ def record_memory_rate(folder: RunFolder, measure: Callable[[], float | None]) -
 def check(config: Sweep) -> None:
     """Raise UserError for wrong methods or metrics."""
     expand(config)
-    for name in config.metrics:
+    for name in (*config.metrics, *config.not_worse):
         metric_class(name)
 
 

@@ -337,18 +337,18 @@ def listed(names: Sequence[str]) -> str:
 
 
 def margin_tests(
-    run: Run, contents: Contents, sizes: Mapping[str, float], view: View
+    run: Run, contents: Contents, asked: Mapping[str, float], view: View
 ) -> list[MarginTest]:
-    """Return the tests of a run's shown methods against the margins ``sizes``, if there are any.
-
-    Raises UserError as ``margins.margin_tests``.
+    """Return the tests of a run's shown methods against the margins that are asked for, else its
+    own.  Raises UserError as ``margins.margin_tests``.
     """
+    sizes = asked or run.record.config.not_worse
     if not sizes:
         return []
     from lanternbench.report import margins  # loads torch
 
     names = view.labels({row.label: row.method for row in run.rows})
-    tests = margins.margin_tests(run, contents, sizes)
+    tests = margins.margin_tests(run, contents, sizes, must_judge=bool(asked))
     return [t._replace(method=names[t.method]) for t in tests if t.method in names]
 
 

@@ -9,13 +9,22 @@ from matplotlib.figure import Figure
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import find, iter_samples
+from lanternbench.measure.figures import BASELINE
 from lanternbench.metrics import key_of
 from lanternbench.report.listing import forest
-from lanternbench.report.load import Run, joined_rows, load_run, warnings_of
+from lanternbench.report.load import (
+    AnyRun,
+    Run,
+    joined_rows,
+    load_run,
+    name_of,
+    warnings_of,
+)
 from lanternbench.report.scatter import scatter
 from lanternbench.report.style import NARROW, add_warnings
 from lanternbench.report.tables import frame
 from lanternbench.report.tradeoff import quality_columns, trade_off
+from lanternbench.utils.text import one_line
 
 OVERVIEW = (
     "label",
@@ -29,12 +38,22 @@ OVERVIEW = (
 LEFT_OUT = {"token_ids", "metrics", "stats", "drafter", "phases", "options", "key"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunFrames(Run):
     """A run: ``summary`` has a row per method, ``samples`` a row per image; ``notes`` say how to
     read the figures; ``recipe``: guidance, temperature, prompts, device, and what else they depend
     on.
     """
+
+    def __repr__(self) -> str:
+        speeds = []
+        for row in self.rows:
+            speedup = row.value("speedup")
+            if speedup is not None and row.label != BASELINE:
+                speeds.append(f"{row.label} {speedup:.2f}×")
+        images = sum(row.n for row in self.rows)
+        text = f"{self.run_id}: {images} images of {self.target}"
+        return one_line(f"{text}; {', '.join(speeds)}" if speeds else text)
 
     @property
     def path(self) -> Path:
@@ -81,8 +100,8 @@ class RunFrames(Run):
         return str(overview.to_html(index=False, escape=True, float_format="{:.3g}".format))
 
 
-def run_frames(path: str | Path) -> RunFrames:
+def run_frames(path: AnyRun) -> RunFrames:
     """Return a run folder, or the id or name of a run under ``results/``, as frames.  Raises
     UserError if there is no such run.
     """
-    return RunFrames(**vars(load_run(find(Path("results"), [str(path)])[0])))
+    return RunFrames(**vars(load_run(find(Path("results"), [name_of(path)])[0])))

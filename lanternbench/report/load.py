@@ -192,6 +192,18 @@ def load_run(folder: Path, figures: Figures | None = None) -> Run:
     return Run(folder, record, rows, summary.all_notes() + damage_notes(damaged))
 
 
+AnyRun = str | Path | Run  # a run's id or name, its folder, or itself
+
+
+def name_of(run: AnyRun) -> str:
+    """Return a run's id, name or folder.  Raises UserError for what is no run."""
+    if isinstance(run, Run):
+        return str(run.folder)
+    if isinstance(run, str | Path):
+        return str(run)
+    raise UserError(f"{run!r} is no run: give a run's id or folder, or what `run` returned")
+
+
 def load_runs(folders: Sequence[Path]) -> list[Run]:
     """Load all runs, in the order given.  Raises UserError if there is none."""
     if not folders:

@@ -9,7 +9,8 @@ import numpy as np
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
-from lanternbench.experiment.run_folder import iter_samples
+from lanternbench.experiment.config import expand
+from lanternbench.experiment.run_folder import iter_samples, runs
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.margins import (
     Difference,
@@ -17,14 +18,17 @@ from lanternbench.measure.margins import (
     bootstrap_difference,
     judge_margins,
     paired_difference,
+    prompts_to_decide,
 )
+from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.statistics import Floats
 from lanternbench.measure.summary import read_summary
 from lanternbench.metrics import Evaluators, Setup
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import features as net_features
 from lanternbench.metrics.images import ImageFiles
-from lanternbench.report.load import Contents, Run
+from lanternbench.report.load import Contents, Run, intact
+from lanternbench.settings import Sweep
 
 REPLICATES = 200  # resamplings of the prompts for a metric of whole sets of images
 
@@ -50,10 +54,50 @@ def resolved(margins: Mapping[str, float], evaluators: Evaluators | None) -> dic
     return found
 
 
-def margin_tests(run: Run, contents: Contents, margins: Mapping[str, float]) -> list[MarginTest]:
+class MarginPlan(NamedTuple):
+    """The prompts that would decide a margin for all methods of a sweep; None if no ``run`` says
+    how much scores differ.
+    """
+
+    figure: str
+    margin: float
+    prompts: int | None
+    run: str
+
+    def __str__(self) -> str:
+        text = f"Not worse in {self.figure} by more than {self.margin:g}:"
+        if self.prompts is None:
+            return f"{text} the prompts that decide are known after a first run of this target"
+        return f"{text} about {self.prompts:,} prompts would decide, by the scores of {self.run}"
+
+
+def planned(config: Sweep, results: Path) -> list[MarginPlan]:
+    """Return a plan for each margin of a sweep, by the latest run of its target that has scores."""
+    methods = [method for method in expand(config) if method.label != BASELINE]
+    tests = len(methods) * len(config.not_worse)
+    earlier = [(path, run) for path, run in runs(results) if run.config.target == config.target]
+    return [_planned(name, size, tests, earlier) for name, size in config.not_worse.items()]
+
+
+def _planned(
+    name: str, margin: float, tests: int, earlier: Sequence[tuple[Path, RunRecord]]
+) -> MarginPlan:
+    for folder, record in earlier:
+        figures = Figures(intact(folder, []))
+        for scored in resolved({name: margin}, record.target.evaluators):
+            found = _of_prompts(scored, figures)
+            if found:
+                needed = max(prompts_to_decide(one, margin, tests) for one in found)
+                return MarginPlan(scored.key, margin, needed, folder.name)
+    return MarginPlan(name, margin, None, "")
+
+
+def margin_tests(
+    run: Run, contents: Contents, margins: Mapping[str, float], must_judge: bool = True
+) -> list[MarginTest]:
     """Return the test of each method of a run against ar in each metric that has a margin.
 
-    Raises UserError if a metric was not scored, or for an unknown one.
+    Raises UserError for an unknown metric, and with ``must_judge`` for one that was not scored.
     """
     sizes = resolved(margins, run.record.target.evaluators)
     differences: list[Difference] = []
@@ -62,7 +106,7 @@ def margin_tests(run: Run, contents: Contents, margins: Mapping[str, float]) -> 
             found = _of_prompts(scored, contents.figures)
         else:
             found = _of_sets(scored, run)
-        if not found:
+        if not found and must_judge:
             raise UserError(
                 f"--not-worse {scored.key}: {run.run_id} has no such scores of ar and of another"
                 f" method over two shared prompts: lanternbench score {run.run_id} --metrics"

@@ -148,17 +148,23 @@ def report(
 
 def write_page(content: Report, out: Path, with_files: bool) -> list[Path]:
     """Write the page, and its plots as files if asked for; returns the files, the page last."""
-    speeds = speed_pictures(content.rows)
-    by_run = content.view.named(load.rows_by_run(content.runs))
-    steps = step_pictures(by_run, row_steps(content.parts))
-    for picture in [*speeds, *steps]:
-        picture.add_warnings(content.warnings)
+    speeds, steps = drawn_pictures(content)
     files = []
     if with_files:
         files += write_pictures([*speeds, *steps], out)
         files += write_losses(content, out)
     page = html_page(content, speeds, steps)
     return [*files, write_text(out / "report.html", page)]
+
+
+def drawn_pictures(content: Report) -> tuple[list[Picture], list[Picture]]:
+    """Return the plots of speeds, and those of steps."""
+    speeds = speed_pictures(content.rows)
+    by_run = content.view.named(load.rows_by_run(content.runs))
+    steps = step_pictures(by_run, row_steps(content.parts))
+    for picture in [*speeds, *steps]:
+        picture.add_warnings(content.warnings)
+    return speeds, steps
 
 
 def read_report(
@@ -182,8 +188,7 @@ def read_report(
     parts = []
     for run in runs:
         of_run = contents[run.folder]
-        sizes = not_worse or run.record.config.not_worse
-        tests = margin_tests(run, of_run, sizes, view)
+        tests = margin_tests(run, of_run, not_worse, view)
         parts.append(make_part(run, of_run, labels[run.folder], view, budget, tests))
     notes = report_notes(runs)
     for part in parts:

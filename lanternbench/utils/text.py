@@ -18,3 +18,9 @@ def first_of(items: Sequence[object], limit: int, separator: str = ", ") -> str:
     if len(items) > limit:
         shown += f"{separator}and {len(items) - limit} more"
     return shown
+
+
+def listed(text: str) -> list[str]:
+    """Return the names in a comma-separated text."""
+    parts = (name.strip() for name in text.split(","))
+    return [name for name in parts if name]

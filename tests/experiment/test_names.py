@@ -7,10 +7,9 @@ import shutil
 
 import pytest
 
-from lanternbench.cli.run_cmd import default_name
 from lanternbench.errors import UserError
 from lanternbench.experiment import iter_samples
-from lanternbench.experiment.config import expand, read_sweeps
+from lanternbench.experiment.config import default_name, expand, read_sweeps
 from lanternbench.experiment.runner import run
 from lanternbench.measure.samples import Sample, image_name, sample_key
 from lanternbench.methods.method import method

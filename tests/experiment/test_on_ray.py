@@ -199,8 +199,8 @@ def test_an_address_where_no_cluster_answers_is_one_sentence(
         (["--executor", "ray"], "pip install 'lanternbench[ray]'"),
         (["--executor", "slurm"], "unknown executor 'slurm': use local or ray"),
         (["--workers", "2"], "--workers goes with --executor ray"),
-        (["--executor", "ray", "--workers", "0"], "--workers 0 is out of range: give 1 or more"),
-        (["--time-budget", "-1"], "--time-budget -1 is negative: give 0 or more minutes"),
+        (["--executor", "ray", "--workers", "0"], "'workers' is wrong (must be at least 1)"),
+        (["--time-budget", "-1"], "'time_budget' is wrong (must be at least 0)"),
         (["--ray-address", "auto"], "--ray-address goes with --executor ray"),
     ],
 )

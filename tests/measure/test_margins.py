@@ -23,9 +23,9 @@ from lanternbench.measure.margins import (
 )
 from lanternbench.measure.summary import summarise
 from lanternbench.report.load import load_run, read_contents
-from lanternbench.report.margins import margin_tests
+from lanternbench.report.margins import margin_tests, planned
 from lanternbench.report.write import report
-from lanternbench.settings import RunSpec, checked
+from lanternbench.settings import RunSpec, Sweep, checked
 
 MARGIN = 0.01
 
@@ -203,6 +203,46 @@ def test_a_metric_without_scores_is_named_with_the_command_that_scores_it(tmp_pa
     run = load_run(path)
     with pytest.raises(UserError, match=r"score r --metrics fid-tiny"):
         margin_tests(run, read_contents(run, 0), {"fid": 1.0})
+
+
+def test_a_run_s_own_margin_without_scores_leaves_its_report_alone(tmp_path):
+    path = stored_run(tmp_path, "r", {"good": 0.0}, prompts=1)
+    record = json.loads((path / "run.json").read_text())
+    record["config"]["not_worse"] = {"clip": MARGIN}
+    (path / "run.json").write_text(json.dumps(record))
+    assert report([path], formats=["md"])
+    with pytest.raises(UserError, match="over two shared prompts"):
+        report([path], formats=["md"], not_worse={"clip": MARGIN})
+
+
+def test_a_plan_has_the_prompts_that_decide_by_the_latest_run_of_the_target(tmp_path):
+    sweep = Sweep(methods=["eagle-1", "sjd"], not_worse={"clip": MARGIN, "fid": 1.0})
+    assert [plan.prompts for plan in planned(sweep, tmp_path)] == [None, None]
+    path = stored_run(tmp_path, "r", {"a": 0.0, "noisy": 0.0})
+    clip, fid = planned(sweep, tmp_path)
+    run = load_run(path)
+    tests = margin_tests(run, read_contents(run, 0), {"clip": MARGIN})
+    one = max(tests, key=lambda test: test.prompts_needed)
+    # four tests are planned, and two were made
+    assert one.prompts_needed < clip.prompts < 1.5 * one.prompts_needed
+    assert str(clip) == (
+        f"Not worse in clip-tiny by more than 0.01: about {clip.prompts:,} prompts would decide,"
+        " by the scores of r"
+    )
+    assert "known after a first run of this target" in str(fid)
+    other = sweep.model_copy(update={"target": "anole-7b"})
+    assert [plan.prompts for plan in planned(other, tmp_path)] == [None, None]
+
+
+def test_a_dry_run_says_how_many_prompts_the_margins_need(small_images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stored_run(tmp_path / "results", "r", {"a": 0.0})
+    (tmp_path / "s.yaml").write_text("methods: [sjd]\nnum_prompts: 2\nnot_worse: {clip: 0.01}\n")
+    said = CliRunner().invoke(app, ["sweep", "s.yaml", "--dry-run"], catch_exceptions=False)
+    assert "Not worse in clip-tiny by more than 0.01: about " in said.stdout
+    done = CliRunner().invoke(app, ["sweep", "s.yaml", "--dry-run", "--json"])
+    (plan,) = json.loads(done.stdout)["not_worse"]
+    assert plan["run"] == "r"
 
 
 def compared(tmp_path, *options: str):
