@@ -199,7 +199,7 @@ def stage_of(race: Race, warnings: Sequence[str]) -> Stage:
     empty = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     stage = Stage(empty, [], [])
     for lane, axes in zip(race.lanes, figure.axes, strict=True):
-        left, bottom, right, top = axes.get_window_extent().extents.round().astype(int)
+        left, bottom, right, top = np.rint(axes.get_window_extent().extents).astype(int)
         stage.pictures.append(lane.picture.resize((right - left, top - bottom)))
         stage.corners.append((left, empty.height - top))
     return stage

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from flat_rows import write_summary
-from PIL import Image
+from PIL import Image, ImageSequence
 from pydantic import ValidationError
 from test_report import flat, make_run, sample
+from typer.testing import CliRunner
 
+from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
 from lanternbench.report import race as races
@@ -165,11 +167,10 @@ def test_a_gif_begins_empty_and_ends_with_the_images(tmp_path, monkeypatch):
     elapsed = 0
     with Image.open(path) as gif:
         assert gif.info["loop"] == 0
-        for number in range(gif.n_frames):
-            gif.seek(number)
-            elapsed += gif.info["duration"]
+        for one in ImageSequence.Iterator(gif):
+            elapsed += one.info["duration"]
             ends.append(elapsed)
-            pixels.append(np.asarray(gif.convert("RGB")))
+            pixels.append(np.asarray(one.convert("RGB")))
     assert ends == sorted(set(ends))
     assert ends[-1] == 12 * races.FRAME_MS + races.LAST_MS
 
@@ -191,6 +192,16 @@ def test_a_gif_begins_empty_and_ends_with_the_images(tmp_path, monkeypatch):
     assert [cells(halfway, number).count(cover) for number in range(3)] == [2, 0, 0]
     after_a_step = 4 * races.FRAME_MS  # 1 s
     assert cells(after_a_step, 2) == [COLOURS["zipar"], cover, COLOURS["zipar"], COLOURS["zipar"]]
+
+
+def test_the_command_writes_the_gif_that_is_named_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(races, "FRAMES", 3)
+    folder = race_run(tmp_path / "run")
+    gif = tmp_path / "race.gif"
+    wanted = ["--race", str(gif), "--methods", "ar,zipar", "--format", "csv"]
+    done = CliRunner().invoke(app, ["report", str(folder), *wanted], catch_exceptions=False)
+    assert done.stderr.splitlines()[-1] == str(gif)
+    assert gif.read_bytes().startswith(b"GIF89a")
 
 
 @pytest.mark.slow
