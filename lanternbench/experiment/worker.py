@@ -503,7 +503,7 @@ def decode_fields(decoder: SpeculativeDecoder, image: Generation, batch: int) ->
     seconds.
     """
     phases = {f"{name}_s": image.phases.get(name, 0.0) / batch for name in PHASES}
-    others = image.phases.keys() - set(PHASES)
+    others = [name for name in image.phases if name not in PHASES]
     phases["other_s"] = sum(image.phases[name] for name in others) / batch
     fields = {
         # the prefill, which gives the first token, counts as a step

@@ -186,7 +186,7 @@ def _filled(
     kind, shapes = sketch(make, where)
     values: State = {}
     for state in parts:
-        for name in shapes.keys() & state.keys():
+        for name in [name for name in shapes if name in state]:
             _check_shape(state[name].shape, shapes[name], name, where)
             values[name] = _checked(state.pop(name), name, where, moved)
         if strict and state:

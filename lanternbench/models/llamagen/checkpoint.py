@@ -470,7 +470,7 @@ def check_published_name(row: Entry, where: Path) -> None:
     for other in catalogue().values():
         if other.family != row.family:
             continue
-        for name in names.intersection(other.published("model")):
+        for name in sorted(names.intersection(other.published("model"))):
             raise UserError(
                 f"{where / name} is published as the model of {other.name}, not of {row.name}: "
                 f"use --target {other.name}, or rename the file if it is another"
