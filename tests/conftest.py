@@ -128,6 +128,16 @@ def of_side(target: Target, side: int) -> Target:
     return target
 
 
+def write_two_layers(folder: Path) -> None:
+    """The embedded target's first two layers, with its drafters, as files for other processes."""
+    shutil.copytree(tiny.WEIGHTS, folder)
+    state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
+    beyond = tuple(f"layers.{i}." for i in range(2, meta["config"]["n_layer"]))
+    kept = {name: weight for name, weight in state.items() if not name.startswith(beyond)}
+    shallow = meta | {"config": meta["config"] | {"n_layer": 2}}
+    tiny.write(folder / "target.safetensors", kept, **shallow)
+
+
 @pytest.fixture(scope="session")
 def target_8x8() -> Target:
     """As ``target``, all its layers, with images of 8 × 8 tokens."""
@@ -164,16 +174,7 @@ def two_layers_here(tmp_path, monkeypatch) -> None:
     """A folder ``shallow`` with the embedded target's first two layers, to be found by a path
     relative to this one.
     """
-    shutil.copytree(tiny.WEIGHTS, tmp_path / "shallow")
-    state, meta = tiny.read(tiny.WEIGHTS / "target.safetensors")
-    kept = {
-        k: v for k, v in state.items() if not k.startswith("layers.") or int(k.split(".")[1]) < 2
-    }
-    tiny.write(
-        tmp_path / "shallow" / "target.safetensors",
-        kept,
-        **meta | {"config": meta["config"] | {"n_layer": 2}},
-    )
+    write_two_layers(tmp_path / "shallow")
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,7 +12,6 @@ from fake_cuda_graph import in_place
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 THERE = torch.device("xpu")  # any name that torch knows; no such device is needed
 INSIDE = torch.device("meta")  # what torch's own code sees in its place
@@ -142,40 +141,56 @@ class _Kernels(TorchDispatchMode):
         self.meant = False  # was THERE named?  INSIDE by itself is INSIDE
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, kind = dict(kwargs or {}), func.overloadpacket
-        if kind is aten.to:  # inference mode leaves it whole
+        kwargs = dict(kwargs or {})
+        if func.overloadpacket is aten.to:  # inference mode leaves it whole
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        there = [x for x in tensors if isinstance(x, Elsewhere)]
-        # of none: a number, which may be met
-        here = [x for x in tensors if not isinstance(x, Elsewhere) and x.ndim]
+        with torch._C.DisableTorchFunction():  # what is asked of tensors here is not Apart's
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        kind = func.overloadpacket
+        own: dict[int, Elsewhere] = {}  # by what they hold: in-place work returns its argument
+        here: list[Tensor] = []  # without dimensions: a number, which may be met
+
+        def bare(x: Any) -> Any:
+            if type(x) is Elsewhere:
+                own[id(x.there)] = x
+                return x.there
+            if isinstance(x, list | tuple):
+                return [bare(part) for part in x]
+            if isinstance(x, Tensor) and x.ndim:
+                here.append(x)
+            return x
+
+        bare_args = [bare(x) for x in args]
+        bare_kwargs = {key: bare(x) for key, x in kwargs.items()}
         if kind is aten._has_compatible_shallow_copy_type:
-            return not (here and there)
-        may_meet = kind is aten.copy_ or (kind in INDEXES and isinstance(args[0], Elsewhere))
-        if here and there and (not may_meet or any(x.is_meta for x in here)):
+            return not (here and own)
+        first_is_there = isinstance(args[0], Elsewhere) if args else False
+        may_meet = kind is aten.copy_ or (kind in INDEXES and first_is_there)
+        if here and own and (not may_meet or any(x.is_meta for x in here)):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device")
         device = kwargs.get("device")
-        goes = isinstance(args[0], Elsewhere) if kind is aten.copy_ else bool(there)
+        goes = first_is_there if kind is aten.copy_ else bool(own)
         if device is not None:
-            goes = device == INSIDE and (self.meant or bool(there))
-            kwargs["device"] = torch.device("cpu") if goes else device
-        self.asked += bool(there and (kind in ASK or not goes))
+            goes = device == INSIDE and (self.meant or bool(own))
+            bare_kwargs["device"] = torch.device("cpu") if goes else device
+        self.asked += bool(own and (kind in ASK or not goes))
         if here and goes:
             self.sent += 1
             self.asked += not kwargs.get(
                 "non_blocking", kind is aten.copy_ and len(args) > 2 and args[2]
             )
-        own = {id(x.there): x for x in there}  # what works in place returns its argument
-        bare = tree_map(lambda x: x.there if isinstance(x, Elsewhere) else x, (args, kwargs))
 
         def placed(x: Any) -> Any:
-            return (
-                own[id(x)]
-                if id(x) in own
-                else Elsewhere(x)
-                if goes and isinstance(x, Tensor)
-                else x
-            )
+            if isinstance(x, Tensor):
+                known = own.get(id(x))
+                if known is not None:
+                    return known
+                return Elsewhere(x) if goes else x
+            if isinstance(x, list | tuple):
+                return type(x)(placed(part) for part in x)
+            return x
 
-        return tree_map(placed, func(*bare[0], **bare[1]))
+        return placed(func(*bare_args, **bare_kwargs))

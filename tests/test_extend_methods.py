@@ -127,6 +127,7 @@ def test_a_mistake_in_an_option_of_ours_is_one_sentence(ended):
     assert len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_verify_judges_ours_by_enumeration(installed, tmp_path):
     code = (
         "import json\n"

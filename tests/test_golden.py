@@ -10,6 +10,7 @@ from pathlib import Path
 import golden
 import pytest
 import torch
+from conftest import slow_but
 from golden_checks import CHECKS, decode_greedy
 from golden_checks.common import close, same
 from safetensors import safe_open
@@ -29,7 +30,10 @@ def vectors(shared: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", CHECKS)
+QUICK = [name for name in CHECKS if name != "decode_greedy"]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, CHECKS))
 def test_what_the_published_code_computes_is_reproduced(vectors, name, monkeypatch):
     if not (vectors / f"{name}.safetensors").is_file():
         pytest.skip(f"GOLDEN VECTORS ABSENT: no {name}.safetensors in {vectors}")

@@ -340,11 +340,23 @@ def weights_of(world: World, path: Path, target: Any) -> dict[str, Tensor]:
     return load_unpacked(name).model.state_dict()
 
 
+_HUBS = tempfile.TemporaryDirectory()  # until this process ends
+
+
+@cache
+def written(world: World) -> tuple[Path, Any]:
+    """Return the hub with a world's repositories, which layouts only read, and what ``write``
+    returns.
+    """
+    hub = Path(tempfile.mkdtemp(dir=_HUBS.name))
+    return hub, world.write(hub)
+
+
 def try_cell(world: World, title: str, folder: Path) -> str:
     """Return "loads", or the sentence that is said, with FOLDER for the folder's path."""
-    hub, place = folder / "hub", folder / "place"
+    hub, target = written(world)
+    place = folder / "place"
     place.mkdir(parents=True)
-    target = world.write(hub)
     with alone(folder), small_rows(world):
         path = LAYOUTS[title](world, hub, place)
         try:
@@ -363,9 +375,8 @@ def try_cell(world: World, title: str, folder: Path) -> str:
 def reference(world: World) -> dict[str, Tensor]:
     """Return the weights that the folders of ``fetch`` give."""
     with tempfile.TemporaryDirectory() as name, alone(Path(name)), small_rows(world):
-        hub, place = Path(name) / "hub", Path(name) / "place"
-        target = world.write(hub)
-        loaded = weights_of(world, fetched(world, hub, place), target)
+        hub, target = written(world)
+        loaded = weights_of(world, fetched(world, hub, Path(name)), target)
         return {key: value.clone() for key, value in loaded.items()}
 
 

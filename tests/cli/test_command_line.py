@@ -182,6 +182,7 @@ def test_run_takes_several_methods_and_each_reads_its_own_options(here, monkeypa
         mistake(monkeypatch, capfd, "run", "-m", "eagle-1", "-m", "cool-sd", *wrong)
 
 
+@pytest.mark.slow
 def test_a_plan_makes_nothing_and_its_estimate_is_near(here, tmp_path, monkeypatch):
     """On a clock that counts operations, whatever else the machine does."""
     (tmp_path / "small.yaml").write_text("methods: [cool-sd]\nnum_prompts: 2\nmetrics: []\n")

@@ -42,6 +42,7 @@ def smaller_images(shallow_4x4, monkeypatch):
     monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_4x4)
 
 
+@pytest.mark.slow
 def test_a_time_budget_completes_one_prompt_of_one_method_and_the_same_command_goes_on(
     smaller_images, tmp_path
 ):
@@ -70,6 +71,7 @@ def test_a_time_budget_completes_a_whole_batch(smaller_images, tmp_path):
     assert len(results.read_samples(path)) == 2
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_says_so_in_the_first_line_of_terminal_and_page(
     smaller_images, quick_pictures, tmp_path, monkeypatch
 ):

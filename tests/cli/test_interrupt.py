@@ -77,17 +77,20 @@ def fault(ended: Ended) -> str | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.05, 0.15, 0.35, 0.55, 0.75, 0.95])
 def test_ctrl_c_at_a_random_moment_ends_with_one_sentence_and_130(share, tmp_path_factory):
+    from conftest import write_two_layers  # which the script below is without
+
     folder = tmp_path_factory.getbasetemp() / "interrupted"
-    folder.mkdir(exist_ok=True)
     whole = tmp_path_factory.getbasetemp() / "seconds"
+    run = [*RUN, "--target", "shallow", "--out"]
     if not whole.exists():
-        undisturbed = interrupt(None, tmp_path_factory.mktemp("whole"))
+        write_two_layers(folder / "shallow")
+        undisturbed = interrupt(None, folder, *run, str(tmp_path_factory.mktemp("whole")))
         assert undisturbed.code == 0
         whole.write_text(str(undisturbed.seconds))
     rng, seconds = random.Random(share), float(whole.read_text())
     for _ in range(8):
         after = FIRST + share * (0.9 + 0.1 * rng.random()) * seconds
-        ended = interrupt(after, folder, *RUN, "--fresh", "--out", str(folder))
+        ended = interrupt(after, folder, *run, str(folder / "results"), "--fresh")
         if ended.seconds > after:
             assert fault(ended) is None
             return

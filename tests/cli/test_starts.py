@@ -190,6 +190,7 @@ def test_every_component_is_listed_with_its_module(kind):
     assert ours == set(registry._modules(kind))
 
 
+@pytest.mark.slow
 def test_what_torch_traces_and_compiles_with_is_not_imported_to_decode():
     code = "import sys, lanternbench"
     code += "; lanternbench.load('tiny', 'cpu'); sys.exit(bool({'torch._dynamo', 'sympy'} & sys.modules.keys()))"

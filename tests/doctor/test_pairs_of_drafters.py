@@ -153,6 +153,7 @@ def few_greedy_steps(monkeypatch):
     monkeypatch.setattr(pair, "TEMPERATURES", (0.0,))
 
 
+@pytest.mark.slow
 def test_in_bfloat16_a_good_drafter_passes_though_rounding_moves_a_token(
     in_bfloat16, few_greedy_steps
 ):
@@ -188,6 +189,7 @@ def test_in_bfloat16_a_drafter_with_a_wrong_embedding_table_is_flagged(
     assert found == [True, False]
 
 
+@pytest.mark.slow
 def test_in_bfloat16_tokens_of_a_broken_cache_are_flagged(
     in_bfloat16, few_greedy_steps, monkeypatch
 ):
@@ -205,6 +207,7 @@ def test_every_step_of_a_check_is_reported(shallow_8x8, monkeypatch):
     assert len(reported) == 3 * len(pair.TEMPERATURES)
 
 
+@pytest.mark.slow
 def test_doctor_ends_with_code_1_where_a_pair_fails(shallow_8x8, few_steps, monkeypatch):
     monkeypatch.setattr(catalogue, "load_target", lambda *_: shallow_8x8)
     rows = entries.catalogue() | {"tiny": ROW.model_copy(update={"expects": (ROW.expects[0].model_copy(

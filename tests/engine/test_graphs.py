@@ -293,6 +293,26 @@ def test_the_table_of_known_laws_is_neither_copied_nor_recorded_anew(shallow_8x8
     assert any(x is table for x in inputs)
 
 
+def test_a_replay_of_the_stand_in_reads_its_inputs_anew_and_keeps_what_python_decided():
+    factor = 2.0
+
+    def work(x):
+        total = x * factor
+        total[1:] += table
+        return [total, x[:1]]
+
+    x, table = torch.ones(3), torch.ones(1)
+    replay = frozen(work, [x])
+    factor = 3.0
+    x.fill_(5.0)
+    table.fill_(4.0)
+    made, view = replay()
+    assert made.tolist() == [10.0, 14.0, 14.0]
+    assert view.tolist() == [5.0]
+    assert replay()[0] is made
+    assert [read is table for read in replay.reads] == [True]
+
+
 def test_what_a_cuda_graph_could_not_record_is_noticed():
     with pytest.raises(AssertionError, match="could not record"):
         frozen(lambda x: x + torch.tensor(1.0), [torch.ones(1)])

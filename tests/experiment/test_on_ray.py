@@ -31,6 +31,14 @@ ALONE = config.sweep(
         "metrics": ["clip"],
     }
 )
+SCORED = config.sweep(
+    {
+        "target": "shallow",
+        "methods": ["eagle-1", {"method": "cool-sd", "lambda": 2}],
+        "num_prompts": 2,
+        "metrics": ["clip"],
+    }
+)
 BATCHED = config.sweep(
     {"target": "shallow", "methods": ["sjd"], "num_prompts": 4, "batch": 2, "metrics": []}
 )
@@ -86,16 +94,18 @@ def known(folder: Path) -> dict[str, tuple]:
 
 
 @pytest.mark.slow
-def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(ray, tmp_path):
+def test_workers_continue_a_local_sweep_to_its_results_though_one_is_killed(
+    ray, two_layers_here, tmp_path
+):
     undisturbed, shared = tmp_path / "local", tmp_path / "ray"
-    sweeps.run(ALONE, undisturbed)
+    sweeps.run(SCORED, undisturbed)
     with pytest.raises(KeyboardInterrupt):
-        sweeps.run(ALONE, shared, watch=sweeps.Callbacks(at(1, interrupt)))
+        sweeps.run(SCORED, shared, watch=sweeps.Callbacks(at(1, interrupt)))
     before = results.read_samples(results.latest(shared))
     assert len(before) == 1
     workers = worker.executor("ray", workers=2)
     path, summary = sweeps.run(
-        ALONE, shared, executor=workers, watch=sweeps.Callbacks(at(3, killed(shared)))
+        SCORED, shared, executor=workers, watch=sweeps.Callbacks(at(3, killed(shared)))
     )
     after = results.read_samples(path)
     # times included
@@ -275,14 +285,14 @@ def test_workers_whose_last_node_is_lost_are_not_waited_for_without_end(tmp_path
     ("process", "name"), [("gcs_server", "control process"), ("raylet", "node process (raylet)")]
 )
 def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_stay(
-    process, name, tmp_path, monkeypatch, capfd
+    process, name, two_layers_here, monkeypatch, capfd
 ):
     pytest.importorskip("ray")
     # where there is none: the sweep joins it, as it would another's
     on_ray.connect("local", cpus=2)
     monkeypatch.setattr(on_ray, "RESTART", 1.0)
-    monkeypatch.chdir(tmp_path)
-    Path("ar.yaml").write_text("methods: [ar]\nnum_prompts: 3\nmetrics: []\n")
+    monkeypatch.setattr(on_ray, "PULSE", 0.2)  # nine images take seconds
+    Path("ar.yaml").write_text("target: shallow\nmethods: [ar]\nnum_prompts: 9\nmetrics: []\n")
     command = ["lanternbench", "sweep", "ar.yaml", "--executor", "ray", "--workers", "1"]
     lost = process_of_the_cluster(process)
 
@@ -304,8 +314,8 @@ def test_a_lost_process_of_the_cluster_is_one_sentence_and_the_finished_images_s
         "the same command continues on a running cluster, or with --executor local"
     )
     before = results.read_samples(results.latest(Path("results")))
-    assert 0 < len(images) == len(before) < 3
+    assert 0 < len(images) == len(before) < 9
     sweeps.run(*read_sweeps(Path("ar.yaml"), {}), Path("results"))
     after = results.read_samples(results.latest(Path("results")))
-    assert len(after) == 3
+    assert len(after) == 9
     assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]

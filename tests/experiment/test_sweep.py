@@ -81,15 +81,37 @@ def test_a_sweep_stores_every_method_for_every_prompt(swept):
     assert all((run / s.image).is_file() for s in results.read_samples(run))
 
 
+# the sweep of ``swept``, with so long before each sample that it can be killed between two
+SLOWLY = """
+import sys, time
+from conftest import two_layers
+from lanternbench.cli.main import main
+from lanternbench.experiment import worker
+
+worker.load_with_drafter = lambda *_: two_layers(side=8)
+work = worker.Worker.work
+
+def slow(self, *rest):
+    time.sleep(0.5)
+    yield from work(self, *rest)
+
+worker.Worker.work = slow
+sys.argv = ["lanternbench", "sweep", "small.yaml"]
+main()
+"""
+
+
 @pytest.mark.slow
-def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(tmp_path):
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for folder in (whole, tmp_path):
-        (folder / "small.yaml").write_text(SWEEP)
-    cli("sweep", "small.yaml", cwd=whole)
+def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice(
+    swept, small_images, tmp_path
+):
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     process = subprocess.Popen(
-        [*CLI, "sweep", "small.yaml"], cwd=tmp_path, stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SLOWLY],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": paths},
     )
     deadline = time.monotonic() + 300
     lines: list[str] = []
@@ -105,9 +127,10 @@ def test_a_killed_sweep_continues_to_the_same_results_and_computes_nothing_twice
     after = results.read_samples(results.latest(tmp_path / "results"))
     # times included
     assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]
-    assert stored(tmp_path) == stored(whole)
+    assert stored(tmp_path) == stored(swept)
 
 
+@pytest.mark.slow
 def test_report_writes_every_format(swept):
     cli("report", "--published", cwd=swept)
     written = {p.suffix for p in (results.latest(swept / "results") / "report").iterdir()}

@@ -92,8 +92,11 @@ def test_a_larger_vocabulary_and_a_longer_image():
     assert deviation("sd", Tables(2, 4, 1, "dense")) <= EXACT
 
 
-@pytest.mark.parametrize("name", RELAXED)
-@pytest.mark.parametrize("options", [{}, {"tree": "chain"}, {"tree": "dynamic"}])
+SHAPES = ({}, {"tree": "chain"}, {"tree": "dynamic"})
+FEW = [("lantern", {}), ("lantern++", SHAPES[1]), ("uniform-rsd", SHAPES[2]), ("cool-sd", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), slow_but(FEW, product(RELAXED, SHAPES)))
 def test_relaxed_methods_stay_within_their_bound(name, options):
     tables = Tables(4, 3, 0, "dense") if name == "lantern" else Tables(3, 3, 0, "dense")
     strong = {"delta": 0.4} if name == "lantern" else {}
@@ -459,6 +462,7 @@ def test_large_tables_find_the_wrong_rule_that_they_say_they_would(monkeypatch):
 # ---------------------------------------------------------------- the report
 
 
+@pytest.mark.slow
 def test_rows_of_all_presets_pass_and_print(small):
     seen = []
     rows = verify_all(["sd", "lantern", "jacobi"], small, images=4, on_row=seen.append)

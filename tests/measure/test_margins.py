@@ -175,6 +175,7 @@ def test_a_report_names_what_is_not_worse_what_is_worse_and_what_is_undecided(tm
     assert by_name["not-worse.csv"].count("\n") == 4
 
 
+@pytest.mark.slow
 def test_sets_of_images_are_compared_on_the_same_resampled_prompts(tmp_path):
     """FID-tiny of equal images differs by 0 in every resampling; that of grey images is worse."""
     path = stored_run(tmp_path, "r", {"same": 0.0, "grey": 0.0}, prompts=24)

@@ -43,6 +43,7 @@ def run(seed: int, prompts: int) -> Figures:
     )
 
 
+@pytest.mark.slow
 def test_two_copies_of_a_method_are_told_apart_in_at_most_5_of_100_runs_and_methods_from_ar_in_most():
     prompts = prompts_needed(len(SPEEDS) - 1)
     told: list[set[tuple[str, str]]] = []
@@ -115,6 +116,7 @@ def test_a_run_goes_on_until_its_methods_are_told_apart_and_does_not_start_again
     assert made_by.made == 2 * look_sizes(1)[0]
 
 
+@pytest.mark.slow
 def test_copies_of_ar_are_told_apart_in_at_most_5_of_100_runs_however_often_they_are_looked_at():
     def told(seed: int) -> bool:
         rng = np.random.default_rng(seed)

@@ -38,6 +38,7 @@ def test_the_public_code_records_the_old_law_of_a_kept_token_and_is_off_by_what_
     assert not method("scd", variant="reference").lossless
 
 
+@pytest.mark.slow
 def test_gumbel_coupling_is_lossless_over_all_noise(monkeypatch):
     """Two tokens: a position has one noise number v, and draws token 1 where v > q(0).  v is
     partitioned exactly.

@@ -77,7 +77,8 @@ def test_segments_of_a_drafted_chain_follow_their_definition():
 def test_verify_shows_the_total_variation_and_claims_no_bound(name, monkeypatch):
     monkeypatch.setattr(lossless, "WORLDS", WORLDS[1:2])
     monkeypatch.setattr(lossless, "TREES", (partial(Tables, 2, 3, kind="dense"),))
-    monkeypatch.setattr(lossless, "WINDOWS", (partial(Tables, 2, 3, kind="dense"),))
+    for worlds in ("WINDOWS", "NEIGHBOURS"):
+        monkeypatch.setattr(lossless, worlds, (partial(Tables, 2, 3, kind="dense"),))
     rows = {row.check: row for row in verify_all([name])}
     distance = rows["tables: total variation"]
     assert distance.passed is None
@@ -103,6 +104,7 @@ def drawn_outside_the_support(excluded: str) -> float:
     return float(drawn[one.joint == 0].sum())
 
 
+@pytest.mark.slow
 def test_tokens_that_the_target_excludes_are_drawn_only_by_the_literal_reading():
     assert drawn_outside_the_support("tested") < EXACT
     assert drawn_outside_the_support("accepted") > 0.05

@@ -93,7 +93,8 @@ def test_fid_of_photographs_is_that_of_torchmetrics_own_class(
     put_weights({"inception": inception_file})
     monkeypatch.setitem(files._ROWS["inception"], "sha256", "")
     net = inception_net(Setup(), resize, features="64")
-    found = distance(net, ImageFiles(real), ImageFiles(made))
+    of_real = features(net, ImageFiles(real))
+    found = set_distances.fid(features(net, ImageFiles(made)), set_distances.Moments.of(of_real))
     theirs = FrechetInceptionDistance(
         64, feature_extractor_weights_path=str(inception_file), antialias=resize != "-legacy"
     ).set_dtype(torch.float64)
@@ -104,7 +105,7 @@ def test_fid_of_photographs_is_that_of_torchmetrics_own_class(
         theirs.update(prepare(read_image(path))[None], real=path in real)
     assert found == pytest.approx(float(theirs.compute()), rel=1e-4)
     assert found > 0
-    assert distance(net, ImageFiles(real), ImageFiles(real)) < 1e-4 * found
+    assert set_distances.fid(of_real, set_distances.Moments.of(of_real)) < 1e-4 * found
 
 
 def to_transformers(state: dict[str, torch.Tensor], layers: int = 12) -> dict[str, torch.Tensor]:

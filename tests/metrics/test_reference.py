@@ -88,6 +88,7 @@ def test_moments_of_statistics_are_those_of_the_features(statistics):
         assert found.count is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fid-legacy", "fid-clean", "fid"])
 def test_fid_compares_with_statistics_and_says_what_they_do_not(name, statistics, no_caches):
     known, path, _ = statistics

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import of_side
 from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
@@ -92,6 +93,8 @@ def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_pas
         "profile",
         lambda decoders, captions: seen.extend(decoders) or measured(decoders, captions),
     )
+    honest = catalogue.load_with_drafter
+    monkeypatch.setattr(catalogue, "load_with_drafter", lambda *args: of_side(honest(*args), 8))
     options = ["-n", "1", "--temperature", "0", "--json"]
     for more in ([], ["--drafter", "tiny", "--dtype", "bfloat16"]):
         done = CliRunner().invoke(app, ["profile", "sd", *options, *more], catch_exceptions=False)
@@ -100,7 +103,7 @@ def test_the_command_profiles_the_drafter_and_the_dtype_that_it_is_given(few_pas
     assert ar.target.dtype == sd.target.dtype == torch.float32
     assert {d.target.dtype for d in halved} == {torch.bfloat16}
     # the target drafts for itself: a chain of three and the bonus token, but for rounding
-    assert own < 2 < 3 < itself
+    assert own < 2.5 < 3.5 < itself
 
 
 def test_the_command_prints_a_row_per_method(few_passes, shallow_8x8, monkeypatch):

@@ -168,10 +168,15 @@ GEOMETRY = """
     return { found, page: document.documentElement.scrollWidth, window: innerWidth };"""
 
 
+@pytest.fixture(scope="module")
+def page_of_21(tmp_path_factory) -> Path:
+    folder = make_run(tmp_path_factory.mktemp("21") / "run", twenty_one())
+    return report([folder], formats=["html"])[-1]
+
+
 @pytest.mark.parametrize("width", [390, 1280])
-def test_every_label_of_21_methods_is_there_and_none_touches_another(browse, tmp_path, width):
-    file = report([make_run(tmp_path / "run", twenty_one())], formats=["html"])[-1]
-    seen = browse(file, GEOMETRY, width)
+def test_every_label_of_21_methods_is_there_and_none_touches_another(browse, page_of_21, width):
+    seen = browse(page_of_21, GEOMETRY, width)
     assert seen["page"] <= seen["window"]
     assert {one["key"] for one in seen["found"]} == {
         "speed",

@@ -332,6 +332,7 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
     assert files[-1].read_text().count('<img class="image"') == 4
 
 
+@pytest.mark.slow
 def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
     """They take a second instead of four, and half a gigabyte less."""
     make_run(tmp_path / "results" / "r1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from lanternbench.measure.run_record import IMPORTED, RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import Summary, summarise
 from lanternbench.notes import Fact
+from lanternbench.report import style
 from lanternbench.report.frames import run_frames
 from lanternbench.report.write import report
 from lanternbench.utils.json_values import plain, versioned
@@ -123,18 +125,26 @@ def written(request, tmp_path_factory):
     texts = {}
     savefig = Picture.savefig
 
-    def noted(figure, file, **options):
+    def note(figure, name):
         words = [text.get_text() for text in figure.findobj(Text)]
-        name = Path(getattr(file, "name", f"page-{len(texts)}")).name
         texts[f"picture {name}"] = " ".join(words)
-        savefig(figure, file, **options)
+        return texts[f"picture {name}"]
+
+    def noted(figure, file, **options):
+        note(figure, Path(file.name).name)
+        if options["format"] == "png":  # a coarse one, and no other: what is drawn is known
+            savefig(figure, file, **options | {"dpi": 20})
+
+    def on_page(plot, name):
+        return f"<svg>{note(plot.figure, f'page-{name}')}</svg>"  # it keeps texts as such
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "savefig", noted)
+        patch.setattr(style, "page_svg", on_page)
         files = report([folder], place / "out", published=True, grid=2)
     for file in files:
         if file.suffix in (".md", ".csv", ".tex", ".html", ".json"):
-            texts[file.name] = file.read_text()
+            texts[file.name] = html.unescape(file.read_text())
     return CASES[request.param].words, folder, texts
 
 

@@ -282,10 +282,10 @@ def test_what_is_not_surely_faster_or_loses_more_is_not_chosen():
 
 
 @pytest.fixture
-def small(shallow, monkeypatch):
-    """A target of two layers in place of the embedded one, and short drafts."""
+def small(shallow_8x8, monkeypatch):
+    """Small images of two layers in place of the embedded target's, and short drafts."""
     for module in (tuning, worker):
-        monkeypatch.setattr(module, "load_with_drafter", lambda *args: shallow)
+        monkeypatch.setattr(module, "load_with_drafter", lambda *args: shallow_8x8)
     monkeypatch.setattr(tree_search, "LEVELS", 2)
     monkeypatch.setattr(tree_search, "WIDTHS", (1, 2))
 

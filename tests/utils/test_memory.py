@@ -249,6 +249,7 @@ def limited(decode, most: int):
     return generate
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_decoded_in_halves_with_the_same_images(
     small_images, monkeypatch, tmp_path
 ):
