@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.result_files import IMAGES, RESULTS, Column, figure_table, setting, write
+from benchmarks.result_files import OUTPUT, Column, figure_table, setting, write
 from lanternbench.experiment import read_run
 from lanternbench.measure.summary import Row, read_summary
 
@@ -70,7 +70,7 @@ def plot(lines: dict[str, list[Row]]) -> None:
     axes.set_ylabel("fidelity loss per token")
     axes.legend(frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(IMAGES / "fidelity.png", dpi=120)
+    figure.savefig(OUTPUT.images / "fidelity.png", dpi=120)
 
 
 def section(sweep: str, run: Path) -> tuple[str, list[str]]:
@@ -93,7 +93,7 @@ def section(sweep: str, run: Path) -> tuple[str, list[str]]:
 
 def report(runs: list[tuple[str, Path]]) -> None:
     """A section per (sweep, run); those that no run is given for stay as they are."""
-    head, *parts = (RESULTS / NAME).read_text(encoding="utf-8").split("\n## ")
+    head, *parts = (OUTPUT.results / NAME).read_text(encoding="utf-8").split("\n## ")
     sections = {
         title: text.strip().splitlines()
         for title, _, text in (part.partition("\n") for part in parts)

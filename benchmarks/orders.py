@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.result_files import IMAGES, Column, figure_table, setting, write
+from benchmarks.result_files import OUTPUT, Column, figure_table, setting, write
 from lanternbench import load_run
 from lanternbench.measure.summary import read_summary
 from lanternbench.report.scatter import scatter
@@ -39,4 +39,4 @@ def report(run: Path) -> None:
     )
     rows = load_run(run).rows
     loss = next(column for column in quality_columns(rows) if column.key == "fidelity_loss")
-    scatter(trade_off(rows, loss), WIDE).figure.savefig(IMAGES / "orders.png", dpi=170)
+    scatter(trade_off(rows, loss), WIDE).figure.savefig(OUTPUT.images / "orders.png", dpi=170)

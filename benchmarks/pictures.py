@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.result_files import IMAGES
+from benchmarks.result_files import OUTPUT
 from lanternbench import load_run
 from lanternbench.experiment import read_run, read_samples
 from lanternbench.metrics.images import read_image
@@ -29,7 +29,7 @@ def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
     """
     speeds = forest(load_run(run).rows, 1.2 * WIDE)
     assert speeds is not None, "the run has no speeds"
-    speeds.figure.savefig(IMAGES / "speed.png", dpi=180)
+    speeds.figure.savefig(OUTPUT.images / "speed.png", dpi=180)
     samples = read_samples(run)
     labels = [label for label in read_run(run).labels if label in shown]
     prompts = list(dict.fromkeys(s.prompt_id for s in samples))[:8]
@@ -44,4 +44,4 @@ def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
             axis.set_xticks([])
             axis.set_yticks([])
         row[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=8)
-    figure.savefig(IMAGES / "grid.png", dpi=100)
+    figure.savefig(OUTPUT.images / "grid.png", dpi=100)

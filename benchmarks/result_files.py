@@ -4,7 +4,9 @@ and tables.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -15,7 +17,24 @@ from lanternbench.measure.summary import Row, read_summary
 from lanternbench.notes import headlines
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS, IMAGES = ROOT / "benchmarks/results", ROOT / "docs/images"
+
+
+@dataclass
+class Output:
+    """The folders that figures and plots are written to."""
+
+    results: Path
+    images: Path
+
+    def preview(self, folder: Path) -> None:
+        """Write to a copy of both folders from now on, so that the originals stay as they are."""
+        for name in ("results", "images"):
+            copy = folder / name
+            shutil.copytree(getattr(self, name), copy, dirs_exist_ok=True)
+            setattr(self, name, copy)
+
+
+OUTPUT = Output(ROOT / "benchmarks/results", ROOT / "docs/images")
 
 
 class Column(NamedTuple):
@@ -28,7 +47,7 @@ class Column(NamedTuple):
 
 
 def setting(run: Path) -> str:
-    """Prompts, sampling, machine and load of a run, and whether its clock was undisturbed."""
+    """Return prompts, sampling, machine and load of a run, and whether its timing was noisy."""
     record, summary = read_run(run), read_summary(run)
     config, machine = record.config, record.environment
     text = (
@@ -40,8 +59,8 @@ def setting(run: Path) -> str:
     text += f", mean load {mean(loads):.1f}." if loads else "; not timed."
     unfit = headlines(note for note in summary.all_notes() if note.kind == "unfit")
     if unfit:
-        return f"{text} {unfit[0]} Steps, losses and quality do not depend on the clock."
-    return f"{text} The clock was undisturbed." if loads else text
+        return f"{text} {unfit[0]} Steps, losses and quality do not depend on timing."
+    return f"{text} Timing was not noisy." if loads else text
 
 
 def cell(figure: Estimate, digits: int = 2, interval: bool = True) -> str:
@@ -68,7 +87,7 @@ def figure_table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
 
 
 def write(name: str, lines: Iterable[str]) -> None:
-    """benchmarks/results/NAME, also on the terminal."""
+    """Write the file NAME of the results, and print it."""
     text = "\n".join(lines).rstrip("\n") + "\n"
-    (RESULTS / name).write_text(text, encoding="utf-8")
+    (OUTPUT.results / name).write_text(text, encoding="utf-8")
     print(text)

@@ -9,11 +9,12 @@
     configs/$name.yaml; done
     lanternbench sweep configs/blocks.yaml                      # after what its first lines name
     lanternbench sweep configs/blocks.yaml -n 128 --batch 16
-    python -m benchmarks.study results
+    python -m benchmarks.study results            # into build/study, to look at first
+    python -m benchmarks.study results --write    # over the tracked files
 
 Of several finished runs with the same settings the newest counts; figures without a run stay as
 they are and are named. Writes methods.md, orders.md, windows.md, blocks.md, power.md and
-predicted-study.md in benchmarks/results, and their pictures and the README's in docs/images.
+predicted-study.md of benchmarks/results, and their plots and the README's of docs/images.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import blocks, methods, orders, pictures, power, windows
-from benchmarks.result_files import setting, write
+from benchmarks.result_files import OUTPUT, ROOT, setting, write
 from lanternbench.experiment import read_run
 
 SWEEPS = ("methods", "fidelity", "annealing", "drafters", "orders", "windows", "blocks")
+PREVIEW = ROOT / "build" / "study"
 PREDICTED = ("--device", "h100", "--target", "anole-7b", "--batch", "1,16")
 
 
@@ -46,7 +48,7 @@ def finished(folder: Path) -> list[tuple[str, Path]]:
 
 
 def timed(run: Path) -> bool:
-    """Is it one of batch 1 at T = 1, from which the README's pictures are?"""
+    """Return whether it has batch 1 and T = 1, as the runs of the README's plots."""
     config = read_run(run).config
     return config.batch == 1 and config.temperature == 1
 
@@ -69,11 +71,14 @@ def predict(run: Path) -> None:
     about = f"Accepted lengths and tree sizes of a run, replayed by `lanternbench predict RUN {' '.join(PREDICTED)}`: "
     write(
         "predicted-study.md",
-        ["# Predicted from a run of the embedded model", "", about + setting(run), "", text],
+        ["# Predicted from a run of the toy model", "", about + setting(run), "", text],
     )
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, is_preview: bool) -> None:
+    if is_preview:
+        OUTPUT.preview(PREVIEW)
+        print(f"figures and plots go to {PREVIEW}; --write replaces the tracked files")
     runs = finished(folder)
     newest = dict(runs)
     methods.report(
@@ -102,4 +107,6 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("folder", type=Path, metavar="DIR", help="folder of run folders")
-    main(options.parse_args().folder)
+    options.add_argument("--write", action="store_true", help="replace the tracked files")
+    chosen = options.parse_args()
+    main(chosen.folder, is_preview=not chosen.write)

@@ -15,7 +15,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks.result_files import IMAGES, cell, setting, table, write
+from benchmarks.result_files import OUTPUT, cell, setting, table, write
 from lanternbench import load_run
 from lanternbench.measure.statistics import Estimate, bootstrap_mean
 from lanternbench.methods.method import method
@@ -52,7 +52,7 @@ def plot(steps: Counts, windows: list[int], baseline: float) -> None:
     axes.set_ylabel(f"steps an image (ar: {baseline:.0f})")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(IMAGES / "windows.png", dpi=130)
+    figure.savefig(OUTPUT.images / "windows.png", dpi=130)
 
 
 def report(run: Path) -> None:

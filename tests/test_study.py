@@ -64,9 +64,12 @@ def test_a_result_file_names_machine_load_and_clock(tmp_path):
 
 @pytest.fixture
 def results(tmp_path, monkeypatch) -> Path:
-    for module in (result_files, methods):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
-    return tmp_path / "methods.md"
+    output = result_files.Output(tmp_path / "tracked", tmp_path / "images")
+    for module in (result_files, methods, study):
+        monkeypatch.setattr(module, "OUTPUT", output)
+    for folder in (output.results, output.images):
+        folder.mkdir()
+    return output.results / "methods.md"
 
 
 def test_a_section_is_replaced_by_that_of_the_newest_run_and_others_stay(results, tmp_path):
@@ -84,6 +87,22 @@ def test_a_section_is_replaced_by_that_of_the_newest_run_and_others_stay(results
     assert "older" not in text
     assert "| lantern δ=0.1 | " in text
     assert text.count("| eagle-1 | ") == 1
+
+
+def test_tracked_files_are_replaced_only_when_told(results, tmp_path, monkeypatch):
+    results.write_text("# Every method\n\n## T = 1\n\nold\n")
+    tracked = results.read_text()
+    monkeypatch.setattr(study, "PREVIEW", tmp_path / "preview")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    stored(runs, "methods-1", "1", {"batch": 16})
+    study.main(runs, is_preview=True)
+    assert results.read_text() == tracked
+    preview = (tmp_path / "preview" / "results" / "methods.md").read_text()
+    assert "| lantern δ=0.1 | " in preview
+    monkeypatch.setattr(result_files.OUTPUT, "results", results.parent)
+    study.main(runs, is_preview=False)
+    assert results.read_text() == preview
 
 
 def test_an_interval_is_shown_where_it_is_known_and_wanted():
