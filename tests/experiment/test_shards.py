@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from lanternbench.experiment.shards import Shard
 from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.summary import read_summary, summarise
 from lanternbench.metrics import ImageMetric, SetMetric, SetScore
+from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.report.load import load_run, rows_by_run
 
@@ -72,10 +74,19 @@ def record(cpu: str = "a CPU", seed: int = 0, run_id: str = "demo-0123abcd") -> 
 
 
 def sample(prompt: int, label: str) -> Sample:
-    key = f"{prompt}|{label}|0"
-    facts = {"label": label, "method": label, "seed": 0, "tokens": 4, "steps": 2}
-    times = {"accept_lengths": [1, 3], "decode_s": 1.0, "load": 0.1}
-    return Sample(key=key, prompt_id=str(prompt), prompt=f"x {prompt}", **facts, **times)
+    return Sample(
+        key=f"{prompt}|{label}|0",
+        prompt_id=str(prompt),
+        prompt=f"x {prompt}",
+        label=label,
+        method=label,
+        seed=0,
+        tokens=4,
+        steps=2,
+        accept_lengths=[1, 3],
+        decode_s=1.0,
+        load=0.1,
+    )
 
 
 def measure(root: Path, shard: Shard, run: RunRecord, prompts: int | None = None) -> Path:
@@ -182,27 +193,38 @@ def test_what_does_not_belong_to_the_run_is_refused(tmp_path):
         RunFolder.open_shard(tmp_path / "scored", scored[1], Shard(2, 2))
 
 
-@pytest.fixture(scope="module")
-def whole_and_shards(tmp_path_factory) -> Iterator[tuple[Path, Path]]:
-    """The folder of an unsharded run, and of the same one in two shards."""
-    root = tmp_path_factory.mktemp("shards")
+@cache
+def small_target() -> Target:
+    return two_layers(side=4)
+
+
+@contextmanager
+def small_images() -> Iterator[pytest.MonkeyPatch]:
+    """Runs in this process draw small images, and have metrics that load nothing."""
     metrics = {"metric": {"brightness": Brightness, "count": Count}}
     with registry.temporary(metrics), pytest.MonkeyPatch.context() as patch:
-        target = two_layers(side=4)
-        patch.setattr(worker, "load_with_drafter", lambda *_: target)
+        patch.setattr(worker, "load_with_drafter", lambda *_: small_target())
         patch.setattr(worker, "memory_rate", lambda device: 10.0)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def whole_and_shards(tmp_path_factory) -> tuple[Path, Path]:
+    """The folder of an unsharded run, and of the same one in two shards."""
+    root = tmp_path_factory.mktemp("shards")
+    with small_images():
         whole, _ = sweeps.run(SMALL, root / "whole")
         part, summary = sweeps.run(SMALL, root / "shards", shard=Shard(2, 2))
-        assert part.name == "2-of-2"
-        assert [row.n for row in summary.rows] == [1, 1]
-        assert "shard 2/2 alone; unfinished shards: 1" in summary.notes[0].text
         last, _ = sweeps.run(SMALL, root / "shards", shard=Shard(1, 2))
-        yield whole, last
+    assert part.name == "2-of-2"
+    assert [row.n for row in summary.rows] == [1, 1]
+    assert "shard 2/2 alone; unfinished shards: 1" in summary.notes[0].text
+    return whole, last
 
 
 def known(path: Path) -> list[tuple[object, ...]]:
     """What must be the same, in the order of the file."""
-    facts = []
+    facts: list[tuple[object, ...]] = []
     for one in read_samples(path):
         image = (path / str(one.image)).read_bytes()
         facts.append((one.key, one.token_ids, one.metrics, one.fidelity_loss, image))
@@ -221,11 +243,12 @@ def test_shards_make_the_samples_of_one_process_and_the_last_scores_sets(whole_a
     assert read_run(shards).unfinished_shards == []
 
 
-def test_a_finished_shard_decodes_nothing(whole_and_shards, monkeypatch):
+def test_a_finished_shard_decodes_nothing(whole_and_shards):
     _, shards = whole_and_shards
     before = known(shards)
-    monkeypatch.setattr(worker.Executor, "samples", None)  # not called
-    path, _ = sweeps.run(SMALL, shards.parent, shard=Shard(2, 2))
+    with small_images() as patch:
+        patch.setattr(worker.Executor, "samples", None)  # not called
+        path, _ = sweeps.run(SMALL, shards.parent, shard=Shard(2, 2))
     assert path == shards
     assert known(shards) == before
 
@@ -263,7 +286,8 @@ def test_a_killed_shard_is_resumed_by_the_same_command_to_the_samples_of_one_pro
     after = read_samples(found[0].parent)
     # times included
     assert [s.model_dump() for s in after[: len(before)]] == [s.model_dump() for s in before]
-    whole, _ = sweeps.run(config.read_sweeps(Path("small.yaml"))[0], tmp_path / "whole")
+    subprocess.run([*sweep[:-1], "--out", "whole"], check=True)
+    [whole] = find(tmp_path / "whole")
     assert known(path) == known(whole)
     assert (path / "tokens.safetensors").read_bytes() == (
         whole / "tokens.safetensors"
