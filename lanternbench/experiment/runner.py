@@ -123,7 +123,8 @@ def _finish_shard(
     summary = finish(folder, of_images)  # which says to the other shards that this one is finished
     others = unfinished_shards(folder.whole, shard.of)
     if others:
-        text = f"These are the prompts of shard {shard} alone; unfinished shards: {first_of(others, 8)}."
+        unfinished = first_of(others, 8)
+        text = f"These are the prompts of shard {shard} alone; unfinished shards: {unfinished}."
         notes = [Note("warning", None, text), *summary.notes]
         return folder.path, summary.model_copy(update={"notes": notes})
     with RunFolder.existing(folder.whole, wait=True) as run:

@@ -110,7 +110,10 @@ def complete_prompts(figures: Figures, labels: Sequence[str]) -> int:
     if not set(labels) <= figures.labels.keys():
         return 0
     prompts = figures.codes("id")
-    return len(set.intersection(*(set(prompts[figures.of(label)]) for label in labels)))
+    complete = set(prompts)
+    for label in labels:
+        complete &= set(prompts[figures.of(label)])
+    return len(complete)
 
 
 def _speedup_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
@@ -202,8 +205,8 @@ def _setting_notes(run: RunRecord) -> Iterator[Note]:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         if run.shards is not None:
             changes = first_of(setting_changes(run.environments), 3, "; ")
-            text = f"Shards ran on machines that differ ({changes}): latencies mix them, and every speedup is"
-            text += " a ratio of times of one shard."
+            text = f"Shards ran on machines that differ ({changes}): latencies mix them, and every"
+            text += " speedup is a ratio of times of one shard."
         yield Note("unfit", "latency_s", text, "another environment")
     noise = "the times are real, the images are noise, and no metric is computed."
     if run.config.random_weights:

@@ -163,7 +163,7 @@ class Resumption(Record):
 
 
 class Shards(Record):
-    """The shards of a run: how many, and those that were not finished when they were last joined."""
+    """The shards of a run: their number, and those not finished when they were last joined."""
 
     of: int = Field(ge=1)
     unfinished: list[int] = []
