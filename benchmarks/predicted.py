@@ -1,32 +1,44 @@
-"""Predicted speedups beside the papers', and what to expect of every method before any GPU was
-available.
+"""Predicted speedups next to the papers', with published accepted lengths and with those of the
+toy model, and what to expect of methods on GPUs.
 
-    python benchmarks/predicted.py
+    python -m benchmarks.predicted
 
-The papers' tokens a step, their methods' trees and the GPUs that they name go into the roofline of
-`lanternbench predict`.  Nothing is measured.  Writes benchmarks/results/predicted.md, and
-gpu-expected.json for `make gpu`.
+The papers' accepted lengths, their methods' trees and the GPUs that they name go into the roofline
+of `lanternbench predict`; the toy model's accepted lengths are those of
+benchmarks/results/methods.md.  Nothing is measured.  Writes predicted.md and predicted-methods.md
+in benchmarks/results, gpu-expected.json for `make gpu`, and lanternbench/predict/spreads.yaml.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import re
+import tempfile
 import textwrap
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from typer.testing import CliRunner
 
+from benchmarks.gpu.decoding import misfit
+from benchmarks.gpu.model import StepModel
+from benchmarks.gpu.report import EXPECTED as EXPECTED_ON_GPU
+from benchmarks.gpu.result import Row
+from benchmarks.gpu.shapes import ANOLE, JANUS, XL, full_size
+from benchmarks.result_files import OUTPUT, ROOT, write
+from lanternbench.cli.main import app
 from lanternbench.costs.operators import count_operators
 from lanternbench.costs.roofline import BYTES, Operators, device_model
-from lanternbench.methods.build import build_proposer
-from lanternbench.methods.method import method
+from lanternbench.errors import UserError
+from lanternbench.methods.method import method, preset
 from lanternbench.models.target import Target
 from lanternbench.predict.machines import Roofline
 from lanternbench.predict.predict import latency
+from lanternbench.predict.published import accepted_length, decode_of, method_of
 from lanternbench.predict.replay import (
     BASE,
     Case,
@@ -37,18 +49,11 @@ from lanternbench.predict.replay import (
     sketch,
 )
 from lanternbench.registry import components
-from lanternbench.report.papers import published_rows
+from lanternbench.report.papers import parameters, published_rows
 from lanternbench.report.tables import markdown
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.gpu.decoding import misfit
-from benchmarks.gpu.model import StepModel
-from benchmarks.gpu.report import EXPECTED as EXPECTED_ON_GPU
-from benchmarks.gpu.result import Row
-from benchmarks.gpu.shapes import ANOLE, JANUS, XL, full_size
-
-METHODS = set(components("preset")) - {BASE}
-OUT = Path(__file__).parent / "results" / "predicted.md"
+SPREADS = ROOT / "lanternbench/predict/spreads.yaml"
+TOY = OUTPUT.results / "methods.md"
 GPUS = {
     "A100-40GB": "a100-40g",
     "A100-80GB": "a100-80g",
@@ -58,56 +63,62 @@ GPUS = {
 }
 # what 10.11 s for an image suggest, see the text
 TARGETS = {"llamagen-xl-stage-unstated": "llamagen-xl-stage2"}
-KEPT = (
-    "llamagen-xl-stage1",
-    "llamagen-xl-stage2",
-    "anole-7b",
-    "lumina-mgpt-7b-768",
-    "emu3-gen",
-    "janus-pro-7b",
-)
-EXPECTED = {
-    "llamagen-xl-stage1": ("a100-80g", "h100", "h200"),
-    "anole-7b": ("a100-80g", "h100", "h200"),
-}
-
+FEW = 8  # rows of a family, below which its spread is that of all rows
+# of `lanternbench predict --published`
+EXPECTED = ("lumina-mgpt-7b-768", "anole-7b", "llamagen-xl-stage2")
+ASKED = ("--device", "h100", "--batch", "1,16")
 
 ON_GPU = {"A100": "a100-80g", "H100": "h100", "H200": "h200"}  # part of its name: model
 MODELLED = {"steps": XL, "anole": ANOLE, "janus": JANUS}  # by piece
 
 
 class Line(NamedTuple):
-    """One row of a paper with its predictions."""
+    """A published row with its predictions, from its own accepted length and the toy model's."""
 
     paper: dict[str, str]
     target: str
     device: str
+    family: str
+    published: float
     tau: float
-    graphs: float
+    predicted: float
     eager: float
+    toy_tau: float | None
+    toy: float | None
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is from the published speedup, as a share of it."""
+        return abs(self.predicted / self.published - 1)
+
+    @property
+    def toy_error(self) -> float | None:
+        return None if self.toy is None else abs(self.toy / self.published - 1)
 
 
 @cache
 def known(name: str) -> Target:
-    return sketch(name)
+    return sketch(TARGETS.get(name, name))
 
 
-def case_of(target: Target, name: str, options: dict[str, str]) -> tuple[Case, int, int]:
-    """A method with the target's default tree: case, nodes and depth of the tree."""
-    made = method(name, **{k: v for k, v in options.items() if k in ("acceptance",)})
-    proposer = build_proposer(target, made)
-    operators = count_operators(made, target.options)
-    case = Case(made.label, name, shape_of(target), proposer.network(), proposer, operators)
-    return case, proposer.size.nodes, proposer.size.max_depth
-
-
-def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
-    """``length`` tokens in steps of one tree that commit ``tau`` on average, as evenly as
-    possible: a paper's mean.
+@cache
+def toy_lengths() -> dict[tuple[str, str], float]:
+    """τ of the toy model by temperature and method, with the rule that replaces its own: of the
+    first row of each in the study.
     """
-    steps = max(1, round((length - 1) / tau))
-    ends = np.round(np.linspace(0, length - 1, steps + 1)).astype(np.int64)
-    return Trace(np.diff(ends), np.full(steps, nodes), np.full(steps, depth))
+    found: dict[tuple[str, str], float] = {}
+    for temperature, table in re.findall(
+        r"^## T = (\d)\n(.*?)(?=^## )", TOY.read_text(encoding="utf-8"), re.M | re.S
+    ):
+        for label, tau in re.findall(r"^\| (\S+)[^|]*\|[^|]*\| (\d+\.\d+) \|", table, re.M):
+            found.setdefault((temperature, label), float(tau))
+    return found
+
+
+def toy_length(paper: dict[str, str]) -> float | None:
+    rule = parameters(paper).get("acceptance")
+    label = paper["method"] if rule is None else f"{paper['method']}+{rule}"
+    return toy_lengths().get((paper["temperature"] or "1", label))
 
 
 def gain(machine: Roofline, case: Case, trace: Trace) -> float:
@@ -115,40 +126,58 @@ def gain(machine: Roofline, case: Case, trace: Trace) -> float:
     return base / latency(machine, case, [trace], 1)[0]
 
 
-def lines() -> list[Line]:
-    """The papers' rows with a speedup and a mean number of tokens a step, of the methods that
-    there are here.
+def lines() -> tuple[list[Line], list[str]]:
+    """The papers' rows with a speedup and an accepted length, and a sentence on each of which
+    nothing can be predicted.
     """
-    found = []
+    found: list[Line] = []
+    left_out: list[str] = []
     for paper in published_rows():
-        target = TARGETS.get(paper["target"], paper["target"])
-        text = paper["accept_len"] or paper["step_compression"]
-        if target not in KEPT or paper["method"] not in METHODS or not (paper["speedup"] and text):
+        tau = accepted_length(paper)
+        if paper["method"] == BASE or not paper["speedup"] or tau is None:
             continue
-        options = dict(part.split("=", 1) for part in paper["params"].split())
-        case, nodes, depth = case_of(known(target), paper["method"], options)
-        if case.measured is not None and case.measured.size.adapts:
-            depth = round(float(paper["tree_depth"] or depth))
-        trace = steady(float(text), nodes, depth, case.shape.length)
+        name = f"{paper['method']} {paper['params']}".strip()
+        text = f"{name} on {paper['target']} ({paper['source']}, {paper['speedup']}×)"
+        used = method_of(paper)
+        if used is None:
+            left_out.append(f"{text}: the method is not implemented")
+            continue
+        target = known(paper["target"])
+        try:
+            case, trace = decode_of(paper, used, target, tau)
+        except UserError as error:
+            left_out.append(f"{text}: {error}")
+            continue
         model = device_model(GPUS[paper["hardware"]])
-        gains = [
-            gain(Roofline(model, "bfloat16", graphs), case, trace) for graphs in (True, False)
-        ]
-        found.append(Line(paper, target, model.name, float(text), *gains))
-    return found
+        graphs = Roofline(model, "bfloat16")
+        toy_tau = toy_length(paper)
+        toy = None
+        if toy_tau is not None:
+            toy = gain(graphs, *decode_of(paper, used, target, toy_tau))
+        line = Line(
+            paper=paper,
+            target=target.name,
+            device=model.name,
+            family=preset(paper["method"]).family,
+            published=float(paper["speedup"]),
+            tau=tau,
+            predicted=gain(graphs, case, trace),
+            eager=gain(Roofline(model, "bfloat16", False), case, trace),
+            toy_tau=toy_tau,
+            toy=toy,
+        )
+        found.append(line)
+    return found, left_out
+
+
+def written(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 def beside(found: list[Line]) -> str:
     titles = [
-        "paper",
-        "target",
-        "GPU",
-        "T",
-        "method",
-        "τ",
-        "published",
-        "predicted, graphs",
-        "predicted, eager",
+        *("paper", "target", "GPU", "T", "method", "published", "published τ", "predicted"),
+        *("error", "eager", "τ of tiny", "predicted", "error"),
     ]
     rows = []
     for line in found:
@@ -156,13 +185,60 @@ def beside(found: list[Line]) -> str:
         gpu = paper["hardware"] or f"not named ({line.device})"
         name = f"{paper['method']} {paper['params']}".strip()
         numbers = (
+            f"{line.published:.2f}×",
             f"{line.tau:.2f}",
-            f"{float(paper['speedup']):.2f}×",
-            f"{line.graphs:.2f}×",
+            f"{line.predicted:.2f}×",
+            f"{line.error:.0%}",
             f"{line.eager:.2f}×",
+            written(line.toy_tau, ".2f"),
+            "–" if line.toy is None else f"{line.toy:.2f}×",
+            written(line.toy_error, ".0%"),
         )
         rows.append([paper["source"], line.target, gpu, paper["temperature"], name, *numbers])
-    return markdown(titles, rows, [False] * 5 + [True] * 4)
+    return markdown(titles, rows, [False] * 5 + [True] * 8)
+
+
+def families(found: list[Line]) -> dict[str, list[Line]]:
+    groups = {"all": found}
+    for line in found:
+        groups.setdefault(line.family, []).append(line)
+    return groups
+
+
+def errors(found: list[Line]) -> str:
+    """The median and the worst error by family, of both accepted lengths."""
+    rows = []
+    for family, group in families(found).items():
+        cells = [family, str(len(group))]
+        for kind in ("error", "toy_error"):
+            values = [getattr(line, kind) for line in group if getattr(line, kind) is not None]
+            cells += [f"{median(values):.1%}", f"{max(values):.0%}"] if values else ["–", "–"]
+        rows.append(cells)
+    titles = ["family", "rows", "published τ: median", "worst", "τ of tiny: median", "worst"]
+    return markdown(titles, rows, [False] + [True] * 5)
+
+
+def ratios(group: Iterable[Line], predicted: Callable[[Line], float | None]) -> list[float]:
+    pairs = [(line.published, predicted(line)) for line in group]
+    return [published / value for published, value in pairs if value is not None]
+
+
+def spreads(found: list[Line]) -> str:
+    """spreads.yaml: published speedups over predicted ones, 10th and 90th percentile."""
+    text = (
+        "# Published speedups over predicted ones, 10th and 90th percentile, by origin of the accepted lengths and\n"
+        f"# family of methods, of which those with fewer than {FEW} rows take that of all.\n"
+        "# Written by `python -m benchmarks.predicted`.\n"
+    )
+    of_kind = {"published": lambda line: line.predicted, "toy": lambda line: line.toy}
+    for kind, predicted in of_kind.items():
+        text += f"\n{kind}:\n"
+        for family, group in families(found).items():
+            values = ratios(group, predicted)
+            if len(values) >= FEW:
+                low, high = np.quantile(values, [0.1, 0.9])
+                text += f"  {family}: [{low:.3f}, {high:.3f}]\n"
+    return text
 
 
 def baselines() -> tuple[str, list[float]]:
@@ -172,7 +248,7 @@ def baselines() -> tuple[str, list[float]]:
     rows, ratios = [], []
     for paper in published_rows():
         target = TARGETS.get(paper["target"], paper["target"])
-        if paper["method"] != BASE or not paper["latency_s"] or target not in KEPT:
+        if paper["method"] != BASE or not paper["latency_s"]:
             continue
         model, shape = device_model(GPUS[paper["hardware"]]), shape_of(known(target))
         measured = 1e3 * float(paper["latency_s"]) / shape.length
@@ -190,7 +266,7 @@ def baselines() -> tuple[str, list[float]]:
         figures = (
             f"{measured:.1f}",
             f"{limit:.2f}",
-            f"{1e3 * eager / shape.length:.2f}",
+            f"{1e3 * eager / (shape.length - 1):.2f}",
             f"{measured / limit:.1f}×",
         )
         rows.append([paper["source"], target, paper["hardware"], *figures])
@@ -204,40 +280,6 @@ def baselines() -> tuple[str, list[float]]:
         "off the limit",
     ]
     return markdown(titles, rows, [False] * 3 + [True] * 4), ratios
-
-
-def expected() -> str:
-    """ms a token and speedup of each method at tokens a step that a paper gives for the target at
-    T = 1.
-    """
-    rows = []
-    for target, devices in EXPECTED.items():
-        seen: dict[str, Line] = {}
-        for line in lines():
-            if (
-                line.paper["temperature"] == "1"
-                and line.target.rpartition("-stage")[0] == target.rpartition("-stage")[0]
-            ):
-                seen[line.paper["method"]] = line  # the last: the most relaxed
-        shape = shape_of(known(target))
-        machines = [Roofline(device_model(d), "bfloat16") for d in devices]
-        base = baseline(shape)
-        plain = [latency(m, base, [autoregressive(shape.length)], 1)[0] for m in machines]
-        rows.append([target, BASE, "1.00", *(f"{1e3 * s / shape.length:.2f} ms" for s in plain)])
-        for name, line in seen.items():
-            case, nodes, depth = case_of(known(target), name, {})
-            if case.measured is not None and case.measured.size.adapts:
-                depth = round(float(line.paper["tree_depth"]))
-            trace = steady(line.tau, nodes, depth, shape.length)
-            times = [latency(m, case, [trace], 1)[0] for m in machines]
-            each = [
-                f"{1e3 * t / shape.length:.2f} ms, {p / t:.2f}×"
-                for t, p in zip(times, plain, strict=True)
-            ]
-            rows.append([target, name, f"{line.tau:.2f}", *each])
-    return markdown(
-        ["target", "method", "τ", *EXPECTED["anole-7b"]], rows, [False] * 2 + [True] * 4
-    )
 
 
 def for_gpu_report() -> dict[str, dict[str, dict[str, Row]]]:
@@ -280,28 +322,30 @@ def modelled(model: StepModel) -> dict[str, Row]:
 
 INTRO = """
     Predictions by the roofline of `lanternbench predict` ([docs/predict.md](../../docs/predict.md)); nothing on
-    this page was measured here. All rows of the papers' tables that have a speedup and a τ, of methods and targets
-    that there are here. A paper's tokens a step (τ, or step compression), the target's default tree for
-    the method (ADT-Tree: the paper's mean depth), bfloat16, batch 1, guidance on. `graphs`: steps replayed as
-    CUDA graphs, as this engine runs them; `eager`: the host issues each kernel. Where a paper names no GPU, an
-    A100 80 GB stands in; where it does not say which stage of LlamaGen-XL, stage 2 does, as 10.11 s an image
-    would be 40 ms a token in stage 1. Written by `python benchmarks/predicted.py`.
+    this page was measured here. All rows of the papers' tables that have a speedup and an accepted length τ (or else
+    a step compression), of methods that there are here: once with the paper's τ, once with the τ that the same method
+    has on the bundled model `tiny` at the same temperature ([study](methods.md), the method's first row, whatever
+    the relaxation). The target's default tree for the method (trees that adapt: the paper's mean depth), or the window
+    and siblings that the paper states, bfloat16, batch 1, guidance on, CUDA graphs; `eager`: the host issues each
+    kernel. Where a paper names no GPU, an A100 80 GB stands in; where it does not say which stage of LlamaGen-XL,
+    stage 2 does, because 10.11 s an image would be 40 ms a token in stage 1. Written by `python -m
+    benchmarks.predicted`.
 """
 PART = """
-    **Where they part.** {medians}. {higher} of {all} predictions with graphs are above the published figure. The
-    model's baseline reads the weights once a token and launches this engine's kernels; the papers' baselines take
-    {least:.1f} to {most:.1f} times as long as reading the weights (table below). A ratio forgives that as long as
-    all that a step adds is slow in the same proportion. Where the published speedup is below the model's, a step
-    adds more: tree building, draws and acceptance outside the forwards, as in dynamic trees on Anole at T = 0
-    (1.62 times at τ = 2.91, where the model says {eagle:.2f}). Where it is above, a step adds less than the model
-    charges, or the baseline was slow: the same SJD on Lumina-mGPT at 2.2 tokens a step is published as 1.58, 2.05,
-    2.20 and 3.72 times. In {above} rows the published speedup exceeds τ itself, which fewer forwards cannot
-    explain: either the baseline's steps were slower than the method's, or τ was counted otherwise.
+    **With the papers' τ**, the median error is {error} over {all} rows ({named} where the paper names its GPU), the
+    worst {worst}. {higher} predictions are above the published figure. The model's baseline reads the weights once a
+    token and launches this engine's kernels; the papers' baselines take {least:.1f} to {most:.1f} times as long as
+    reading the weights (table below). A ratio forgives that as long as all that a step adds is slow in the same
+    proportion. In {above} rows the published speedup exceeds τ itself, which fewer forward passes cannot explain:
+    either the baseline's steps were slower than the method's, or τ was counted otherwise. **With the τ of `tiny`**
+    the median error is {toy_error}, the worst {toy_worst}: a toy model's acceptance says nothing about another
+    target.
 """
 EXPECT = """
-    Milliseconds a token and speedup over `ar`, batch 1, bfloat16, CUDA graphs, each method with its default tree,
-    at the last τ that a paper's table has for it at T = 1 on the same architecture. The launch overhead, 1.5 µs a
-    kernel, is an estimate, and at LlamaGen-XL's size the largest part of a token.
+    Speedups over `ar` on an H100 from accepted lengths that papers published for the very target, T = 1, bfloat16,
+    CUDA graphs, each method with its default tree: `lanternbench predict --published --target TARGET {asked}`.
+    Nothing on this page was measured here. The launch overhead, 1.5 µs a kernel, is an estimate, and at LlamaGen-XL's
+    size the largest part of a token. Written by `python -m benchmarks.predicted`.
 """
 
 
@@ -314,55 +358,51 @@ def filled(text: str, **figures: float | str) -> str:
     )
 
 
-def off(line: Line) -> float:
-    """How far the prediction with graphs is from the published speedup, as a share of it."""
-    return abs(line.graphs / float(line.paper["speedup"]) - 1)
-
-
-def medians(found: list[Line]) -> str:
-    """The median differences over all rows, with and without a named GPU, by paper, and the worst."""
-    papers: dict[str, list[Line]] = {}
-    for line in found:
-        papers.setdefault(line.paper["source"].split(" arXiv")[0], []).append(line)
-    named = [line for line in found if line.paper["hardware"]]
-    groups = {
-        "where the paper names its GPU": named,
-        "where it does not": [x for x in found if x not in named],
-    } | papers
-    each = "; ".join(
-        f"{name} {median(map(off, lines)):.0%} ({len(lines)} row{'s' * (len(lines) > 1)})"
-        for name, lines in groups.items()
-    )
-    return (
-        f"The median difference is {median(map(off, found)):.1%} over all {len(found)} rows, the worst "
-        f"{max(map(off, found)):.0%}; {each}"
-    )
+def published(target: str) -> str:
+    """The tables of `lanternbench predict --published`."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked = ["predict", "--published", "--target", target, *ASKED, "--out", folder]
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+        return (Path(folder) / "predictions.md").read_text(encoding="utf-8")
 
 
 def main() -> None:
-    found = lines()
-    table, ratios = baselines()
-    higher = sum(line.graphs > float(line.paper["speedup"]) for line in found)
-    eagle = next(
-        line.graphs for line in found if line.paper["method"] == "eagle-2" and line.tau == 2.91
+    found, left_out = lines()
+    SPREADS.write_text(spreads(found), encoding="utf-8")
+    table, over_limit = baselines()
+    toy = [line.toy_error for line in found if line.toy_error is not None]
+    part = filled(
+        PART,
+        error=f"{median(line.error for line in found):.1%}",
+        named=f"{median(line.error for line in found if line.paper['hardware']):.1%}",
+        worst=f"{max(line.error for line in found):.0%}",
+        all=len(found),
+        higher=sum(line.predicted > line.published for line in found),
+        least=min(over_limit),
+        most=max(over_limit),
+        above=sum(line.published > line.tau for line in found),
+        toy_error=f"{median(toy):.1%}",
+        toy_worst=f"{max(toy):.0%}",
     )
-    above = sum(float(line.paper["speedup"]) > line.tau for line in found)
-    counts = {"higher": higher, "all": len(found), "eagle": eagle, "above": above}
-    part = filled(PART, least=min(ratios), most=max(ratios), medians=medians(found), **counts)
     parts = [
-        "# Predicted speedups beside published ones",
+        "# Predicted speedups next to published ones",
         filled(INTRO),
-        beside(found),
+        "## Errors by family of methods",
+        errors(found),
         part,
+        "## All rows",
+        beside(found),
+        "Left out:\n\n" + "\n".join(f"- {text}" for text in left_out),
+        "## The papers' baselines",
         table,
     ]
-    parts += ["# What to expect, before any GPU was available", filled(EXPECT), expected()]
-    text = "\n\n".join(part.strip() for part in parts) + "\n"
-    OUT.write_text(text, encoding="utf-8")
-    OUT.with_name(EXPECTED_ON_GPU).write_text(
+    write("predicted.md", ["\n\n".join(part.strip() for part in parts)])
+    (OUTPUT.results / EXPECTED_ON_GPU).write_text(
         json.dumps(for_gpu_report(), indent=1, ensure_ascii=False) + "\n"
     )
-    print(text)
+    expect = ["# Predicted from published accepted lengths", filled(EXPECT, asked=" ".join(ASKED))]
+    expect += [published(target).strip() for target in EXPECTED]
+    write("predicted-methods.md", ["\n\n".join(expect)])
 
 
 if __name__ == "__main__":

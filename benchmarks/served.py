@@ -74,7 +74,7 @@ def row(one: Served) -> list[str]:
         seconds = latency(
             Roofline(device, "bfloat16", graphs), base, [autoregressive(shape.length)], 1
         )[0]
-        cells.append(f"{seconds:.1f} s, {1e3 * seconds / shape.length:.2f} ms")
+        cells.append(f"{seconds:.1f} s, {1e3 * seconds / (shape.length - 1):.2f} ms")
     reported = f"{one.seconds:.1f} s, {1e3 * one.seconds / one.tokens:.1f} ms"
     name, size = one.target.partition(":")[0], "×".join(map(str, target.grid))
     return [

@@ -13,26 +13,23 @@
     python -m benchmarks.study results --write    # over the tracked files
 
 Of several finished runs with the same settings the newest counts; figures without a run stay as
-they are and are named. Writes methods.md, orders.md, windows.md, blocks.md, power.md and
-predicted-study.md of benchmarks/results, and their plots and the README's of docs/images.
+they are and are named. Writes methods.md, orders.md, windows.md, blocks.md and power.md
+of benchmarks/results, and their plots and the README's of docs/images.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from benchmarks import blocks, methods, orders, pictures, power, windows
-from benchmarks.result_files import OUTPUT, ROOT, setting, write
+from benchmarks.result_files import OUTPUT, ROOT
 from lanternbench.experiment import read_run
 
 SWEEPS = ("methods", "fidelity", "annealing", "drafters", "orders", "windows", "blocks")
 PREVIEW = ROOT / "build" / "study"
-PREDICTED = ("--device", "h100", "--target", "anole-7b", "--batch", "1,16")
 
 
 def finished(folder: Path) -> list[tuple[str, Path]]:
@@ -53,28 +50,6 @@ def timed(run: Path) -> bool:
     return config.batch == 1 and config.temperature == 1
 
 
-def predict(run: Path) -> None:
-    """predicted-study.md: what the run's methods would gain on a GPU."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "lanternbench",
-            "predict",
-            str(run),
-            *PREDICTED,
-            "--out",
-            folder,
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        text = (Path(folder) / "predictions.md").read_text(encoding="utf-8")
-    about = f"Accepted lengths and tree sizes of a run, replayed by `lanternbench predict RUN {' '.join(PREDICTED)}`: "
-    write(
-        "predicted-study.md",
-        ["# Predicted from a run of the toy model", "", about + setting(run), "", text],
-    )
-
-
 def main(folder: Path, is_preview: bool) -> None:
     if is_preview:
         OUTPUT.preview(PREVIEW)
@@ -92,7 +67,7 @@ def main(folder: Path, is_preview: bool) -> None:
     if len(of_blocks) == 2:
         blocks.report(of_blocks[True], of_blocks[False])
     if of_methods := [run for sweep, run in runs if sweep == "methods" and timed(run)]:
-        for make in (power.report, pictures.draw, predict):
+        for make in (power.report, pictures.draw):
             make(of_methods[-1])
     for sweep in SWEEPS:
         if sweep not in newest:

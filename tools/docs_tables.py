@@ -35,6 +35,7 @@ ORDER = (
         "submit",
         "leaderboard",
         "predict",
+        "advise",
         "tune",
         "profile",
         "verify",

@@ -24,7 +24,7 @@ from lanternbench.utils.memory import SMALLER, check_address_space, is_out_of_me
 NAMES = (  # FILE.function
     "run.run study.tune run.sweep listing.runs results.compare results.report results.score"
     " listing.methods listing.metrics listing.targets listing.prompts setup.fetch doctor.doctor"
-    " study.profile study.predict study.codebook study.verify run.import_ run.suite run.submit"
+    " study.profile study.predict study.advise study.codebook study.verify run.import_ run.suite run.submit"
     " run.leaderboard reproduce.reproduce"
 )
 

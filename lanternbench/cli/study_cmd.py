@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from lanternbench.measure.samples import Sample
     from lanternbench.predict.machines import Measured, Roofline
     from lanternbench.predict.predict import Prediction, Validation
-    from lanternbench.predict.replay import Cases
     from lanternbench.profile.step_profile import Profile
     from lanternbench.tune.result import Result, Tuning
 
@@ -270,6 +269,12 @@ class Elsewhere:
         Literal["graphs", "eager"],
         Option("--compile", help="graphs: CUDA graphs; eager: launched kernels."),
     ] = "graphs"
+    temperature: Annotated[
+        float | None, Option(help="Of published accepted lengths (default: the run's, or 1).")
+    ] = None
+    every: Annotated[
+        bool, Option("--all", help="Also methods whose drafter nobody published for the target.")
+    ] = False
 
     @property
     def names(self) -> list[str]:
@@ -282,35 +287,33 @@ class Elsewhere:
 
 
 def predict(
-    run: Annotated[str, Argument(help="Run id or folder.")],
     elsewhere: Annotated[Elsewhere, Takes()],
     threads: Annotated[int | None, From(Machine)],
+    run: Annotated[str | None, Argument(help="Run id or folder.")] = None,
+    published: Annotated[
+        bool,
+        Option("--published", help="All methods with accepted lengths published for --target."),
+    ] = False,
     results: options.Results = Path("results"),
     out: Annotated[
-        Path | None, Option(help="Folder for a table (JSON, Markdown) and a plot.")
+        Path | None, Option(help="Folder for a table (JSON, CSV, Markdown) and a plot.")
     ] = None,
     as_json: options.AsRows = False,
 ) -> None:
-    """Predict a run's speedups on other devices from its accepted lengths and tree sizes.
+    """Predict speedups on other devices from accepted lengths, of a run or published.
 
-    Predictions are never mixed with results.
+    Every row names the origin of its accepted length. Predictions are never mixed with results.
 
-    Example: lanternbench predict RUN --device h100 --device rtx-4090 --target anole-7b --batch
-    1,16
+    Example: lanternbench predict --published --target anole-7b --device a100
     """
-    from lanternbench.experiment import find
-    from lanternbench.models.loading import dtype_named
     from lanternbench.predict import predict as prediction
 
-    dtype_named(elsewhere.dtype)
     sizes = options.whole_numbers("--batch", elsewhere.batch, MAX_BATCH)
-    names = elsewhere.names
     if out is not None and (out / "run.json").exists():
         text = f"{out} is a run folder, which holds measurements"
         raise UserError(f"{text}: choose another folder with --out")
-    replay = Replay(find(results, [run])[0], elsewhere)
-    for name in names:
-        replay.add(name, threads)
+    replay = Replay(run, results, elsewhere, published)
+    replay.add_machines(threads)
     rows = replay.predictions(sizes)
     records = [{"predicted": True, **row._asdict()} for row in rows]
     document: dict[str, object] = {
@@ -330,41 +333,128 @@ def predict(
     print_notes(replay.notes)
 
 
+def advise(
+    elsewhere: Annotated[Elsewhere, Takes()],
+    run: Annotated[str | None, Argument(help="A run on the target, id or folder.")] = None,
+    results: options.Results = Path("results"),
+    as_json: options.AsRows = False,
+) -> None:
+    """Advise which method to use on a device, from accepted lengths published or measured.
+
+    The fastest lossless method without and with a published drafter, and the fastest relaxed one,
+    at the first batch size; and what would change the advice.
+
+    Example: lanternbench advise --target anole-7b --device a100
+    """
+    from lanternbench.predict.advice import advice_of
+    from lanternbench.predict.predict import BATCHES
+    from lanternbench.predict.predict import predict as predictions
+
+    batch = options.whole_numbers("--batch", elsewhere.batch, MAX_BATCH)[0]
+    replay = Replay(run, results, elsewhere, published=True)
+    replay.add_machines(None)
+    found = []
+    for roof, alone in replay.machines:
+        rows = predictions(roof, replay.traces, sorted({batch, *BATCHES}), alone)
+        found.append(advice_of(replay.target, batch, rows))
+    if as_json:
+        print_json({"predicted": True, "advice": [one.record() for one in found]})
+        return
+    for one in found:
+        print("\n".join(one.lines()))
+
+
 class Replay:
-    """A run that is replayed on several machines."""
+    """Decodes of a run, published ones, or both, that are replayed on several machines."""
 
-    def __init__(self, folder: Path, elsewhere: Elsewhere):
-        from lanternbench.experiment import read_run, read_samples
-        from lanternbench.predict import replay
+    def __init__(self, run: str | None, results: Path, elsewhere: Elsewhere, published: bool):
+        from lanternbench.models.loading import dtype_named
+        from lanternbench.predict.replay import Cases, sketch
 
-        self.folder = folder
+        dtype_named(elsewhere.dtype)
         self.elsewhere = elsewhere
-        self.record: RunRecord = read_run(folder)
-        self.samples: list[Sample] = read_samples(folder)
-        target, drafter, guidance = replay.of_run(self.record)
-        same_target = elsewhere.target in (None, target)
-        self.same = same_target and elsewhere.drafter is None
-        source = goal = replay.sketch(target, drafter)
-        if not self.same:
-            goal = replay.sketch(elsewhere.target or target, elsewhere.drafter)
-        scale = guidance if same_target else None
-        self.cases: Cases = replay.cases(self.samples, source, goal, scale, str(folder))
+        self.folder: Path | None = None
+        self.record: RunRecord | None = None
+        self.samples: list[Sample] = []
+        self.same = False  # whether the target and its drafters are the run's
         self.machines: list[tuple[Roofline, Measured | None]] = []
         self.validation: list[Validation] = []
+        if run is not None:
+            self._read(run, results)
+        elif published and elsewhere.target is not None:
+            self.target = sketch(elsewhere.target, elsewhere.drafter, elsewhere.every)
+            self.cases = Cases({}, {}, [])
+        else:
+            raise UserError(
+                "there are no accepted lengths to predict from: give a run, or --published and "
+                "--target with a target that papers have measured, such as anole-7b"
+            )
+        self.traces = dict(self.cases.traces)
         self.notes = list(self.cases.notes)
+        if published or not self.same:
+            self._add_published(None if published else {case.method for case in self.traces})
 
-    def add(self, name: str, threads: int | None) -> None:
-        """Add a device, or this machine after probing it."""
+    def _read(self, run: str, results: Path) -> None:
+        """Add the decodes of a run."""
+        from lanternbench.experiment import find, read_run, read_samples
+        from lanternbench.predict import replay
+
+        folder = find(results, [run])[0]
+        self.folder = folder
+        self.record = read_run(folder)
+        self.samples = read_samples(folder)
+        elsewhere = self.elsewhere
+        name, drafter, guidance = replay.of_run(self.record)
+        same_target = elsewhere.target in (None, name)
+        self.same = same_target and elsewhere.drafter is None
+        source = self.target = replay.sketch(name, drafter)
+        if not self.same:
+            goal = elsewhere.target or name
+            self.target = replay.sketch(goal, elsewhere.drafter, elsewhere.every)
+        origin = replay.origin(self.record, source, self.target, str(folder))
+        scale = guidance if same_target else None
+        self.cases = replay.cases(self.samples, source, self.target, scale, origin)
+
+    def _add_published(self, methods: set[str] | None) -> None:
+        """Add the published decodes of the target, of ``methods`` if given.  Raises UserError if
+        there are no decodes at all.
+        """
+        from lanternbench.predict.published import published_cases
+        from lanternbench.reproduce.recipe import guidance_of
+
+        temperature = self.elsewhere.temperature
+        if temperature is None:
+            temperature = self.record.config.temperature if self.record else 1.0
+        name = self.target.name
+        found = published_cases(self.target, temperature, guidance_of(name), methods)
+        self.traces.update(found.traces)
+        self.notes.extend(found.notes)
+        if not self.traces:
+            raise UserError(
+                f"no accepted length is published for '{name}' at T {temperature:g}: measure one "
+                f"with `lanternbench run --target {name}`, and give that run"
+            )
+
+    def add_machines(self, threads: int | None) -> None:
+        """Add the devices that were asked for, this machine after probing it."""
         from lanternbench.costs.roofline import THIS, device_model
-        from lanternbench.predict import predict as prediction
-        from lanternbench.predict.machines import Roofline, probe
+        from lanternbench.predict.machines import Roofline
 
         graphs = self.elsewhere.compile_mode == "graphs"
-        if name != THIS:
+        for name in self.elsewhere.names:
+            if name == THIS:
+                self._probe(threads)
+                continue
             model = device_model(name)
             self.machines.append((Roofline(model, self.elsewhere.dtype, graphs), None))
             self.notes.append(model.sentence(graphs))
-            return
+
+    def _probe(self, threads: int | None) -> None:
+        from lanternbench.predict import predict as prediction
+        from lanternbench.predict.machines import probe
+
+        if self.record is None:
+            raise UserError("--device this probes the target of a run: give a run")
         caption = self.samples[0].prompt
         with display("probing this machine") as bars:
             config = self.record.config
@@ -382,7 +472,7 @@ class Replay:
         rows: list[Prediction] = []
         with display("predicting") as bars:
             for roof, alone in counted(self.machines, bars.show, lambda machine: machine[0].name):
-                rows += prediction.predict(roof, self.cases.traces, sizes, alone)
+                rows += prediction.predict(roof, self.traces, sizes, alone)
         return rows
 
 

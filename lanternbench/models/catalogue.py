@@ -80,7 +80,7 @@ def located(name: str, random_weights: bool) -> tuple[Entry, Path | None]:
             itself = family(kind).reads(Path(name).expanduser())
             if itself is not None:
                 return Entry(name=itself.name, family=kind, about=""), itself
-    title, sizes, where = _parts_of(name)
+    title, sizes, where = parts_of(name)
     row = entry(title)
     if sizes:
         row = resized(row, sizes, random_weights)
@@ -123,7 +123,7 @@ def _drafter_bytes(spec: str, dtype: torch.dtype) -> int:
     return footprint.bytes_of_drafter(path, dtype) if path.exists() else 0
 
 
-def _parts_of(name: str) -> tuple[str, str, str]:
+def parts_of(name: str) -> tuple[str, str, str]:
     """Return the catalogue name, sizes and folder of NAME:SIZES=FOLDER, empty where absent."""
     sized = _SIZED.fullmatch(name)
     if sized:

@@ -7,12 +7,15 @@ to a run folder.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import cycle, groupby
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
@@ -20,10 +23,21 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from lanternbench.costs.roofline import THIS
 from lanternbench.measure.figures import robust
 from lanternbench.measure.samples import Sample
+from lanternbench.methods.method import named, preset
 from lanternbench.predict.machines import Machine, Measured, Roofline
-from lanternbench.predict.replay import BASE, Case, Trace, autoregressive, baseline, batches
+from lanternbench.predict.replay import (
+    BASE,
+    ELSEWHERE,
+    TOY,
+    Case,
+    Trace,
+    autoregressive,
+    baseline,
+    batches,
+)
 from lanternbench.report.style import GRID, LEADER, colour, save
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
@@ -33,17 +47,13 @@ from lanternbench.utils.json_values import versioned
 BATCHES = tuple(2**i for i in range(11))
 TITLE = "Predicted, not measured"
 TITLES = (
-    "batch",
-    "method",
-    "τ",
-    "ms/token",
-    "s/image",
-    "images/s",
-    "speedup",
-    "bound by",
-    "gains at",
+    *("batch", "method", "lossless", "τ", "ms/token", "speedup"),
+    *("expected", "paper's", "acceptance", "quality", "bound by", "gains at", "warning"),
 )
-LEFT = ("method", "bound by", "gains at")
+TERMINAL = ("method", "τ", "ms/token", "speedup", "expected", "paper's", "acceptance", "gains at")
+LEFT = ("method", "lossless", "acceptance", "quality", "bound by", "gains at", "warning")
+LOSSLESS = "✓"
+OTHERS = (TOY, ELSEWHERE)  # whose accepted lengths are those of another target
 BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
 CHECKED = ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup")
 Traces = Mapping[Case, Sequence[Trace]]
@@ -52,9 +62,12 @@ Traces = Mapping[Case, Sequence[Trace]]
 class Prediction(NamedTuple):
     """One method on one machine at one batch size.  Predicted, not measured.
 
-    ``latency_s``: of the decode loop of an image, which is that of its batch; ``shares``: of the
-    latency, by what bounds it.  ``stops_at``: the first of ``BATCHES`` that no longer gains; None
-    if all do.  ``fits_up_to``: the largest of them that fits in memory, 0 if none does.
+    ``acceptance``, ``source``, ``quality``, ``published_speedup``, ``warning``: see
+    ``Acceptance``.  ``drafter``: the kind that the method needs, if any.  ``latency_s``: of the
+    decode loop of an image, which is that of its batch.  ``ms_per_token``: without the token that
+    the prefill draws.  ``low``, ``high``: see ``expected``.  ``shares``: of the latency, by what
+    bounds it.  ``stops_at``: the first of ``BATCHES`` that no longer gains; None if all do.
+    ``fits_up_to``: the largest of them that fits in memory, 0 if none does.
     """
 
     device: str
@@ -63,12 +76,21 @@ class Prediction(NamedTuple):
     batch: int
     label: str
     method: str
+    lossless: bool
+    drafter: str
+    acceptance: str
+    source: str
+    quality: str
+    warning: str
     images: int
     tau: float
     latency_s: float
     ms_per_token: float
     images_per_s: float
     speedup: float
+    low: float | None
+    high: float | None
+    published_speedup: float | None
     bound: str
     shares: dict[str, float]
     memory_gb: float
@@ -83,7 +105,8 @@ def predict(
     sizes: Sequence[int],
     alone: Measured | None = None,
 ) -> list[Prediction]:
-    """Return every method at every batch size, after autoregressive decoding on the same machine.
+    """Return every method at every batch size, the fastest first, after autoregressive decoding on
+    the same machine.
 
     ``alone``: the machine as it was probed, for single images of the probed target; batches follow
     from ``roof``.
@@ -94,7 +117,48 @@ def predict(
     traces |= {case: steps for case, steps in cases.items() if case.measured is not None}
     replay = MachineReplay(roof, alone, base, traces)
     stops = {case: replay.first_without_gain(case) for case in traces}
-    return [replay.prediction(case, batch, stops[case]) for batch in sizes for case in traces]
+    rows: list[Prediction] = []
+    for batch in sizes:
+        rows += ranked([replay.prediction(case, batch, stops[case]) for case in traces])
+    return rows
+
+
+def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
+    """Return the baseline, then the fastest first; a method with the accepted lengths of another
+    target follows its fastest row with published ones, if there is one.
+    """
+    fastest: dict[str, float] = {}
+    for row in rows:
+        if row.acceptance not in OTHERS:
+            fastest[row.method] = max(row.speedup, fastest.get(row.method, 0.0))
+
+    def rank(row: Prediction) -> tuple[bool, float, bool]:
+        is_others = row.acceptance in OTHERS
+        speedup = fastest.get(row.method, row.speedup) if is_others else row.speedup
+        return row.method != BASE, -speedup, is_others
+
+    return sorted(rows, key=rank)
+
+
+@cache
+def spreads() -> dict[str, dict[str, list[float]]]:
+    """Return published speedups over predicted ones, 10th and 90th percentile, by origin of the
+    accepted lengths (published, toy) and family of methods.
+    """
+    return yaml.safe_load(Path(__file__).with_name("spreads.yaml").read_text(encoding="utf-8"))
+
+
+def expected(
+    machine: Machine, case: Case, speedup: float
+) -> tuple[float, float] | tuple[None, None]:
+    """Return the range of a predicted speedup by the spread of its family, or that of all methods
+    if it has few rows; None for the baseline and a probed machine.
+    """
+    if machine.name == THIS or case.method == BASE:
+        return None, None
+    known = spreads()["toy" if case.acceptance.kind in OTHERS else "published"]
+    low, high = known.get(preset(case.method).family, known["all"])
+    return low * speedup, high * speedup
 
 
 class MachineReplay(NamedTuple):
@@ -106,13 +170,16 @@ class MachineReplay(NamedTuple):
     traces: Traces
 
     def prediction(self, case: Case, batch: int, stops_at: int | None) -> Prediction:
-        machine = self.roof if self.alone is None or batch > 1 else self.alone
+        machine: Machine = self.roof
+        if self.alone is not None and batch == 1 and case.label in self.alone.costs:
+            machine = self.alone
         traces = self.traces[case]
         seconds, spent = latency(machine, case, traces, batch)
         base_seconds, _ = latency(machine, self.base, self.traces[self.base], batch)
         nodes = max(int(trace.nodes.max()) for trace in traces)
-        fitting = [size for size in BATCHES if self.roof.fits(case, size, nodes)]
         tokens = sum(int(trace.committed.sum()) for trace in traces)
+        speedup = base_seconds / seconds
+        low, high = expected(machine, case, speedup)
         return Prediction(
             device=machine.name,
             target=case.shape.name,
@@ -120,19 +187,33 @@ class MachineReplay(NamedTuple):
             batch=batch,
             label=case.label,
             method=case.method,
+            lossless=case.lossless,
+            drafter=named(case.method).proposal.drafter_kind or "",
+            acceptance=case.acceptance.kind,
+            source=case.acceptance.source,
+            quality=case.acceptance.quality,
+            warning=case.acceptance.warning,
             images=len(traces),
             tau=tokens / sum(trace.steps for trace in traces),
             latency_s=seconds,
-            ms_per_token=1e3 * seconds / case.shape.length,
+            ms_per_token=1e3 * seconds / (case.shape.length - 1),
             images_per_s=batch / seconds,
-            speedup=base_seconds / seconds,
+            speedup=speedup,
+            low=low,
+            high=high,
+            published_speedup=case.acceptance.speedup,
             bound=max(spent, key=spent.__getitem__),
             shares={name: value / seconds for name, value in spent.items()},
             memory_gb=self.roof.memory(case, batch, nodes),
             fits=self.roof.fits(case, batch, nodes),
             stops_at=stops_at,
-            fits_up_to=max(fitting, default=0),
+            fits_up_to=self.largest_fitting(case, nodes),
         )
+
+    def largest_fitting(self, case: Case, nodes: int) -> int:
+        """Return the largest of ``BATCHES`` that fits in memory, 0 if none does."""
+        fitting = [size for size in BATCHES if self.roof.fits(case, size, nodes)]
+        return max(fitting, default=0)
 
     def first_without_gain(self, case: Case) -> int | None:
         """Return the first of ``BATCHES`` at which a method is no faster than the baseline."""
@@ -244,14 +325,35 @@ def setups(rows: Sequence[Prediction]) -> list[tuple[str, list[Prediction]]]:
     return [(title, list(group)) for title, group in groups]
 
 
-def cells(row: Prediction) -> list[str]:
-    """Return one row of the table, a text for each of ``TITLES``."""
-    first = [str(row.batch), row.label, f"{row.tau:.2f}"]
+def cells(row: Prediction) -> dict[str, str]:
+    """Return the texts of one row by their titles; speeds are left out if it does not fit."""
+    found = dict.fromkeys(TITLES, "")
+    published = row.published_speedup
+    found |= {
+        "batch": str(row.batch),
+        "method": row.label,
+        "lossless": LOSSLESS if row.lossless else "",
+        "τ": f"{row.tau:.2f}",
+        "paper's": "" if published is None else f"{published:.2f}×",
+        "acceptance": f"{row.acceptance}: {row.source}".removesuffix(": "),
+        "quality": row.quality,
+        "warning": row.warning,
+    }
     if not row.fits:
-        return [*first, *["–"] * 4, f"needs {row.memory_gb:.0f} GB", ""]
-    speeds = [f"{value:.3g}" for value in (row.ms_per_token, row.latency_s, row.images_per_s)]
-    bound = BOUND.get(row.bound, row.bound)
-    return [*first, *speeds, f"{row.speedup:.2f}×", bound, gains(row)]
+        return found | {"gains at": f"needs {row.memory_gb:.0f} GB"}
+    if row.low is not None:
+        found["expected"] = f"{row.low:.2g}–{row.high:.2g}"
+    return found | {
+        "ms/token": f"{row.ms_per_token:.3g}",
+        "speedup": f"{row.speedup:.2f}×",
+        "bound by": BOUND.get(row.bound, row.bound),
+        "gains at": gains(row),
+    }
+
+
+def short(row: Prediction) -> str:
+    """Return the first word of the origin of its accepted length: measured, published, toy …"""
+    return row.acceptance.partition(" ")[0].strip(",")
 
 
 def gains(row: Prediction) -> str:
@@ -277,18 +379,28 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 def terminal_tables(
     rows: Sequence[Prediction], checked: Sequence[Validation] = ()
-) -> Iterator[Table]:
-    """Yield, in 80 columns, a table for each setup, batch size by batch size, and one of the
-    validation if there is one.
+) -> Iterator[Table | Text]:
+    """Yield, in 80 columns, a table for each setup, batch size by batch size, with the origins of
+    its accepted lengths, and a table of the validation if there is one.
     """
     for setup, group in setups(rows):
-        table = _table(f"{TITLE}: {setup}", TITLES[1:])
+        table = _table(f"{TITLE}: {setup}", TERMINAL)
+        numbers: dict[str, int] = {}
         for batch, lines in groupby(group, key=lambda row: row.batch):
             table.add_section()
             table.add_row(Text(f"batch {batch}", style="bold"))
             for row in lines:
-                table.add_row(*map(Text, cells(row)[1:]))
+                found = cells(row)
+                found["method"] = f"{row.label} {found['lossless']}".strip()
+                origin = found["acceptance"]
+                found["acceptance"] = short(row)
+                if row.source:
+                    number = numbers.setdefault(origin, len(numbers) + 1)
+                    found["acceptance"] += f" [{number}]"
+                table.add_row(*(Text(found[title]) for title in TERMINAL))
+        origins = [f"[{number}] {origin}" for origin, number in numbers.items()]
         yield table
+        yield Text("\n".join([f"{LOSSLESS} lossless", *origins]))
     if checked:
         table = _table("Predicted and measured: s/image", CHECKED)
         for v in checked:
@@ -311,19 +423,22 @@ def write(
     rows: Sequence[Prediction],
     curve: Sequence[Prediction],
 ) -> None:
-    """Write ``predictions.json`` and ``.md``, and a plot of ``curve``.  Raises UserError if they
-    cannot be written.
+    """Write ``predictions.json``, ``.csv`` and ``.md``, and a plot of ``curve``.  Raises UserError
+    if they cannot be written.
     """
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
     is_right = [title not in LEFT for title in TITLES]
     sections = []
     for setup, group in setups(rows):
-        table = markdown(list(TITLES), [cells(row) for row in group], is_right)
+        lines = [list(cells(row).values()) for row in group]
+        table = markdown(list(TITLES), lines, is_right)
         sections.append(f"## {TITLE}: {setup}\n\n{table}\n")
     sections += [f"- {note}\n" for note in document["notes"]]
     text = json.dumps(versioned(document), indent=2, ensure_ascii=False)
-    for name, content in (("json", f"{text}\n"), ("md", "".join(sections))):
+    table = pd.DataFrame(document["rows"]).drop(columns="shares").to_csv(index=False)
+    contents = {"json": f"{text}\n", "csv": table, "md": "".join(sections)}
+    for name, content in contents.items():
         with replacing(out / f"predictions.{name}", OUT) as file:
             file.write(content.encode())
     save(lambda: plot(curve), out / "predictions", ("png",), dpi=200)
@@ -347,17 +462,17 @@ def _plot_speedups(axes: Axes, rows: Sequence[Prediction]) -> None:
     """Plot the rows of one setup."""
     axes.grid(color=GRID, linewidth=0.6)
     axes.axhline(1.0, color=LEADER, linewidth=1.1, linestyle=(0, (4, 2)))
-    methods = {row.label: row.method for row in rows if row.method != BASE}
-    for marker, (label, method) in zip(cycle("os^vDPX"), methods.items()):
-        fitting = [row for row in rows if row.label == label and row.fits]
+    lines = {(row.label, row.source): row for row in rows if row.method != BASE}
+    for marker, (key, one) in zip(cycle("os^vDPX"), lines.items()):
+        fitting = [row for row in rows if (row.label, row.source) == key and row.fits]
         axes.plot(
             [row.batch for row in fitting],
             [row.speedup for row in fitting],
-            color=colour(method),
+            color=colour(one.method),
             marker=marker,
             markersize=4,
             linewidth=1.1,
-            label=label,
+            label=f"{one.label} ({short(one)})",
         )
     axes.set_xscale("log", base=2)
     axes.set(xlim=(BATCHES[0] * 0.9, BATCHES[-1] * 1.1))

@@ -3,11 +3,12 @@ target.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +23,18 @@ from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build_proposer
 from lanternbench.methods.method import Method, method
-from lanternbench.models.catalogue import load_unpacked, with_drafter
+from lanternbench.models.catalogue import load_unpacked, parts_of, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
 
 BASE = "ar"
+# kinds of acceptance
+MEASURED = "measured on this target"
+PUBLISHED = "published for this target"
+TOY = "toy model"
+ELSEWHERE = "another target or drafter"
+SIMULATED = "simulated, or of random weights"
 Ints = NDArray[np.int64]
 
 
@@ -52,6 +59,20 @@ def shape_of(target: Target, guidance: float | None = None) -> Shape:
     return Shape(target.name, size, target.length, model.prompt_positions, rows)
 
 
+class Acceptance(NamedTuple):
+    """The origin of a row's accepted lengths; no kind for the baseline.
+
+    ``source``: the run, or the paper with its table and setup.  ``speedup``: the paper's own.
+    ``quality``: the fidelity loss, or the figures of the paper's table next to those of ``ar``.
+    """
+
+    kind: str
+    source: str = ""
+    speedup: float | None = None
+    quality: str = ""
+    warning: str = ""
+
+
 class Case(NamedTuple):
     """A method on a target."""
 
@@ -61,6 +82,8 @@ class Case(NamedTuple):
     drafter: Network | None  # for the target
     measured: AnyProposer | None  # the proposal in the run; None for the baseline
     operators: Operators  # of a step
+    acceptance: Acceptance = Acceptance("")
+    lossless: bool = True
 
 
 def baseline(shape: Shape) -> Case:
@@ -195,25 +218,33 @@ def shapes() -> dict[str, Entry]:
     return {name: Entry(name=name, **row) for name, row in rows.items()}
 
 
-def sketch(name: str, drafter: str | None = None) -> Target:
+def sketch(name: str, drafter: str | None = None, every: bool = True) -> Target:
     """Return a target's shape, options and drafters without its weights, unless they come with the
     package.
 
-    Raises UserError for an unknown name, with the known names.
+    ``every``: with drafters that nobody published, too.  Raises UserError for an unknown name,
+    with the known names.
     """
-    target = replace(_sketch(name), name=name.partition("=")[0])
+    title, sizes, _ = parts_of(name)
+    target = replace(_sketch(name), name=f"{title}:{sizes}" if sizes else title)
+    if not every and target.device.type == "meta":
+        row = catalogue().get(title)
+        files = row.files if row is not None else {}
+        published = {kind: net for kind, net in target.drafters.items() if kind in files}
+        target = replace(target, drafters=published)
     if drafter is None:
         return target
     return with_drafter(target, drafter, str(target.device), random_weights=True)[0]
 
 
 def _sketch(name: str) -> Target:
-    title = name.partition("=")[0]
+    title, sizes, _ = parts_of(name)
     if title in shapes():
         entry = shapes()[title]
         return family(entry.family).random_target(entry, "meta")
     if title in catalogue() and catalogue()[title].gigabytes:
-        return load_unpacked(title, "meta", random_weights=True)
+        sized = f"{title}:{sizes}" if sizes else title
+        return load_unpacked(sized, "meta", random_weights=True)
     try:
         return load_unpacked(name)
     except UserError as error:
@@ -234,14 +265,51 @@ def cases(
     source: Target,
     target: Target,
     guidance: float | None,
-    run: str,
+    run: Acceptance,
 ) -> Cases:
     """Return the methods of a run as they would decode on ``target``.
 
     ``source``: the run's target, on which trees were measured; ``guidance``: if it differs from
-    the target's.  Methods without what they need on ``target`` are left out, with a note.  Raises
-    UserError for a run without samples and for one in which nothing was drafted.
+    the target's; ``run``: the origin of the accepted lengths.  Methods without what they need on
+    ``target`` are left out, with a note.  Raises UserError for a run without samples and for one in which nothing was drafted.
     """
+    by_label = labelled(samples, run.source)
+    shape = shape_of(target, guidance)
+    found = Cases({}, {}, [])
+    lacking: list[str] = []
+    for label, group in by_label.items():
+        try:
+            used = method(group[0].method, **group[0].options)
+            if lacks_drafter(used, target):
+                lacking.append(label)
+                continue
+            case = case_of(label, used, shape, source, target)
+        except UserError as error:
+            found.notes.append(f"{label} is left out: {error}")
+            continue
+        case = case._replace(acceptance=run._replace(quality=loss_of(group)))
+        traces = traces_of(group, case.measured, shape.length)
+        if traces:
+            found.traces[case] = traces
+            found.methods[label] = used
+    found.notes.extend(without_drafter(lacking, shape))
+    if all(case.measured is None for case in found.traces):
+        only = f"{run.source} has only methods that draft nothing ({', '.join(by_label)})"
+        reason = found.notes[0] if found.notes else only
+        raise UserError(
+            f"there are no draft trees to replay: {reason}; "
+            "measure one that drafts, such as eagle-1"
+        )
+    if shape.length != source.length:
+        found.notes.append(
+            f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}: "
+            "each image's steps are repeated, or cut"
+        )
+    return found
+
+
+def labelled(samples: Iterable[Sample], run: str) -> dict[str, list[Sample]]:
+    """Return the samples by method.  Raises UserError for a run without any."""
     by_label: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_label[sample.label].append(sample)
@@ -249,28 +317,40 @@ def cases(
         raise UserError(
             f"{run} has no samples yet: let `lanternbench run` finish at least one image of it"
         )
-    shape = shape_of(target, guidance)
-    found = Cases({}, {}, [])
-    for label, group in by_label.items():
-        try:
-            used = method(group[0].method, **group[0].options)
-            case = case_of(label, used, shape, source, target)
-        except UserError as error:
-            found.notes.append(f"{label} is left out: {error}")
-            continue
-        traces = traces_of(group, case.measured, shape.length)
-        if traces:
-            found.traces[case] = traces
-            found.methods[label] = used
-    if all(case.measured is None for case in found.traces):
-        only = f"{run} has only methods that draft nothing ({', '.join(by_label)})"
-        reason = found.notes[0] if found.notes else only
-        raise UserError(
-            f"there are no draft trees to replay: {reason}; "
-            "measure one that drafts, such as eagle-1"
-        )
-    found.notes.extend(differences(shape, source))
-    return found
+    return by_label
+
+
+def lacks_drafter(used: Method, target: Target) -> bool:
+    """Return whether a method needs a drafter that the target does not have."""
+    kind = used.proposal.drafter_kind
+    return kind is not None and kind not in target.drafters
+
+
+def without_drafter(labels: Sequence[str], shape: Shape) -> list[str]:
+    """Return a note that names the methods that are left out for want of a drafter, if any."""
+    if not labels:
+        return []
+    names = ", ".join(dict.fromkeys(labels))
+    return [f"left out, because nobody published their drafter for {shape.name}: {names}"]
+
+
+def origin(record: RunRecord, source: Target, target: Target, run: str) -> Acceptance:
+    """Return the origin of a run's accepted lengths on ``source``, as decodes of ``target``."""
+    config = record.config
+    place = f"{run} ({source.name}, T {config.temperature:g})"
+    if config.draws_noise:
+        return Acceptance(SIMULATED, place, warning="the accepted lengths are not of a real model")
+    if source is target:
+        return Acceptance(MEASURED, place)
+    warning = f"accepted lengths of {source.name} say little about {target.name}"
+    kind = TOY if source.evaluators == "tiny" else ELSEWHERE
+    return Acceptance(kind, place, warning=warning)
+
+
+def loss_of(samples: Sequence[Sample]) -> str:
+    """Return the mean fidelity loss of samples, empty if it was not measured."""
+    losses = [sample.fidelity_loss for sample in samples if sample.fidelity_loss is not None]
+    return f"fidelity loss {mean(losses):.3f}" if losses else ""
 
 
 def case_of(label: str, used: Method, shape: Shape, source: Target, target: Target) -> Case:
@@ -286,21 +366,8 @@ def case_of(label: str, used: Method, shape: Shape, source: Target, target: Targ
             raise UserError("it drafts nothing that could be replayed")
         return baseline(shape)
     operators = count_operators(used, source.options)
-    return Case(label, used.preset, shape, drafter, measured, operators)
-
-
-def differences(shape: Shape, source: Target) -> Iterator[str]:
-    """Yield a note for each way in which the target differs from the run's."""
-    if shape.length != source.length:
-        yield (
-            f"the run's images have {source.length} tokens, those of {shape.name} {shape.length}: "
-            "each image's steps are repeated, or cut"
-        )
-    if shape.name != source.name:
-        yield (
-            f"accepted lengths and tree sizes are those measured on {source.name}: a drafter for "
-            f"{shape.name} may be accepted more or less often"
-        )
+    case = Case(label, used.preset, shape, drafter, measured, operators)
+    return case._replace(lossless=used.lossless)
 
 
 def of_run(record: RunRecord) -> tuple[str, str | None, float | None]:

@@ -130,6 +130,16 @@ def recipes() -> dict[str, Recipe]:
     return {name: Recipe.model_validate(value) for name, value in values.items()}
 
 
+def guidance_of(target: str) -> dict[str, str]:
+    """Return the guidance of papers' runs on a target by paper, as papers.csv names it, if known."""
+    found: dict[str, str] = {}
+    for recipe in recipes().values():
+        setting = recipe.settings.get("guidance")
+        if setting is not None and (setting.targets is None or target in setting.targets):
+            found[recipe.source] = str(setting.value)
+    return found
+
+
 def is_known(row: Mapping[str, str]) -> bool:
     """Return whether the method of a published row is implemented."""
     return row["method"] in components("preset")

@@ -46,6 +46,8 @@ from lanternbench.models.packing import packed
 from lanternbench.predict import machines, predict
 from lanternbench.predict.predict import terminal_tables
 from lanternbench.predict.replay import (
+    TOY,
+    Acceptance,
     Case,
     Trace,
     autoregressive,
@@ -58,6 +60,7 @@ from lanternbench.predict.replay import (
 from lanternbench.prompts import Prompt
 from lanternbench.settings import Sweep
 
+RUN = Acceptance(TOY, "run")
 A100 = device_model("a100-40g")
 ON_A100 = Execution(A100, "bfloat16")
 OPERATORS = Operators(layer=16.0, forward=27.0, level=50.0, rest=40.0)
@@ -158,7 +161,7 @@ def test_every_device_model_names_its_source_and_holds_the_papers_dtypes():
 
 
 def test_more_bandwidth_is_never_slower_and_the_host_limits_what_has_no_graphs(xl, tiny):
-    found = cases([sample()], tiny, xl, None, "run")
+    found = cases([sample()], tiny, xl, None, RUN)
     slow, fast = (
         predict.predict(machines.Roofline(device_model(n), "bfloat16"), found.traces, [1, 64])
         for n in ("h100", "h200")
@@ -169,9 +172,7 @@ def test_more_bandwidth_is_never_slower_and_the_host_limits_what_has_no_graphs(x
     )
     operators = baseline_operators()
     kernels = operators.layer * 36 + operators.forward + operators.rest
-    assert eager[0].ms_per_token * 256 / 255 == pytest.approx(
-        1e-3 * kernels * device_model("h100").issue
-    )
+    assert eager[0].ms_per_token == pytest.approx(1e-3 * kernels * device_model("h100").issue)
     assert eager[0].bound == "launches"
 
 
@@ -222,27 +223,25 @@ def test_drafters_run_as_many_forwards_as_replays_count(target):
 
 def test_a_run_without_tree_sizes_is_replayed_where_the_method_fixes_them(tiny):
     old = sample(tree_nodes=None)
-    (trace,) = next(iter(cases([old], tiny, tiny, None, "run").traces.values()))
+    (trace,) = next(iter(cases([old], tiny, tiny, None, RUN).traces.values()))
     assert set(trace.nodes.tolist()) == {6}
     with pytest.raises(
         UserError, match=r"'adt-tree' lack the tree size of each step.*measure it again"
     ):
-        cases([sample("adt-tree", tree_nodes=None)], tiny, tiny, None, "run")
+        cases([sample("adt-tree", tree_nodes=None)], tiny, tiny, None, RUN)
 
 
 def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
-    found = cases([sample(), sample("medusa", nodes=9, depth=4)], tiny, xl, None, "run")
+    found = cases([sample(), sample("medusa", nodes=9, depth=4)], tiny, xl, None, RUN)
     assert [case.label for case in found.traces] == ["eagle-1"]
-    assert any(
-        "medusa is left out" in note and "no drafter of kind 'medusa'" in note
-        for note in found.notes
-    )
+    left_out = "left out, because nobody published their drafter for llamagen-xl-stage1: medusa"
+    assert left_out in found.notes
     with_model = cases(
         [sample("sd", nodes=4, depth=3)],
         tiny,
         sketch("llamagen-3b-c2i", "llamagen-l-c2i"),
         None,
-        "run",
+        RUN,
     )
     (case,) = with_model.traces
     assert case.drafter.stored == pytest.approx(343e6, rel=0.01)
@@ -250,10 +249,10 @@ def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
 
 def test_methods_of_several_rows_are_left_out_by_name_where_the_grid_is_another(tiny):
     rows = [sample(), sample("pjd", nodes=17, depth=8), sample("zipar", nodes=2, depth=0)]
-    there = cases(rows, tiny, sketch("anole-7b"), None, "run")
+    there = cases(rows, tiny, sketch("anole-7b"), None, RUN)
     assert [case.label for case in there.traces] == ["eagle-1"]
     assert sum("follow from the grid" in note for note in there.notes) == 2
-    here = cases(rows, tiny, tiny, None, "run")
+    here = cases(rows, tiny, tiny, None, RUN)
     assert [case.label for case in here.traces] == ["eagle-1", "pjd"]
     assert any("zipar is left out: it drafts nothing" in note for note in here.notes)
 
@@ -262,7 +261,7 @@ def test_the_largest_shape_has_34_billion_weights_and_a_small_card_does_not_hold
     big = sketch("chameleon-34b")
     assert shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
     machine = machines.Roofline(device_model("rtx-4090"), "bfloat16")
-    found = cases([sample()], tiny, big, None, "run")
+    found = cases([sample()], tiny, big, None, RUN)
     rows = predict.predict(machine, found.traces, [1])
     assert {row.fits for row in rows} == {False}
     assert {row.fits_up_to for row in rows} == {0}
@@ -323,7 +322,7 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
         "eagle-1": machines.MethodCost(verify, np.array([3e-4, 3e-4, 0.0, 0.0]), 4e-4),
     }
     machine = machines.Measured("float32", costs)
-    found = cases(made, tiny, tiny, None, "run")
+    found = cases(made, tiny, tiny, None, RUN)
     checked = predict.validate(machine, found.traces, made)
     assert {v.label for v in checked} == {"ar", "eagle-1"}
     assert all(v.error < 1e-9 and v.images == 3 for v in checked)
@@ -423,6 +422,7 @@ def test_predictions_are_labelled_fit_a_terminal_and_leave_the_run_alone(run, tm
         (d, b) for d in ("h100", "l40s") for b in (1, 64)
     }
     assert {p.name for p in out.iterdir()} == {
+        "predictions.csv",
         "predictions.json",
         "predictions.md",
         "predictions.png",
