@@ -22,6 +22,7 @@ class Psnr(PairMetric):
     shared noise, as two images of one caption drawn independently differ anyway.
     """
 
+    paper = "Huynh-Thu & Ghanbari 2008, doi:10.1049/el:20080522"
     title = "PSNR to ar"
     form = ".1f"
 
