@@ -88,6 +88,7 @@ def ended(installed, tmp_path_factory) -> list[tuple[int, str, str]]:
     return in_python(installed | {"COLUMNS": "120"}, code, tmp_path_factory.mktemp("listed"))
 
 
+@pytest.mark.slow
 def test_all_are_listed_with_their_options(ended):
     listed, targets, shown = (out for _, out, _ in ended[:3])
     methods = {m["method"]: m for m in json.loads(listed)}
@@ -120,6 +121,7 @@ def test_all_run_in_one_sweep_on_the_target_of_ours(installed, tmp_path):
     assert rows["lookup copied=2"]["lossless"]
 
 
+@pytest.mark.slow
 def test_a_mistake_in_an_option_of_ours_is_one_sentence(ended):
     code, _, said = ended[3]
     assert code == 2

@@ -29,7 +29,7 @@ from lanternbench.utils.graph_capture import Graphs
 UNBUNDLED = ("dflash", "flashar")
 EMBEDDED = [n for n, p in components("preset").items() if p.choices.proposal not in UNBUNDLED]
 ALONE = ["ar", "sd", "medusa", "eagle-1", "eagle-2", "sjd", "adt-tree", "cool-sd"]
-QUICK = ["ar", "medusa", "eagle-2", "sjd", "adt-tree"]
+QUICK = ["ar", "eagle-2", "sjd"]
 PROMPTS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
 
 

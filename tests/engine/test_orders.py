@@ -350,7 +350,10 @@ def test_on_tables_the_engine_draws_what_the_plain_definition_says(name, options
 
 @pytest.mark.parametrize(
     "options",
-    [{"c": 1, "window": 1}, {"c": 1, "window": 1, "reuse": 0.5, "acceptance": "lantern"}],
+    slow_but(
+        [{"c": 1, "window": 1}],
+        [{"c": 1, "window": 1}, {"c": 1, "window": 1, "reuse": 0.5, "acceptance": "lantern"}],
+    ),
 )
 def test_windows_of_rows_too(options):
     one = on_tables(method("pjd", **options), RowTables(2, (2, 3), 1))

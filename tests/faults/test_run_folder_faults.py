@@ -221,7 +221,7 @@ RUNS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("fault", RUNS)
+@pytest.mark.parametrize("fault", slow_but(["an absurd grid", "nested deep"], RUNS))
 def test_an_edited_run_is_a_sentence_or_a_report(fault, tmp_path, monkeypatch, capfd):
     path = made(tmp_path / "results")
     run = read_run(path).written() | RUNS[fault]
@@ -256,7 +256,7 @@ SUMMARIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("fault", SUMMARIES)
+@pytest.mark.parametrize("fault", slow_but(["a figure of 1e308", "a label of escapes"], SUMMARIES))
 def test_an_edited_summary_is_a_sentence_or_a_report(
     fault, quick_pictures, tmp_path, monkeypatch, capfd
 ):

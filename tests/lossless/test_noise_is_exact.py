@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import slow_but
+from conftest import of_side, slow_but
 
 from lanternbench import lossless
 from lanternbench.engine.decode import Generation
@@ -19,6 +19,8 @@ from lanternbench.lossless import SAME_NOISE, WORLDS, shared_noise, verify_metho
 from lanternbench.lossless.shared_noise import missed, noise_tables, tokens_of_ar
 from lanternbench.lossless.tables import Tables, random_rows
 from lanternbench.methods.method import method
+from lanternbench.models.target import Target
+from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.registry import components
 from lanternbench.settings import Sampling
 
@@ -161,9 +163,14 @@ def ar_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def small_images_of_all_layers() -> Target:
+    """The bundled target with images of 5 × 5 tokens."""
+    return of_side(tiny.load(), 5)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ar_once")
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_64_images_of_the_bundled_model_are_those_of_ar(target_8x8, name):
-    """Of all its layers; an image's 64 tokens are of an 8 × 8 part of the grid."""
-    assert tokens_of_ar(target_8x8, method(name), 64, 0).images == 0
+def test_64_images_of_the_bundled_model_are_those_of_ar(small_images_of_all_layers, name):
+    assert tokens_of_ar(small_images_of_all_layers, method(name), 64, 0).images == 0

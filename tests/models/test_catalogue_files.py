@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import slow_but
 
 from lanternbench.errors import UserError
 from lanternbench.models.catalogue import load_unpacked
@@ -38,7 +39,10 @@ def load(world: World, place: Path) -> Target:
     return load_unpacked(f"{world.name}={place}")
 
 
-@pytest.mark.parametrize("name", [row.name for row in ROWS])
+NAMES = [row.name for row in ROWS]
+
+
+@pytest.mark.parametrize("name", slow_but(NAMES[::4], NAMES))
 def test_a_target_loads_from_what_fetch_brings_as_from_whole_repositories(name, tmp_path):
     world = world_of(catalogue()[name])
     hub = tmp_path / "hub"

@@ -197,7 +197,7 @@ def test_positions_are_those_that_transformers_gives(theirs, loaded):
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["ar", "scd", "adt-tree"], ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"])
+    "name", slow_but(["ar", "scd"], ["ar", "scd", "eagle-1", "cool-sd", "adt-tree"])
 )
 def test_greedy_tokens_are_those_of_generate(target, greedy, name):
     """One by one and in a batch of prompts of different lengths; drafting methods too."""
@@ -223,7 +223,7 @@ def test_with_the_same_uniforms_tokens_are_those_drawn_from_transformers_logits(
     assert made == drawn_by_transformers(theirs, prompt(target, caption), inverse_cdf)
 
 
-@pytest.mark.parametrize("name", slow_but(["ar", "scd"], ["ar", "scd", "eagle-1", "cool-sd"]))
+@pytest.mark.parametrize("name", slow_but(["scd"], ["ar", "scd", "eagle-1", "cool-sd"]))
 def test_a_batch_draws_what_single_prompts_draw(target, name):
     together = decode(target, name, CAPTIONS, 1.0)
     for caption, tokens in zip(CAPTIONS, together, strict=True):
@@ -485,7 +485,7 @@ def test_zipar_draws_the_coarse_grid_token_by_token_and_then_rows_of_the_fine_on
     assert 1 + made.steps == PREVIEW + 2 * FINE[1] + (FINE[0] - 2) * s
 
 
-@pytest.mark.parametrize(("name", "options"), slow_but(ROWS[1:], ROWS))
+@pytest.mark.parametrize(("name", "options"), slow_but(ROWS[1:2], ROWS))
 def test_rows_lose_nothing_on_the_coarse_grid_and_draw_in_a_batch_what_they_draw_alone(
     target, name, options
 ):

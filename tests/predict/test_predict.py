@@ -362,6 +362,7 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
     assert spent["outside"] == pytest.approx(4e-4)
 
 
+@pytest.mark.slow
 def test_probing_machines_predicts_the_run_that_was_measured_on_it(tmp_path, monkeypatch):
     """Every operation takes as long as any other: what is promised of seconds is measured
     elsewhere.

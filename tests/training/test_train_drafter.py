@@ -127,7 +127,7 @@ FED = [
 
 @pytest.mark.parametrize(
     ("kind", "tables", "name"),
-    slow_but([c for c in FED if c[0] not in ("tiny", "emu3") or c[2] == "eagle-3"], FED),
+    slow_but([c for c in FED if c[0] in ("lumina", "classes")], FED),
 )
 def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, monkeypatch):
     """Logits of what is drafted first: after every step of a decode, and all at once from its

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, slow_but
 
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
@@ -170,7 +170,7 @@ def test_a_run_needs_nothing_that_windows_lacks(tmp_path):
     assert list(tmp_path.glob("out/*/samples.jsonl"))
 
 
-@pytest.mark.parametrize("command", ["--help", "doctor", "runs"])
+@pytest.mark.parametrize("command", slow_but(["--help", "runs"], ["--help", "doctor", "runs"]))
 def test_commands_start_without_what_windows_lacks(tmp_path, command):
     finished = subprocess.run(
         [sys.executable, "-c", LIKE_WINDOWS, command],
