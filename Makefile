@@ -25,7 +25,7 @@ demo: $(VENV)/.installed
 	@printf '\nOpen %s in a browser.\nThen: %s run --method cool-sd --lambda 2\n' \
 	  "$$(ls -t results/*/report/report.html | head -n 1)" $(BIN)/lanternbench
 
-# Four minutes on two idle cores; `test-all` also what is slow or needs a browser, a quarter of an hour.
+# Six minutes on two idle cores; `test-all` also what is slow or needs a browser, under half an hour.
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m 'not slow and not browser'
 
