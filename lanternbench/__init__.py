@@ -14,7 +14,6 @@ __all__ = ["compare", "load", "load_run", "report", "run"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from lanternbench.api import Model
     from lanternbench.report.comparison import Comparison
@@ -112,7 +111,7 @@ def report(runs: "AnyRun | Sequence[AnyRun]" = (), **options: object) -> "Writte
     return make_report(runs, **options)
 
 
-def load_run(path: "str | Path") -> "RunFrames":
+def load_run(path: "AnyRun") -> "RunFrames":
     """Return a run as pandas frames: ``load_run("demo").summary`` and ``.samples``.
 
     ``path``: a run folder, or the id or name of a run under ``results/``; of several runs of one

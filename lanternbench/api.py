@@ -70,7 +70,7 @@ def captions_of(prompt: str | Iterable[str]) -> list[str]:
     """Return one prompt or several as a list.  Raises UserError for none and for what is no text."""
     captions: list[str] = []
     if isinstance(prompt, Iterable) and not isinstance(prompt, str):
-        captions += prompt
+        captions.extend(prompt)
     else:
         captions.append(prompt)
     wrong = [caption for caption in captions if not isinstance(caption, str)]

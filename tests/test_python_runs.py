@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,6 +21,8 @@ from lanternbench.errors import UserError
 from lanternbench.experiment import read_samples
 
 RUN = DATA / "run_of_flat_figures"
+NOTHING: Any = None
+NUMBER: Any = 3
 
 
 def test_run_continues_the_folder_that_the_command_began(small_images, tmp_path, monkeypatch):
@@ -101,8 +104,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         "no setting 'num_promts': did you mean 'num_prompts'?",
     ),
     "no method": (lambda: lanternbench.run([]), "'methods' is wrong"),
-    "methods None": (lambda: lanternbench.run(None), "must be a mapping"),
-    "a number as method": (lambda: lanternbench.run([3]), "must be a mapping"),
+    "methods None": (lambda: lanternbench.run(NOTHING), "must be a mapping"),
+    "a number as method": (lambda: lanternbench.run([NUMBER]), "must be a mapping"),
     "an unknown method": (lambda: lanternbench.run("egle-1"), "did you mean 'eagle-1'?"),
     "a text as number": (lambda: lanternbench.run("ar", num_prompts="x"), "whole number"),
     "a number as list": (lambda: lanternbench.run("ar", metrics=3), "must be a list"),
@@ -115,14 +118,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: lanternbench.run("ar", not_worse={"beauty": 1}),
         "no metric called 'beauty'",
     ),
-    "run None": (lambda: lanternbench.compare(RUN, None), "None is no run"),
+    "run None": (lambda: lanternbench.compare(RUN, NOTHING), "None is no run"),
     "a misspelt gate": (lambda: lanternbench.compare(RUN, RUN, fail_iff=[]), "has no setting"),
     "a gate that is no list": (lambda: lanternbench.compare(RUN, RUN, fail_if=3), "a list"),
-    "a report of a number": (lambda: lanternbench.report(3), "3 is no run"),
+    "a report of a number": (lambda: lanternbench.report(NUMBER), "3 is no run"),
     "a misspelt option": (lambda: lanternbench.report(RUN, form="md"), "no setting 'form'"),
-    "frames of None": (lambda: lanternbench.load_run(None), "None is no run"),
-    "a number as target": (lambda: lanternbench.load(3), "'target' is wrong (must be text)"),
-    "a number as device": (lambda: lanternbench.load(device=3), "'device' is wrong"),
+    "frames of None": (lambda: lanternbench.load_run(NOTHING), "None is no run"),
+    "a number as target": (lambda: lanternbench.load(NUMBER), "'target' is wrong (must be text)"),
+    "a number as device": (lambda: lanternbench.load(device=NUMBER), "'device' is wrong"),
 }
 
 
@@ -158,5 +161,6 @@ def test_a_wrong_argument_of_generate_is_a_sentence(prompt, options, says, shall
 def test_a_model_and_its_images_have_a_short_repr(shallow_8x8):
     model = Model(shallow_8x8)
     assert repr(model) == "Model('tiny')"
-    (image,) = model.generate(pd.Series(["a red star"]))
+    captions: Any = pd.Series(["a red star"])  # as a column of a table has them
+    (image,) = model.generate(captions)
     assert repr(image).startswith("Result(64 tokens in 63 steps, τ = 1.00, decoded in ")

@@ -111,8 +111,10 @@ def compare(
     """
     from lanternbench.report.comparison import compare
 
-    chosen = {"fail_if": fail_if or [], "mapped": mapped or [], "not_worse": not_worse or {}}
-    found = compare(old, new, Comparing(results=results, **chosen))
+    chosen = Comparing(
+        results=results, not_worse=not_worse or {}, fail_if=fail_if or [], mapped=mapped or []
+    )
+    found = compare(old, new, chosen)
     print_notes(found.notes)
     if as_json:
         print_comparison_as_json(found)
