@@ -226,11 +226,13 @@ def _metric_page(name: str, kind: "type[Metric]") -> dict[str, str]:
     for weights in kind.weights:
         state = "downloaded" if weights.find() else "not downloaded"
         files.append(f"{weights.title} ({_size(kind, weights)}, {state})")
+    no_files = "none"
     fetch = "it needs none"
     if kind.embedded:
         fetch = "comes with the package"
     elif kind.weights or ":" in name:
         fetch = f"lanternbench fetch {name}"
+        no_files = "named by the metric"
     by_hand = [f"save {w.url} as {w.folder / w.file}" for w in kind.weights if w.url]
     computed = "by default on tiny" if kind.embedded else "by default"
     reference = " --reference FOLDER" if kind.compares else ""
@@ -239,7 +241,7 @@ def _metric_page(name: str, kind: "type[Metric]") -> dict[str, str]:
         "value of": reads,
         "better": BETTER[kind.higher_is_better],
         "columns": ", ".join(f"{column.title} ({column.key})" for column in kind.columns(name)),
-        "network, files": "; ".join(files) or "named by the metric",
+        "network, files": "; ".join(files) or no_files,
         "get them": fetch,
         "by hand": "; ".join(by_hand) or "–",
         "computed": "if --metrics names it" if kind.extra else computed,
