@@ -23,7 +23,7 @@ from lanternbench.predict.replay import (
 from lanternbench.registry import components
 from lanternbench.report.papers import parameters, published_figures, published_rows
 
-Paper = Mapping[str, str]  # a row of papers.csv
+Paper = dict[str, str]  # a row of papers.csv
 # options of published rows that change what a step costs
 COSTLY = ("acceptance", "window", "siblings", "depth")
 OF_ONE_ROW = "the windows of one row count, which flatters batches"
