@@ -80,9 +80,9 @@ def methods() -> Rows:
             rows.append((made.lossless, label, ", ".join(parts) or "the baseline"))
     yield "lossless", "method", "proposal, tree, acceptance"
     for lossless in (True, False):
-        for is_lossless, label, parts in rows:
+        for is_lossless, label, named_parts in rows:
             if is_lossless == lossless:
-                yield "Lossless" if lossless else "Not lossless", label, parts
+                yield ("Lossless" if lossless else "Not lossless"), label, named_parts
 
 
 def targets() -> Rows:
@@ -180,7 +180,7 @@ def grouped(rows: Rows, heading: str) -> str:
     return "\n".join([*lines, ""])
 
 
-FORMS = {  # all others are tables
+FORMS: dict[str, Callable[[Rows], str]] = {  # all others are tables
     "fields": listed,
     "experiments": partial(grouped, heading="## {}"),
     "methods": partial(grouped, heading="{}:"),
