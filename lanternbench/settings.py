@@ -455,7 +455,7 @@ class TimedExecution(Execution):
 
 
 class Comparing(Settings):
-    """How two runs are compared."""
+    """The settings of a comparison of two runs."""
 
     results: Path = Field(default=Path("results"), description=RESULTS)
     not_worse: Margins = Field(default={}, description=NOT_WORSE)
@@ -472,7 +472,7 @@ class Comparing(Settings):
 
 
 class ReportSpec(Settings):
-    """What a report shows, and where it is written."""
+    """The settings of a report: what it shows, and where it is written."""
 
     methods: list[str] = Field(
         default=[], description="Only these, in this order: labels or names, comma-separated."

@@ -250,5 +250,6 @@ def mistake(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, *args
         main()
     said = capfd.readouterr().err
     assert exit_.value.code == 2
-    assert len(said.strip().splitlines()) == 1
+    lines = [line for line in said.strip().splitlines() if not line.endswith(" s so far")]
+    assert len(lines) == 1  # next to what a display says on a slow machine
     return said

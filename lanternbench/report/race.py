@@ -85,7 +85,7 @@ class Race(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What to know of the times."""
+        """Remarks on the recorded times."""
         names = [lane.name for lane in self.lanes if lane.spread_evenly]
         return [sentence(names, EVENLY)] if names else []
 
@@ -180,7 +180,7 @@ def write_gif(race: Race, path: Path, warnings: Sequence[str]) -> Path:
 
 
 class Stage(NamedTuple):
-    """What the frames of a GIF share."""
+    """The parts that all frames of a GIF share."""
 
     empty: Image.Image  # all texts, and covered images
     pictures: list[Image.Image]

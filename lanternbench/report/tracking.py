@@ -25,7 +25,7 @@ DPI = 150
 
 
 class Logged(NamedTuple):
-    """What a tracker gets of a run: ``figures`` by FIGURE/METHOD, ``plots`` by title."""
+    """The parts of a run that a tracker gets: ``figures`` by FIGURE/METHOD, ``plots`` by title."""
 
     folder: Path
     settings: dict[str, object]
