@@ -9,7 +9,7 @@ if "torch" not in sys.modules:
     # waits takes the CPU from the thread that it waits for.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["compare", "load", "load_run", "report", "run"]
 
 if TYPE_CHECKING:
