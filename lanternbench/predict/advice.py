@@ -123,7 +123,8 @@ def of_baseline(target: Target, base: Prediction) -> str:
     ]
     text = f"A slower baseline flatters: ar is assumed to take {base.ms_per_token:.3g} ms a token"
     if published:
-        text += f"; in papers it takes {min(published):.3g} to {max(published):.3g}"
+        ends = dict.fromkeys(f"{value:.3g}" for value in (min(published), max(published)))
+        text += f"; in papers it takes {' to '.join(ends)}"
     return f"{text}."
 
 
