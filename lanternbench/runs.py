@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from lanternbench.component import Choices
 from lanternbench.errors import UserError, unknown
 from lanternbench.experiment import config, runner
-from lanternbench.experiment.scoring import Progress, silent
 from lanternbench.experiment.shards import Shard
 from lanternbench.experiment.worker import executor
 from lanternbench.measure.summary import Summary
 from lanternbench.methods.method import canonical, options
 from lanternbench.settings import MethodSpec, Sweep, TimedExecution, checked
+from lanternbench.utils.progress import Progress, silent
 
 if TYPE_CHECKING:
     from lanternbench.report.frames import RunFrames

@@ -46,6 +46,11 @@ def accepted_length(paper: Paper) -> float | None:
     return float(text) if text else None
 
 
+def label_of(paper: Paper) -> str:
+    """Return a row's method and its options as the paper has them."""
+    return f"{paper['method']} {paper['params']}".strip()
+
+
 def method_of(paper: Paper) -> Method | None:
     """Return the method of a row as far as it changes costs; None for ``ar`` and methods that are
     not implemented.
@@ -85,7 +90,7 @@ def decode_of(
         warning = "; ".join(filter(None, [acceptance.warning, OF_ONE_ROW]))
         acceptance = acceptance._replace(warning=warning)
     case = Case(
-        label=f"{paper['method']} {paper['params']}".strip(),
+        label=label_of(paper),
         method=used.preset,
         shape=shape,
         drafter=proposer.network(),
@@ -165,8 +170,7 @@ def published_cases(
 def without_length(paper: Paper) -> Iterator[str]:
     """Yield a note on a row that has a speedup but no accepted length."""
     if paper["speedup"]:
-        label = f"{paper['method']} {paper['params']}".strip()
         yield (
-            f"no accepted length is published for {label}: {paper['source']}, table "
+            f"no accepted length is published for {label_of(paper)}: {paper['source']}, table "
             f"{paper['table']}, has a speedup of {paper['speedup']}×"
         )

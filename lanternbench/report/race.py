@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -193,10 +192,7 @@ def stage_of(race: Race, warnings: Sequence[str]) -> Stage:
     covers = [Image.new("RGB", lane.times.shape[::-1], COVER) for lane in race.lanes]
     figure = images_figure(heads, [covers], [race.caption])
     style.add_warnings(figure, [*race.notes, *warnings])
-    figure.set_dpi(DPI)
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    empty = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    empty = style.image_of(figure, DPI)
     stage = Stage(empty, [], [])
     for lane, axes in zip(race.lanes, figure.axes, strict=True):
         left, bottom, right, top = np.rint(axes.get_window_extent().extents).astype(int)

@@ -16,8 +16,10 @@ from typing import Any, Literal, NamedTuple, get_args
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -25,6 +27,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Affine2D, ScaledTranslation, Transform
+from PIL import Image
 
 from lanternbench.registry import components
 from lanternbench.utils.files import OUT, replacing
@@ -331,6 +334,14 @@ def save(
             with replacing(path, OUT, shared=True) as file:
                 figure.savefig(file, format=kind, dpi=dpi, metadata=METADATA.get(kind))
     return files
+
+
+def image_of(figure: Figure, dpi: float) -> Image.Image:
+    """Return a figure, drawn at a resolution, as an RGB image."""
+    figure.set_dpi(dpi)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def page_svg(plot: Plot, name: str) -> str:

@@ -2,13 +2,11 @@
 methods, and the report's plots.
 """
 
-import io
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from PIL import Image
 
 from lanternbench.errors import UserError
@@ -16,6 +14,7 @@ from lanternbench.notes import Note
 from lanternbench.report.findings import BUDGET
 from lanternbench.report.images import grid_figure
 from lanternbench.report.load import View
+from lanternbench.report.style import image_of
 from lanternbench.report.write import drawn_pictures, read_report
 from lanternbench.settings import Sweep
 from lanternbench.utils.text import one_line
@@ -115,15 +114,9 @@ def logged(folder: Path) -> Logged:
             if figure.value is not None:
                 figures[f"{name}/{row.label}"] = figure.value
     speeds, steps = drawn_pictures(content)
-    plots = {one.title: drawn(one.wide.figure) for one in [*speeds, *steps]}
+    plots = {one.title: image_of(one.wide.figure, DPI) for one in [*speeds, *steps]}
     if record.target.draws_images:
-        plots["Images"] = drawn(grid_figure(part.run, part.contents, View(), PROMPTS_SHOWN))
+        grid = grid_figure(part.run, part.contents, View(), PROMPTS_SHOWN)
+        plots["Images"] = image_of(grid, DPI)
     settings = record.config.written() | {"environment": record.environment.written()}
     return Logged(folder, settings, figures, plots)
-
-
-def drawn(figure: Figure) -> Image.Image:
-    """Return a plot as an image."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI)
-    return Image.open(file).convert("RGB")
