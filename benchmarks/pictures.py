@@ -20,7 +20,7 @@ from lanternbench.metrics.images import read_image
 from lanternbench.report.listing import forest
 from lanternbench.report.style import WIDE
 
-ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd", "gsd", "cool-sd λ=2")
+ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd coupling=maximal", "gsd", "cool-sd λ=2")
 
 
 def draw(run: Path, shown: Sequence[str] = ROWS) -> None:

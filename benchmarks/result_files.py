@@ -57,10 +57,14 @@ def setting(run: Path) -> str:
     )
     loads = [sample.load for sample in iter_samples(run) if sample.load is not None]
     text += f", mean load {mean(loads):.1f}." if loads else "; not timed."
-    unfit = headlines(note for note in summary.all_notes() if note.kind == "unfit")
+    notes = summary.all_notes()
+    unfit = headlines(note for note in notes if note.kind == "unfit")
     if unfit:
         return f"{text} {unfit[0]} Steps, losses and quality do not depend on timing."
-    return f"{text} Timing was not noisy." if loads else text
+    if not loads:
+        return text
+    uneven = [n.text for n in notes if n.kind == "warning" and n.metric == "latency_s"]
+    return " ".join([text, *uneven]) if uneven else f"{text} Timing was not noisy."
 
 
 def cell(figure: Estimate, digits: int = 2, interval: bool = True) -> str:

@@ -57,6 +57,9 @@ def test_a_result_file_names_machine_load_and_clock(tmp_path):
         "2 demo prompts, T = 1, batch 1, interleaved; AMD EPYC, 1 thread(s) on 2 cores, torch "
     )
     text = "Timing was noisy (the load was 3.0 on 2 cores): stop other programs."
+    uneven = Note("warning", "latency_s", "The machine's speed varied.")
+    setting = result_files.setting(stored(tmp_path, "c", "", notes=[uneven]))
+    assert setting == calm.replace("Timing was not noisy.", "The machine's speed varied.")
     disturbed = result_files.setting(stored(tmp_path, "b", "", notes=[Note("unfit", None, text)]))
     assert "do not quote: timing was noisy (the load was 3.0 on 2 cores)" in disturbed
     assert "do not quote" not in calm

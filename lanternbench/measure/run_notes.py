@@ -15,6 +15,7 @@ from lanternbench.utils.text import first_of
 FEW_PROMPTS = 5  # under this an interval is marked as too narrow
 SLOW_SHARE = 0.02  # of steps that took twice their median or more
 IDLE_SHARE = 0.8  # CPU seconds per second of wall time, on a CPU
+EVEN_PACE = 1.25  # the 90th percentile of a baseline's times over the 10th, on a steady machine
 _RANDOM = "Metrics named -random come from networks with random weights: their times are real, their values noise."
 RANDOM_NOTE = Note("warning", None, _RANDOM, "random weights")
 
@@ -45,6 +46,27 @@ def contention(figures: Figures, environment: Environment) -> Note | None:
     advice = "stop other programs, or run again with fewer --threads, or read the robust speedup."
     text = f"Timing was noisy ({'; '.join(marks)}): {advice}"
     return Note("unfit", "latency_s", text, "noisy timing")
+
+
+def uneven_pace(figures: Figures) -> Note | None:
+    """Return a warning if the machine's speed varied while nothing else showed it: a neighbour on
+    the same host, or a changing clock rate.
+
+    The baseline does the same work for every image, so its own times tell.
+    """
+    milliseconds, timed = figures.column("token_ms")
+    measured = figures.of(BASELINE) & (timed > 0)
+    if measured.sum() < FEW_PROMPTS:
+        return None
+    low, high = np.percentile(milliseconds[measured] / timed[measured], (10, 90))
+    if high <= EVEN_PACE * low:
+        return None
+    text = (
+        f"The machine's speed varied by a factor of {high / low:.2g}: ar, which does the same work"
+        f" for every image, took {low:.3g} to {high:.3g} ms a token (10th and 90th percentile)."
+        " Intervals of speedups include this, and more prompts make them narrower."
+    )
+    return Note("warning", "latency_s", text)
 
 
 def noisy_prompts(figures: Figures, environment: Environment) -> set[tuple[str, int]]:
@@ -158,7 +180,7 @@ def _latency_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     if untimed:
         text = f"No latency for {', '.join(untimed)}: latency is only valid at batch 1."
         yield Note("missing", "latency_s", text)
-    disturbed = contention(figures, run.environment)
+    disturbed = contention(figures, run.environment) or uneven_pace(figures)
     if disturbed:
         yield disturbed
     for environment in run.environments:

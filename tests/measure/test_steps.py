@@ -152,6 +152,39 @@ def test_contention_is_noticed_by_its_marks_and_said_in_one_sentence(marks, devi
         assert "stop other programs" in note.text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        ([1.0, 1.1, 0.95, 1.05, 1.0, 1.02], None),
+        ([1.0, 2.0, 1.1, 1.9, 1.2, 1.5], "varied by a factor of 1.9"),
+        ([1.0, 2.0, 1.1, 1.9], None),  # too few images to tell
+    ],
+)
+def test_a_machine_whose_speed_varies_is_found_by_its_baseline(seconds, says):
+    samples = [
+        sample(i, "ar", [s / 100] * 100, [1] * 101, decode_s=s, cpu_s=s, load=1.0)
+        for i, s in enumerate(seconds)
+    ]
+    record = record_of({"environment": {"cores": 8, "device": "cpu"}})
+    notes = [n for n in summarise(Figures(samples), record).notes if n.metric == "latency_s"]
+    if says is None:
+        assert not notes
+    else:
+        assert [note.kind for note in notes] == ["warning"]
+        assert says in notes[0].text
+        assert "ms a token" in notes[0].text
+
+
+def test_a_method_whose_work_varies_is_not_taken_for_the_machine():
+    samples = [
+        sample(i, label, [0.01] * 100, [1] * 101, decode_s=1.0 + i * (label == "sjd"))
+        for i in range(6)
+        for label in ("ar", "sjd")
+    ]
+    record = record_of({"environment": {"cores": 8, "device": "cpu"}})
+    assert not any("speed varied" in n.text for n in summarise(Figures(samples), record).notes)
+
+
 def test_a_disturbed_clock_is_in_the_summary():
     samples = [sample(i, "ar", [0.01] * 90 + [0.2] * 10) for i in range(3)]
     notes = summarise(
