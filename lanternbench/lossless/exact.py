@@ -38,7 +38,8 @@ from lanternbench.methods.proposals.drafting import DraftedTrees
 from lanternbench.settings import GREEDY
 
 RESOLUTION = 2.0**-28  # to which thresholds are located
-SECTIONS = 8  # parts an interval is cut into at once
+SECTIONS = 8  # parts at least that an interval is cut into at once
+CUTS = 256  # parts of all intervals at once: of few decodes a step costs as much as of so many
 
 
 @dataclass
@@ -424,11 +425,10 @@ def thresholds(
         changed[:, k] = at
         return decoder.step(decodes.take(row), changed)
 
-    row = torch.arange(len(u))
     whole = torch.tensor([0, 1 - 2.0**-40], dtype=u.dtype)
+    row = torch.arange(len(u))
     ends = whole.expand(len(u), 2)  # [I, 2] of intervals
-    decided = torch.stack([decide(row, at) for at in ends.unbind(1)], 1)  # [I, 2, ·]
-    fractions = torch.linspace(0, 1, SECTIONS + 1, dtype=u.dtype)
+    decided = decide(row.repeat_interleave(2), ends.flatten()).unflatten(0, (len(u), 2))
     while True:
         differ = (decided[:, 0] != decided[:, 1]).any(1)
         row = row[differ]
@@ -436,12 +436,14 @@ def thresholds(
         decided = decided[differ]
         if not len(row) or float(ends.diff().max()) < RESOLUTION:
             return row, ends.mean(1)
+        sections = max(SECTIONS, CUTS // len(row))
+        fractions = torch.linspace(0, 1, sections + 1, dtype=u.dtype)
         points = ends[:, :1] + ends.diff() * fractions  # [I, S + 1]
-        inner_row = row.repeat_interleave(SECTIONS - 1)
+        inner_row = row.repeat_interleave(sections - 1)
         inner = decide(inner_row, points[:, 1:-1].flatten())
-        inner = inner.unflatten(0, (len(row), SECTIONS - 1))
+        inner = inner.unflatten(0, (len(row), sections - 1))
         at_points = torch.cat([decided[:, :1], inner, decided[:, 1:]], 1)
-        row = row.repeat_interleave(SECTIONS)
+        row = row.repeat_interleave(sections)
         ends = points.unfold(1, 2, 1).flatten(0, 1)
         decided = at_points.unfold(1, 2, 1).flatten(0, 1).mT
 
