@@ -158,6 +158,7 @@ def stored_run(folder, name: str, shifts: dict[str, float], prompts: int = 30):
         return opened.path
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_report_names_what_is_not_worse_what_is_worse_and_what_is_undecided(tmp_path):
     path = stored_run(tmp_path, "r", {"good": 0.0, "bad": -0.05, "noisy": -0.004})
     files = report([path], formats=["md", "csv", "json", "html"], not_worse={"clip": MARGIN})

@@ -74,6 +74,7 @@ def test_a_method_that_drafts_nothing_has_no_acceptance():
     assert panels([row()], WIDE) is None
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_the_summary_the_tables_and_the_page_have_the_rates(tmp_path):
     rows = [flat(), flat("sjd", "sjd", 1.5, accept_histogram=[0, 2, 4, 2])]
     folder = make_run(tmp_path / "r", rows)

@@ -48,6 +48,7 @@ def going_on(root: Path, finished: int, more: int, sets: bool = False) -> Path:
     return folder.path
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_run_that_went_on_after_its_summary_is_reported_as_it_is_now(tmp_path):
     folder = going_on(tmp_path, 2, 2, sets=True)
     files = {
@@ -101,6 +102,7 @@ def test_a_summary_of_an_older_version_is_computed_anew_and_keeps_figures_of_who
     assert load_run(folder).rows == before
 
 
+@pytest.mark.usefixtures("quick_pictures")
 @pytest.mark.parametrize("how", ["edited", "edited with its samples"])
 def test_an_edited_summary_is_never_shown(how, tmp_path):
     folder = going_on(tmp_path, 2, 0, sets=True)
@@ -118,6 +120,7 @@ def test_an_edited_summary_is_never_shown(how, tmp_path):
     assert not [file.name for file in tables if "99.0" in file.read_text()]
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_repeated_line_counts_once_and_is_named(tmp_path):
     folder = going_on(tmp_path, 2, 0)
     before = load_run(folder).rows

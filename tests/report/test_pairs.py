@@ -63,6 +63,7 @@ def test_seeds_of_a_prompt_count_once(tmp_path):
     assert row.p == 2 / 2**3  # of eight sign patterns, the two that keep all signs alike
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_what_is_damaged_untimed_or_alone_has_no_row(tmp_path):
     samples = [sample("ar", i, decode_s="fast") for i in range(3)]
     samples += [sample("a", i, timed=False, metrics={}, lengths=[1]) for i in range(3)]
@@ -72,6 +73,7 @@ def test_what_is_damaged_untimed_or_alone_has_no_row(tmp_path):
     assert not any("pairs" in file.name for file in report([run], formats=[*FORMATS]))
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_the_report_holds_the_comparison_and_escapes_it(tmp_path):
     evil = "<b>x</b>"
     samples = [sample(label, i, s) for label, s in (("ar", 2.0), (evil, 1.0)) for i in range(3)]

@@ -517,6 +517,7 @@ def test_the_markdown_table_is_the_one_that_a_reader_wants_first():
     assert len(columns(rows, "md")) <= 10 < len(columns(rows))
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_the_page_says_its_recipe_once_and_what_to_read_before_quoting(tmp_path):
     folder = make_run(tmp_path / "r", torn='{"key": "to\n{"key": "x')
     (page,) = report([folder], published=True, formats=["html"])

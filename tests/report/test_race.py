@@ -131,6 +131,7 @@ def test_an_image_without_recorded_steps_is_left_out_with_the_reason(tmp_path, c
     assert race.left_out == [f"zipar: {reason}."]
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_no_race_is_invented_and_one_that_was_asked_for_is_refused(tmp_path):
     batch = {"timed": False}
     folder = race_run(tmp_path / "run", ar=batch, eagle_1=batch)

@@ -312,6 +312,7 @@ def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
     assert {file.parent for file in files} == {tmp_path / "r1" / "report"}
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_runs_written_by_this_package_can_be_reported(tmp_path):
     target = {"name": "tiny", "grid": [2, 2], "evaluators": "tiny"}
     with results.RunFolder.open(
@@ -359,6 +360,7 @@ def test_summaries_reports_and_comparisons_do_not_import_torch(tmp_path):
     assert (tmp_path / "results" / "r1" / "report" / "report.html").is_file()
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
     made = dict(seed=0, tokens=4, steps=2, accept_lengths=[3, 1], tree_depths=[4, 4])
     for threads, seconds in {1: {"ar": 1.0, "sjd": 0.5}, 2: {"eagle-1": 0.01}}.items():
@@ -399,6 +401,7 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
         assert "pairs were timed under other settings (threads: 1" in (folder / name).read_text()
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_several_runs_are_joined_with_a_run_column(tmp_path):
     rows = [flat(), flat("sjd", "sjd", 2.0)]
     runs = [make_run(tmp_path / name, rows, run_id=name) for name in ("a", "b")]
@@ -430,6 +433,7 @@ def test_runs_of_other_settings_are_told_apart_and_share_no_frontier(tmp_path):
     assert "differ in" not in (tmp_path / "alike" / "table.md").read_text()
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_run_without_ar_has_a_table_without_speedup_and_a_note(tmp_path):
     folder = make_run(tmp_path / "r", [flat("sjd", "sjd", None)])
     report([folder])
@@ -530,6 +534,7 @@ def test_a_run_of_an_early_version_is_summed_up_anew(tmp_path):
 # --- samples, images and maps ---
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_torn_last_line_is_dropped_and_a_damaged_one_inside_is_counted(tmp_path):
     torn = read_contents(load_run(make_run(tmp_path / "a", torn='{"key": "to')), 16)
     assert (len(torn.cells), torn.damaged) == (4, [])
@@ -544,12 +549,14 @@ def test_a_torn_last_line_is_dropped_and_a_damaged_one_inside_is_counted(tmp_pat
     assert "1 damaged line(s) of samples.jsonl were left out" in page(inside)
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_the_grid_shows_the_first_prompts_and_says_so(tmp_path):
     text = page(make_run(tmp_path / "r", prompts=40))
     assert text.count('<img class="image"') == 32 * 2
     assert "first 32 of 40 prompts" in text
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_missing_image_shows_a_placeholder(tmp_path):
     folder = make_run(tmp_path / "r")
     (folder / "images" / "0-ar-0.png").unlink()
@@ -635,6 +642,7 @@ def test_captions_labels_and_names_cannot_inject_anything(tmp_path):
     assert len(choices) == 4 + 4  # of pictures, and of how long the race takes
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_the_page_shows_maps_with_a_legend_and_the_notes(tmp_path):
     text = page(make_run(tmp_path / "r"))
     assert text.count('alt="accepted-length map"') == text.count('alt="tree-depth map"') == 4
@@ -741,6 +749,7 @@ def test_the_json_of_a_report_holds_figures_notes_answer_and_pairs(tmp_path):
         report([tmp_path / "r"], formats=["pdf"])
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_every_table_has_its_recipe(tmp_path):
     folder = make_run(tmp_path / "r")
     info = json.loads((folder / "run.json").read_text())
@@ -892,6 +901,7 @@ def test_unset_options_are_compared_by_what_they_are():
     ).empty
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_a_method_that_no_paper_has_gives_an_empty_table(tmp_path):
     assert published_beside([row("mine", "mine", 1.5)]).empty
     assert "No paper reports" in page(

@@ -56,6 +56,7 @@ def test_the_figures_of_seeds_are_their_mean_with_student_s_interval(folders):
     assert differing(runs) is None
 
 
+@pytest.mark.usefixtures("quick_pictures")
 def test_every_table_says_that_its_intervals_are_over_seeds(folders, tmp_path):
     report(folders, tmp_path / "out", formats=["md", "csv", "tex", "html", "json"])
     words = "Student's 95 % intervals over runs with the seeds 0, 1, 2, whose means these are"
