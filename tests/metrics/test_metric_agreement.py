@@ -5,14 +5,13 @@ transformers' own CLIP.
 from __future__ import annotations
 
 import html
+from typing import TYPE_CHECKING
 
 import numpy as np
 import open_clip
 import pytest
 import torch
 from PIL import Image
-from torchmetrics.image.fid import FrechetInceptionDistance
-from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from lanternbench import prompts
 from lanternbench.metrics import Setup, files, read_image, scorers_for, set_distances
@@ -25,6 +24,9 @@ from lanternbench.metrics.features import (
     plain_image,
 )
 from lanternbench.metrics.images import ImageFiles
+
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer
 
 
 class Looked(torch.nn.Module):
@@ -87,6 +89,8 @@ def inception_file(tmp_path_factory):
 def test_fid_of_photographs_is_that_of_torchmetrics_own_class(
     shared, no_caches, put_weights, inception_file, resize, monkeypatch
 ):
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
     paths = sorted((shared / "coco" / "val2017").glob("*.jpg"))
     assert len(paths) == 159
     real, made = paths[:80], paths[80:]
@@ -149,6 +153,8 @@ def to_transformers(state: dict[str, torch.Tensor], layers: int = 12) -> dict[st
 
 def tokenizer() -> CLIPTokenizer:
     """transformers' tokenizer over the byte pairs that come with open_clip."""
+    from transformers import CLIPTokenizer
+
     ours = open_clip.get_tokenizer("ViT-B-32-quickgelu")
     merges = [
         " ".join(pair) for pair, _ in sorted(ours.bpe_ranks.items(), key=lambda item: item[1])
@@ -160,6 +166,8 @@ def tokenizer() -> CLIPTokenizer:
 
 @pytest.mark.slow
 def test_clip_score_is_that_of_transformers_own_clip_on_the_same_random_weights(shared, no_caches):
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
     coco = shared / "coco"
     texts = {p.image: p.text for p in prompts.load(f"coco2017:{coco}/captions_val2017.json")}
     paths = sorted((coco / "val2017").glob("*.jpg"))[:6]
