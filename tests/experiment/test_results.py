@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -205,13 +204,16 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
 
 
 def test_a_killed_process_loses_no_finished_sample_and_leaves_no_lock(tmp_path):
-    code = (
-        "import os, sys; sys.path[:0] = sys.argv[2:]; from test_results import *\n"
-        "run = RunFolder.open(Path(sys.argv[1]), run_record('r', CONFIG)); run.append(sample(), image()); os.kill(os.getpid(), 9)"
-    )
-    places = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path), *places], check=False)
-    assert killed.returncode == -9
+    child = os.fork()
+    if child == 0:
+        try:
+            run = RunFolder.open(tmp_path, run_record("r", CONFIG))
+            run.append(sample(), image())
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     with RunFolder.open(tmp_path, run_record("r", CONFIG)) as run:
         (stored,) = run.samples
         assert Image.open(run.path / str(stored.image)).size == (4, 4)

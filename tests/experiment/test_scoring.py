@@ -615,10 +615,19 @@ def test_a_command_that_scores_nothing_fails_also_where_other_metrics_have_score
     assert cause in said
 
 
+TOWER = {"layers": 1, "width": 16}
+SMALL_CLIP = {
+    "embed_dim": 8,
+    "vision_cfg": TOWER | {"patch_size": 32, "head_width": 8, "image_size": 224},
+    "text_cfg": TOWER | {"context_length": 77, "vocab_size": 49408, "heads": 2},
+}
+
+
 def test_random_weights_score_a_run_and_no_reader_can_mistake_it(
     run, quick_pictures, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("open_clip.get_model_config", lambda name: SMALL_CLIP)
     options = ["--metrics", "clip", "--random-weights", "--device", "cpu", "--threads", "1"]
     said = command(monkeypatch, capfd, "score", "r", *options)
     assert RANDOM_NOTE.text in said
