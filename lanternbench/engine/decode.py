@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import sub
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, TypeVarTuple
+from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> t
     as one CUDA graph.  Returns the strategy's next state, and the result of the step.
     """
     strategy = decoder.strategy
-    run = phases(decoder, state, carried)
+    run = Phases(decoder, state, carried)
     u = strategy.step_uniforms(state)
 
     # 1. Draft the tokens that may come next.
@@ -82,7 +82,7 @@ def step(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> t
     commit, result = run("commit", strategy.decide, draft, outputs, u)
     if state.trace is not None:
         with state.clock.aside("commit"):
-            strategy.record(state.trace, state.prompts, result)
+            state.trace.record(state.prompts, result)
     figures = apply(state, commit)
 
     # 4. Prepare the next draft, on the device and on the host.
@@ -146,44 +146,33 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
     advance = Lengths(commit.advance, counts)
     last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
     if state.target.graphs is None:  # recorded phases need fixed shapes
-        new = max(counts)
-        inputs = None if commit.before is None else commit.before[:, :new]
-        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, inputs)
+        last = last.first(max(counts))
     lengths = Lengths(commit.length, length)
     state.now = now._replace(length=lengths, root=commit.root, last=last)
     state.clock.tick("commit")
     return figures
 
 
-class Run(Protocol):
-    """Runs a phase of a step."""
+class Phases:
+    """Runs the phases of one step, operation by operation or each as one CUDA graph."""
+
+    def __init__(self, decoder: SpeculativeDecoder, state: DecodeState, carried: Carried):
+        self.state = state
+        self.replay: Callable[..., Any] | None = None
+        if state.target.graphs is not None:
+            strategy = decoder.strategy
+            reach = strategy.reach(state, carried)
+            bucket = strategy.bucket(carried)
+            self.replay = partial(decoder.recordings.replay, state, bucket, reach)
 
     def __call__(
-        self, name: str, work: Callable[[DecodeState, *Arguments], T], /, *arguments: *Arguments
+        self, name: str, work: Callable[[DecodeState, *Arguments], T], *arguments: *Arguments
     ) -> T:
         """Return ``work(state, *arguments)``."""
-
-
-def phases(decoder: SpeculativeDecoder, state: DecodeState, carried: Carried) -> Run:
-    """Return the function that runs the phases of the next step."""
-    if state.target.graphs is None:
-        return partial(launch, state)  # type: ignore[return-value]
-    strategy = decoder.strategy
-    reach = strategy.reach(state, carried)
-    bucket = strategy.bucket(carried)
-    replay = partial(decoder.recordings.replay, state, bucket, reach)
-    return replay  # type: ignore[return-value]
-
-
-def launch(
-    state: DecodeState,
-    name: str,
-    work: Callable[[DecodeState, *Arguments], T],
-    /,
-    *arguments: *Arguments,
-) -> T:
-    """Run a phase operation by operation."""
-    return work(state, *arguments)
+        if self.replay is None:
+            return work(self.state, *arguments)
+        replayed: T = self.replay(name, work, *arguments)
+        return replayed
 
 
 class Strategy(ABC, Generic[C, D, R, U]):
@@ -194,13 +183,9 @@ class Strategy(ABC, Generic[C, D, R, U]):
     """
 
     in_raster_order: bool = True
+    speculation: Speculation  # how one row is drafted and verified
     updates: bool = False  # whether ``update`` does anything
     plans: bool = False  # whether ``plan`` does
-
-    @property
-    @abstractmethod
-    def speculation(self) -> Speculation:
-        """Return how one row is drafted and verified."""
 
     @property
     @abstractmethod
@@ -229,9 +214,18 @@ class Strategy(ABC, Generic[C, D, R, U]):
     def begin(self, state: DecodeState) -> C:
         """Return the initial state, after the target's prefill."""
 
-    @abstractmethod
+    def trace(self, state: DecodeState) -> Trace:
+        """Return what keeps the distributions of a decode, after the target's prefill."""
+        size = self.size
+        length = state.limit + size.nodes + 1
+        width = max(size.width, 1)
+        trace = Trace(state.batch, length, state.target.vocab, width, state.device)
+        trace.q[:, 0] = state.first
+        return trace
+
     def step_uniforms(self, state: DecodeState) -> U:
         """Return the step's uniforms, which no recorded phase may look up by itself."""
+        return cast(U, state.uniforms.select(1, state.steps))  # [B, N + U]
 
     @abstractmethod
     def propose(self, state: DecodeState, carried: C, u: U) -> D:
@@ -252,10 +246,6 @@ class Strategy(ABC, Generic[C, D, R, U]):
     def plan(self, state: DecodeState, carried: C, result: R, figures: list[list[int]]) -> C:
         """Return the next state, by work on the host, which has the commit's ``figures``."""
         return carried
-
-    @abstractmethod
-    def record(self, trace: Trace, prompts: Tensor, result: R) -> None:
-        """Store the distributions of a step; prompts [B, 1]: rows of the trace."""
 
     @abstractmethod
     def sizes(self, carried: C, result: R) -> Sequence[Size]:
@@ -288,7 +278,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
     rates: Tensor | None = None  # [D + 1, D] if acceptance is simulated: ``simulation.reach``
 
     @property
-    def speculation(self) -> Speculation:
+    def speculation(self) -> Speculation:  # type: ignore[override]
         return self
 
     @property
@@ -376,9 +366,6 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         figures: list[list[int]],
     ) -> Carried:
         return self.proposer.plan(state, carried)
-
-    def record(self, trace: Trace, prompts: Tensor, result: StepResult) -> None:
-        trace.record(prompts, result)
 
     def sizes(self, carried: Carried, result: StepResult) -> Sequence[Size]:
         tree = result.draft.tree

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,24 +23,11 @@ from lanternbench.engine.decode import Speculation, Strategy
 from lanternbench.engine.opening import open_cache
 from lanternbench.engine.proposal import DraftSize, Size
 from lanternbench.engine.rows import RowTrace
-from lanternbench.engine.sampling import draw
 from lanternbench.engine.state import Commit, DecodeState, Feed, Outputs
-from lanternbench.engine.trace import Trace
 from lanternbench.models.decoder import ImageDecoder
+from lanternbench.models.drafters.flashar import FlashAR
 from lanternbench.models.grids import Grid
 from lanternbench.models.transformer import Depths, additive, guide
-
-
-class Branch(Protocol):
-    """A vertical branch: ``drafters.flashar.FlashAR``."""
-
-    def aux_layers(self, model: ImageDecoder) -> Depths: ...
-
-    def mixed(
-        self, model: ImageDecoder, h: Tensor, v: Tensor, in_first: tuple[Tensor, Tensor]
-    ) -> Tensor: ...
-
-    def corner(self, model: ImageDecoder, h: Tensor, inner: Tensor) -> Tensor: ...
 
 
 class Diagonal(NamedTuple):
@@ -128,22 +115,26 @@ class DiagonalResult(NamedTuple):
     positions: Tensor  # [B, m] raster indices
 
 
+class DiagonalTrace(RowTrace):
+    """The distributions of a decode by diagonals, which tests no drafts."""
+
+    def record(self, prompts: Tensor, result: DiagonalResult) -> None:  # type: ignore[override]
+        self.record_positions(prompts, result.positions)
+        self.seen[prompts, result.positions] = result.q.to(self.seen.dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Tensor]):
     """Prefill and H + W − 2 steps: one forward pass for each diagonal."""
 
-    one_row: Speculation
-    net: Branch
+    speculation: Speculation
+    net: FlashAR
     grid: Diagonals
     lm: ImageDecoder
     gap: bool  # see ``prefix_address``
 
     in_raster_order = False
     plans = True
-
-    @property
-    def speculation(self) -> Speculation:
-        return self.one_row
 
     @property
     def size(self) -> DraftSize:
@@ -181,12 +172,10 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
     def begin(self, state: DecodeState) -> DiagonalState:
         cache = open_cache(state.target, self.net, state.prefix, 1, self.lm, row_ends=False)
         number = torch.zeros(state.batch, dtype=torch.long, device=state.device)
-        if state.trace is not None:
-            state.trace = RowTrace(state)
         return DiagonalState(cache, number, PerPrompt([0] * state.batch))
 
-    def step_uniforms(self, state: DecodeState) -> Tensor:
-        return state.uniforms.select(1, state.steps)
+    def trace(self, state: DecodeState) -> DiagonalTrace:
+        return DiagonalTrace(state)
 
     def propose(self, state: DecodeState, carried: DiagonalState, u: Tensor) -> DiagonalDraft:
         fed = self.grid.longest
@@ -243,10 +232,7 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
         positions = torch.where(drawn.exists, self.grid.index(drawn), state.limit)
         positions = positions.repeat(batch, 1)
         law = state.drawn(q, positions)
-        if state.warp.greedy:
-            tokens = law.argmax(-1)
-        else:
-            tokens = draw(law, u[:, : law.shape[1]])
+        tokens = state.warp.draw(law, u[:, : law.shape[1]])
         advance = drawn.exists.sum().repeat(batch)
         commit = Commit(
             tokens=tokens,
@@ -285,11 +271,6 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
     ) -> DiagonalState:
         following = PerPrompt([number + 1 for number in carried.on_host])
         return carried._replace(number=carried.number + 1, on_host=following)
-
-    def record(self, trace: Trace, prompts: Tensor, result: DiagonalResult) -> None:
-        rows = cast(RowTrace, trace)
-        rows.record_positions(prompts, result.positions)
-        rows.seen[prompts, result.positions] = result.q.to(rows.seen.dtype)
 
     def sizes(self, carried: DiagonalState, result: DiagonalResult) -> Sequence[Size]:
         return [(0, self.grid.count(number)) for number in carried.on_host]

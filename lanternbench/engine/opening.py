@@ -18,10 +18,9 @@ from torch import Tensor
 from lanternbench.engine.cache import DecoderCache, Layout, Lengths, raster
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.noise import perturbed
-from lanternbench.engine.sampling import BELOW_ONE, Warp, draw
+from lanternbench.engine.sampling import BELOW_ONE, Warp
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Clock
-from lanternbench.engine.trace import Trace
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.target import Prefix, Target
 from lanternbench.utils.graph_capture import Graphs
@@ -63,11 +62,9 @@ def start(
         aux_layers=strategy.aux_layers,
         noise=decoder.noise,
     )
-    if trace:
-        length = target.length + nodes + 1
-        width = max(size.width, 1)
-        state.trace = Trace(state.batch, length, target.vocab, width, target.device)
     prefill(state, strategy, torch.tensor(noise or seeds, device=target.device))
+    if trace:
+        state.trace = strategy.trace(state)
     return state
 
 
@@ -120,8 +117,6 @@ def prefill(state: DecodeState, strategy: AnyStrategy, noise: Tensor) -> None:
     one = Lengths(torch.ones_like(first), host)
     state.now = Progress(one, first, tokens, last, noise)
     state.prefix_states = states
-    if state.trace is not None:
-        state.trace.q[:, 0] = state.first
 
 
 def first_token(state: DecodeState, q: Tensor, noise: Tensor) -> Tensor:
@@ -130,10 +125,7 @@ def first_token(state: DecodeState, q: Tensor, noise: Tensor) -> Tensor:
     if state.warp.shares_noise:
         position = torch.zeros_like(noise)[:, None]
         law = perturbed(q, state.noise(noise, position, q))
-    law = law[:, 0]
-    if state.warp.greedy:
-        return law.argmax(-1)
-    return draw(law, state.uniforms[:, -1, 0])
+    return state.warp.draw(law[:, 0], state.uniforms[:, -1, 0])
 
 
 def open_cache(

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,21 +59,24 @@ class RowState(NamedTuple):
     filled: Tensor  # [B, H] committed tokens of each row
     closed: Tensor  # [B] rows whose last token has its keys and values in the cache
     drafts: Tensor  # [B, A, D] of the next positions of each row
-    p: Tensor  # [B, A, D, V] what each is tested against
+    # [B, A, D, 1, V] p, which each is tested against; or [B, A, D, 2, V] p, and what each was
+    # drawn from
+    laws: Tensor
     draft_count: Tensor  # [B, A] of them are in use, the first ones
-    law: Tensor | None = None  # [B, A, D, V] what each was drawn from, if that is not p
     work: PerPrompt = PerPrompt()  # of ``Work`` in the next step
+
+    @property
+    def p(self) -> Tensor:
+        """What the drafts are tested against: [B, A, D, V]."""
+        return self.laws[..., 0, :]
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> RowState:
         """Change the tensors that have a dimension of rows."""
-        rows = self._replace(
+        return self._replace(
             drafts=change(self.drafts),
-            p=change(self.p),
+            laws=change(self.laws),
             draft_count=change(self.draft_count),
         )
-        if self.law is None:
-            return rows
-        return rows._replace(law=change(self.law))
 
 
 class Active(NamedTuple):
@@ -148,7 +151,7 @@ class RowTrace(Trace):
         tokens = state.finish()
         self.q = teacher_forced(state.target, state.prefix, tokens, state.guidance, state.warp)
 
-    def record_rows(self, prompts: Tensor, result: RowResult) -> None:
+    def record(self, prompts: Tensor, result: RowResult) -> None:  # type: ignore[override]
         """Store what each committed token was drawn from; prompts [B, 1]."""
         rows = result.draft.rows
         decision = result.decision
@@ -167,16 +170,18 @@ class RowTrace(Trace):
         write(self.sampled, tested)
         write(self.final, final.expand_as(tested))
         write(self.depth, depth.expand_as(tested))
-        spare = steps - rows.p.shape[2]  # the last input has no draft after it
-        after_last = (0, 0, 0, spare)
-        if spare < steps:
-            children = F.pad(rows.drafts, (0, spare), value=-1)
-            write(self.p, F.pad(rows.p, after_last))
-            write(self.children, children[..., None])
-        if rows.law is not None:
+        drafts = rows.drafts.shape[2]
+        if drafts == 0:
+            return
+        spare = steps - drafts  # the last input has no draft after it
+        children = F.pad(rows.drafts, (0, spare), value=-1)
+        laws = F.pad(rows.laws, (0, 0, 0, 0, 0, spare))
+        write(self.children, children[..., None])
+        write(self.p, laws[..., 0, :])
+        if laws.shape[3] > 1:
             if self.law.shape != self.q.shape:
                 self.law = torch.zeros_like(self.q)
-            write(self.law, F.pad(rows.law, after_last))
+            write(self.law, laws[..., 1, :])
 
 
 class RowInputs(NamedTuple):
@@ -189,63 +194,9 @@ class RowInputs(NamedTuple):
     used: Tensor  # bool; what is not is written to the last slot, which is never read
 
 
-class RowGrid(NamedTuple):
-    """The image in the cache."""
-
-    layout: Layout
-    first: int  # F, tokens of grids before the image
-    width: int
-    # of the rows above, columns from here on are seen, committed or not; None: row ends alone;
-    # −1: every earlier slot is seen, written or not
-    seen_from: int | None
-
-    def address(self, inputs: RowInputs, count: Tensor, span: int) -> Address:
-        """Let each input attend to the prompt, to committed tokens of rows above, to its own row.
-
-        count [B, H]: committed tokens of each row, this forward pass's inputs included.
-        """
-        base = self.layout.slot_of[1 + self.first]
-        stride = self.width + (self.layout.width > 0)
-        offset = inputs.row * stride + inputs.column
-        offsets = torch.arange(span, device=offset.device) - base  # [span], < 0 before the image
-        if self.seen_from == -1:
-            seen = offsets <= offset[..., None]
-        else:
-            seen = self._seen(inputs, count, offsets, offset, stride)
-        before = (offsets < 0) & (offsets <= offset[..., None])
-        visible = (seen & inputs.used[..., None]) | before
-        mask = additive(visible)
-        never_read = self.layout.capacity - 1
-        slots = torch.where(inputs.used, base + offset, never_read)
-        return Address(slots, slots, mask[:, None], span)
-
-    def _seen(
-        self,
-        inputs: RowInputs,
-        count: Tensor,
-        offsets: Tensor,
-        offset: Tensor,
-        stride: int,
-    ) -> Tensor:
-        """Return the offsets [span] from the image's first slot that each input sees.
-
-        offset [B, n] of the inputs themselves -> bool [B, n, span]
-        """
-        row = offsets // stride
-        column = offsets % stride
-        own_row = inputs.row[..., None]
-        last_row = count.shape[1] - 1
-        committed = column < count[:, row.clamp(0, last_row)]  # [B, span]
-        always = self.width if self.seen_from is None else self.seen_from
-        written = committed | (column >= always)
-        rows_above = (row >= 0) & (row < own_row) & written[:, None]
-        same_row = (row == own_row) & (column < inputs.upto[..., None])
-        return rows_above | same_row | (offsets == offset[..., None])
-
-
 @dataclass(frozen=True, eq=False)
 class RowGeometry:
-    """The rows of an image, and when each may begin."""
+    """The rows of an image, when each may begin, and what its tokens see."""
 
     height: int  # H
     width: int  # W
@@ -257,9 +208,15 @@ class RowGeometry:
     need: Tensor  # [H] tokens of the row above with which each may begin
     numbers: Tensor  # [A] 0 … A − 1
     steps: Tensor  # [K] 0 … D
+    # of the rows above, columns from here on are seen, committed or not; −1: every earlier slot is
+    # seen, written or not
+    seen_from: int
 
     @classmethod
-    def of(cls, target: Target, lead: int, drafts: int) -> RowGeometry:
+    def of(
+        cls, target: Target, lead: int, drafts: int, seen_from: int | None = None
+    ) -> RowGeometry:
+        """``seen_from`` None: row ends alone."""
         height, width = target.grid
         lead = min(lead, width)
         n_rows = -(-width // lead)  # a lower one would begin after the top one is complete
@@ -275,7 +232,13 @@ class RowGeometry:
             need=torch.full((height,), lead, device=device),
             numbers=numbers(n_rows, device),
             steps=numbers(1 + drafts, device),
+            seen_from=width if seen_from is None else seen_from,
         )
+
+    @property
+    def stride(self) -> int:
+        """Cache slots of a row."""
+        return self.width + int(self.row_ends)
 
     def active_rows(self, count: Tensor, n_rows: int) -> Active:
         """Return ``n_rows`` rows from the top unfinished one on; count [B, H] tokens of each."""
@@ -308,8 +271,7 @@ class RowGeometry:
         active = self.active_rows(rows.filled, self.n_rows)
         counted = active.begun * (self.numbers + 1)
         n_rows = counted.amax(1)
-        stride = self.width + self.row_ends
-        before = active.row * stride + active.filled
+        before = active.row * self.stride + active.filled
         end = (before + active.max_drafts) * active.in_step
         slots = end.amax(1)
         closing = self.to_close(rows, active).long()
@@ -359,8 +321,7 @@ class RowGeometry:
         last = image.gather(1, self.first + source * self.width + column)
         row = active.row - empty.long()
         last_column = active.filled - 1
-        row_end = self.width if self.row_ends else self.width - 1
-        column = torch.where(empty, row_end, last_column)
+        column = torch.where(empty, self.stride - 1, last_column)
         upto = torch.where(empty, active.filled_above, last_column)
         drafts = draft.rows.drafts[..., : self.drafts]
         drafted_row = active.row[..., None].expand_as(drafts)
@@ -373,6 +334,38 @@ class RowGeometry:
             upto=torch.cat([upto[..., None], drafted_column], -1),
             used=active.in_step[..., None] & fits,
         )
+
+    def address(self, layout: Layout, inputs: RowInputs, count: Tensor, span: int) -> Address:
+        """Let each input attend to the prompt, to committed tokens of rows above, to its own row.
+
+        count [B, H]: committed tokens of each row, this forward pass's inputs included.
+        """
+        base = layout.slot_of[1 + self.first]
+        offset = inputs.row * self.stride + inputs.column
+        offsets = torch.arange(span, device=offset.device) - base  # [span], < 0 before the image
+        earlier = offsets <= offset[..., None]
+        seen = earlier
+        if self.seen_from >= 0:
+            seen = self._seen(inputs, count, offsets) | (offsets == offset[..., None])
+        before = (offsets < 0) & earlier
+        visible = (seen & inputs.used[..., None]) | before
+        mask = additive(visible)
+        never_read = layout.capacity - 1
+        slots = torch.where(inputs.used, base + offset, never_read)
+        return Address(slots, slots, mask[:, None], span)
+
+    def _seen(self, inputs: RowInputs, count: Tensor, offsets: Tensor) -> Tensor:
+        """Return the offsets [span] from the image's first slot that each input sees, besides its
+        own: bool [B, n, span].
+        """
+        row = offsets // self.stride
+        column = offsets % self.stride
+        own_row = inputs.row[..., None]
+        committed = column < count[:, row.clamp(0, self.height - 1)]  # [B, span]
+        written = committed | (column >= self.seen_from)
+        rows_above = (row >= 0) & (row < own_row) & written[:, None]
+        same_row = (row == own_row) & (column < inputs.upto[..., None])
+        return rows_above | same_row
 
     def positions(self, active: Active) -> Tensor:
         """Return the image positions of the tokens after each input: [B, A, K]."""
@@ -396,16 +389,10 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
 
     in_raster_order = False
     plans = True
-    one_row: Speculation  # how a single row is drafted and verified
     rows: RowGeometry
-    seen_from: int | None  # see ``RowGrid``
     per_row: int  # uniforms
     stored: int  # drafts of a row that outlive a step
-    own_law: bool  # whether drafts are drawn from another law than their p
-
-    @property
-    def speculation(self) -> Speculation:
-        return self.one_row
+    laws: int  # of a draft: 1, or 2 if it is drawn from another law than its p
 
     @property
     def size(self) -> DraftSize:
@@ -427,25 +414,20 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
     def begin(self, state: DecodeState) -> RowState:
         shape = (state.batch, self.rows.n_rows, self.stored)
         drafts = torch.zeros(shape, dtype=torch.long, device=state.device)
-        p = state.first.new_zeros(*shape, state.target.vocab)
         filled = drafts.new_zeros(state.batch, self.rows.height)
         filled[:, 0].fill_(1 - self.rows.first)
         rows = RowState(
             filled=filled,
             closed=torch.zeros_like(filled[:, 0]),
             drafts=drafts,
-            p=p,
+            laws=state.first.new_zeros(*shape, self.laws, state.target.vocab),
             draft_count=drafts.new_zeros(shape[:2]),
-            law=p if self.own_law else None,
         )
-        if state.trace is not None:
-            state.trace = RowTrace(state)
         work = self.rows.next_work(rows)
         return rows._replace(work=_work(work.tolist()))
 
-    def step_uniforms(self, state: DecodeState) -> Tensor:
-        """Return the step's uniforms [B, U]."""
-        return state.uniforms.select(1, state.steps)
+    def trace(self, state: DecodeState) -> RowTrace:
+        return RowTrace(state)
 
     def propose(self, state: DecodeState, carried: RowState, u: Tensor) -> RowDraft:
         work = Work(self.rows.n_rows, 1, 0)
@@ -472,8 +454,7 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         else:
             span = layout.slots[1 + geometry.first] + draft.work.slots
         inputs = geometry.all_inputs(state.now.tokens, draft)
-        grid = RowGrid(layout, geometry.first, geometry.width, self.seen_from)
-        address = grid.address(inputs, draft.rows.filled, span)
+        address = geometry.address(layout, inputs, draft.rows.filled, span)
         row_ends = None
         if geometry.row_ends:
             row_ends = inputs.column == geometry.width
@@ -521,9 +502,6 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
     ) -> RowState:
         return result.rows._replace(work=_work([row[1:] for row in figures]))
 
-    def record(self, trace: Trace, prompts: Tensor, result: RowResult) -> None:
-        cast(RowTrace, trace).record_rows(prompts, result)
-
     def sizes(self, carried: RowState, result: RowResult) -> Sequence[Size]:
         geometry = self.rows
         return [(geometry.drafts, work.rows * geometry.inputs) for work in carried.work]
@@ -533,15 +511,10 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
         return state.cache.layout.slots[first] + _largest(carried).slots
 
     def canonical(self, carried: RowState) -> RowState:
-        free = numbers(self.stored, carried.p.device) >= carried.draft_count[..., None]
-        free_law = free[..., None]
-        law = carried.law
-        if law is not None:
-            law = law.masked_fill(free_law, 0.0)
+        free = numbers(self.stored, carried.laws.device) >= carried.draft_count[..., None]
         return carried._replace(
             drafts=carried.drafts.masked_fill(free, 0),
-            p=carried.p.masked_fill(free_law, 0.0),
-            law=law,
+            laws=carried.laws.masked_fill(free[..., None, None], 0.0),
         )
 
 

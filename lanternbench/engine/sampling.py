@@ -55,6 +55,12 @@ class Warp(NamedTuple):
             x = x.masked_fill(x < least, -torch.inf)
         return x.softmax(-1)
 
+    def draw(self, q: Tensor, u: Tensor) -> Tensor:
+        """Draw tokens from q [..., V], with uniforms u [...] unless it is ``greedy``: [...]."""
+        if self.greedy:
+            return q.argmax(-1)
+        return draw(q, u)
+
 
 def outside_nucleus(logits: Tensor, top_p: float) -> Tensor:
     """Return the tokens that top-p drops, because the mass before them suffices: bool [..., V]."""

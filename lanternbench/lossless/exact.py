@@ -24,7 +24,7 @@ from lanternbench.engine import opening
 from lanternbench.engine.carry import PerPrompt, double, leaves, select
 from lanternbench.engine.decode import Speculation
 from lanternbench.engine.diagonals import DiagonalResult, DiagonalStrategy
-from lanternbench.engine.rows import RowResult, RowStrategy, RowTrace
+from lanternbench.engine.rows import RowResult, RowStrategy
 from lanternbench.engine.sampling import BELOW_ONE, draw
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.trace import Trace
@@ -296,7 +296,7 @@ class RowDecoder(TableDecoder):
 
     def trace(self, state: DecodeState) -> Trace:
         state.first = self.first.expand(state.batch, -1)
-        return in_double(RowTrace(state))
+        return in_double(self.strategy.trace(state))
 
     def decided(self, result: RowResult) -> list[Tensor]:  # type: ignore[override]
         """Committed and drafted tokens of the rows that were worked on."""

@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.chosen import lone_root
 from lanternbench.engine.decode import AnyStrategy, Speculation
 from lanternbench.engine.diagonals import Diagonals, DiagonalStrategy
 from lanternbench.engine.rows import (
@@ -27,13 +26,14 @@ from lanternbench.engine.rows import (
     RowState,
     RowStrategy,
 )
-from lanternbench.engine.sampling import at, draw, normalised
+from lanternbench.engine.sampling import Warp, at, normalised
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, chain
-from lanternbench.engine.verify import ExactTest, Uniforms, standard
+from lanternbench.engine.verify import Uniforms
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import BranchedRoots
 from lanternbench.methods.proposals.jacobi import uniform_tokens
+from lanternbench.methods.proposals.redraws import maximal
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register
 
@@ -107,7 +107,7 @@ class Rows(Order):
         if self.c >= width or height == 1:
             return speculation  # one row at a time: plain speculative Jacobi decoding
         return RowWindows(
-            one_row=speculation,
+            speculation=speculation,
             rows=RowGeometry.of(target, self.c, drafts),
             vocab=target.vocab,
             static=chain(drafts).to(target.device),
@@ -124,13 +124,10 @@ class Rows(Order):
                 seen_from = -1
             elif self.auxiliary == "seen":
                 seen_from = width - 1
-        rows = RowGeometry.of(target, self.lead, 0)
+        rows = RowGeometry.of(target, self.lead, 0, seen_from)
         rows.need[1:2].fill_(width)  # the first row is drawn alone
-        root = chain(0).to(target.device)
-        if self.adaptive:
-            pair = chain(1).to(target.device)
-            return AdaptiveZipAR(speculation, rows, seen_from, root, pair)
-        return ZipAR(speculation, rows, seen_from, root)
+        strategy = AdaptiveZipAR if self.adaptive else ZipAR
+        return strategy(speculation, rows)
 
     @property
     def adaptive(self) -> bool:
@@ -186,28 +183,18 @@ class ZipAR(RowStrategy):
     The first row is drawn alone, as the public code does.
     """
 
-    one_row: Speculation
+    speculation: Speculation
     rows: RowGeometry
-    seen_from: int | None
-    root: StaticTree
 
     per_row = 1
     stored = 0
-    own_law = False
+    laws = 1
 
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         in_step = draft.active.in_step
-        token = self.drawn(state, draft.active, q, u)
-        untested = in_step[..., None] & False
-        return Decision(token[..., None], in_step.long(), untested, in_step, draft.rows)
-
-    def drawn(self, state: DecodeState, active: Active, q: Tensor, u: Tensor) -> Tensor:
-        """Return a token [B, A] of each row from q [B, A, 1, V]."""
-        root = torch.zeros_like(active.row)
-        single = Draft(root.view(-1, 1), static=self.root)
-        uniforms = u[..., :1].flatten(0, 1)
-        result = lone_root(single, q.flatten(0, 1), uniforms, state.warp.greedy)
-        return result.token.view_as(active.row)
+        tokens = state.warp.draw(q, u)
+        untested = torch.zeros_like(tokens, dtype=torch.bool)
+        return Decision(tokens, in_step.long(), untested, in_step, draft.rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,48 +206,36 @@ class AdaptiveZipAR(ZipAR):
     is complete.
     """
 
-    pair: StaticTree  # a root and a candidate
-
-    per_row = 2
+    per_row = 2  # one that draws, one that keeps
     stored = 1
-    own_law = True
+    laws = 2
 
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         active = draft.active
         rows = draft.rows
+        u_draw = u[..., :1]
+        candidate = rows.drafts
+        drawn = state.warp.draw(q, u_draw)
+        coupled = maximal(candidate, rows.p, q, u[..., 1:], u_draw)
+        accepted = coupled.accepted
+        after_test = coupled.tokens
+        if state.warp.greedy:
+            accepted = candidate == drawn
+            after_test = drawn
         empty = active.in_step & active.empty
         above_is_complete = active.filled_above == self.rows.width
         tested = empty & (rows.draft_count > 0)
-        accepted, after_test = self.tested(state, rows, q, u)
-        drawn = self.drawn(state, active, q, u)
-        token = torch.where(tested, after_test, drawn)[..., None]
-        advance = active.in_step & (~empty | above_is_complete | (tested & accepted))
-        residual = normalised((q - rows.p).clamp(min=0), q)
+        was_tested = tested[..., None]
+        token = torch.where(was_tested, after_test, drawn)
+        kept = tested & accepted[..., 0]
+        advance = active.in_step & (~empty | above_is_complete | kept)
+        law = torch.where(was_tested[..., None], normalised(coupled.residual, q), q)
         after = rows._replace(
             drafts=token,
-            p=q,
-            law=torch.where(tested[..., None, None], residual, q),
+            laws=torch.stack([q, law], 3),
             draft_count=(empty & ~advance).long(),
         )
-        return Decision(token, advance.long(), tested[..., None], above_is_complete, after)
-
-    def tested(
-        self,
-        state: DecodeState,
-        rows: RowState,
-        q: Tensor,
-        u: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return whether each row's candidate is accepted, and it or the token after it: [B, A]."""
-        candidate = rows.drafts[..., 0]
-        nodes = torch.stack([torch.zeros_like(candidate), candidate], -1).flatten(0, 1)
-        pair = Draft(nodes, rows.p.flatten(0, 1), self.pair)
-        both = q.flatten(0, 1).expand(-1, 2, -1)
-        uniforms = Uniforms(u.flatten(0, 1), u)
-        result = ExactTest().verify(pair, both, uniforms, standard, state.warp.greedy)
-        accepted = result.accepted.view_as(candidate) > 0
-        token = result.token.view_as(candidate)
-        return accepted, torch.where(accepted, candidate, token)
+        return Decision(token, advance.long(), was_tested, above_is_complete, after)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,15 +246,13 @@ class RowWindows(RowStrategy):
     from the new predictions.  A row's uniforms: for verification, for fresh drafts, for redraws.
     """
 
-    one_row: Speculation
+    speculation: Speculation
     rows: RowGeometry
     vocab: int
     static: StaticTree
     # a draft x after the first rejected one keeps its old p if min(1, q(x)/p(x)) exceeds this
     reuse: float
     one_hot: bool  # whether fresh drafts count as certain (the public code)
-
-    seen_from = None
 
     @property
     def per_row(self) -> int:  # type: ignore[override]
@@ -290,33 +263,26 @@ class RowWindows(RowStrategy):
         return self.rows.drafts
 
     @property
-    def own_law(self) -> bool:  # type: ignore[override]
-        return self.one_hot or self.reuse < 1
+    def laws(self) -> int:  # type: ignore[override]
+        return 2 if self.one_hot or self.reuse < 1 else 1
 
     def fill(self, rows: RowState, u: Tensor) -> RowState:
         k = self.rows.inputs
         fresh = uniform_tokens(u[..., k : k + self.rows.drafts], self.vocab)
-        uniform = 1 / self.vocab
-        p: Tensor | float = uniform
+        laws = torch.full_like(rows.laws, 1 / self.vocab)
         if self.one_hot:
-            p = F.one_hot(fresh, self.vocab).to(rows.p.dtype)
+            laws[..., 0, :] = F.one_hot(fresh, self.vocab)
         carried = self.rows.steps[:-1] < rows.draft_count[..., None]
-        carried_law = carried[..., None]
-        law = None
-        if rows.law is not None:
-            law = torch.where(carried_law, rows.law, uniform)
         return rows._replace(
             drafts=torch.where(carried, rows.drafts, fresh),
-            p=torch.where(carried_law, rows.p, p),
-            law=law,
+            laws=torch.where(carried[..., None, None], rows.laws, laws),
         )
 
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         active = draft.active
         rows = draft.rows
         steps = self.rows.steps
-        greedy = state.warp.greedy
-        verified = self.verify(draft, q, u, greedy)
+        verified = self.verify(draft, q, u, state.warp.greedy)
         accepted = torch.minimum(verified.accepted.view_as(active.row), active.max_drafts)
         top = active.row == active.top[:, None]
         # in other rows the place of a rejected draft waits
@@ -325,7 +291,7 @@ class RowWindows(RowStrategy):
         last = verified.token.view(*active.row.shape, 1)
         drafted = F.pad(rows.drafts, (0, 1))
         tokens = torch.where(steps < accepted[..., None], drafted, last)
-        redrawn = self.redrawn(rows, q, u, greedy)
+        redrawn = self.redrawn(rows, q, u, state.warp)
         if self.reuse < 1:
             redrawn = self._reused(rows, redrawn, active, q, accepted)
         after = self.shifted(rows, redrawn, active, advance)
@@ -339,17 +305,16 @@ class RowWindows(RowStrategy):
         tokens = torch.cat([root, draft.rows.drafts], -1).flatten(0, 1)
         chains = Draft(tokens, draft.rows.p.flatten(0, 1), self.static)
         uniforms = Uniforms(u[..., :k].flatten(0, 1), u[..., k:].flatten(0, 1))
-        return self.one_row.verify(chains, q.flatten(0, 1), uniforms, greedy)
+        return self.speculation.verify(chains, q.flatten(0, 1), uniforms, greedy)
 
-    def redrawn(self, rows: RowState, q: Tensor, u: Tensor, greedy: bool) -> RowState:
+    def redrawn(self, rows: RowState, q: Tensor, u: Tensor, warp: Warp) -> RowState:
         """Draw drafts [B, A, K] from q, one after each input."""
-        if greedy:
-            drafts = q.argmax(-1)
+        drafts = warp.draw(q, u[..., self.rows.inputs + self.rows.drafts :])
+        p = q
+        if warp.greedy:
             p = F.one_hot(drafts, self.vocab).to(q.dtype)
-        else:
-            drafts = draw(q, u[..., self.rows.inputs + self.rows.drafts :])
-            p = q
-        return rows._replace(drafts=drafts, p=p, law=p if self.own_law else None)
+        laws = p.unsqueeze(3).expand(-1, -1, -1, self.laws, -1)
+        return rows._replace(drafts=drafts, laws=laws)
 
     def shifted(self, rows: RowState, new: RowState, active: Active, advance: Tensor) -> RowState:
         """Move the ``new`` drafts [B, A, K] to the places after the committed tokens.
@@ -359,20 +324,16 @@ class RowWindows(RowStrategy):
         drafts = self.rows.drafts
         source = advance[..., None] + self.rows.steps[:-1]
         source = source.clamp(max=drafts)
-        law_source = source[..., None].expand(-1, -1, -1, self.vocab)
+        law_source = source[..., None, None].expand_as(rows.laws)
         free = self.rows.width - active.filled
         places = torch.minimum(active.max_drafts + 1, free)
         left = places.sub(advance).clamp(0, drafts)
         in_step = active.in_step[..., None]
-        law_in_step = in_step[..., None]
-        law = None
-        if new.law is not None and rows.law is not None:
-            law = torch.where(law_in_step, new.law.gather(2, law_source), rows.law)
+        moved_laws = new.laws.gather(2, law_source)
         return rows._replace(
             drafts=torch.where(in_step, new.drafts.gather(2, source), rows.drafts),
-            p=torch.where(law_in_step, new.p.gather(2, law_source), rows.p),
+            laws=torch.where(in_step[..., None, None], moved_laws, rows.laws),
             draft_count=torch.where(active.in_step, left, rows.draft_count),
-            law=law,
         )
 
     def _reused(
@@ -384,21 +345,17 @@ class RowWindows(RowStrategy):
         accepted: Tensor,
     ) -> RowState:
         """Return the ``new`` drafts [B, A, K], or the old ones that pass the threshold."""
-        if rows.law is None or new.law is None:
-            raise TypeError("kept drafts have a law of their own")
         steps = self.rows.steps
         old = F.pad(rows.drafts, (0, 1))
-        p = F.pad(rows.p, (0, 0, 0, 1))
-        law = F.pad(rows.law, (0, 0, 0, 1))
+        p, law = F.pad(rows.laws, (0, 0, 0, 0, 0, 1)).unbind(3)
         # whether each token would pass if it were the draft; a certain draft has p = 1
         passes = torch.where(p > 0, q > self.reuse * p, q > self.reuse)
         after_rejection = steps > accepted[..., None]
         drafted = steps < active.max_drafts[..., None]
         stays = at(passes, old) & after_rejection & drafted
-        law_stays = stays[..., None]
         law = normalised(law * passes, law)
+        laws = torch.stack([p, law], 3)
         return new._replace(
             drafts=torch.where(stays, old, new.drafts),
-            p=torch.where(law_stays, p, new.p),
-            law=torch.where(law_stays, law, new.law),
+            laws=torch.where(stays[..., None, None], laws, new.laws),
         )

@@ -527,8 +527,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "always = self.width if self.seen_from is None else self.seen_from",
-                "always = self.width - 1 if self.seen_from is None else self.seen_from",
+                "seen_from=width if seen_from is None else seen_from,",
+                "seen_from=width - 1 if seen_from is None else seen_from,",
             ),
         ),
         "zipar",
