@@ -7,7 +7,7 @@ Several rows without drafts are ZipAR (arXiv 2412.04062), with a Jacobi window i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +54,7 @@ class Raster(Order):
 class Rows(Order):
     """several rows at once, each ahead of the one below"""
 
-    lossless: ClassVar[bool] = False
+    lossless = False
 
     window: Annotated[int, Field(ge=1, le=256)] | Literal["adaptive"] | None = option(
         None, "tokens by which a row leads the next, or adaptive (default: the target's)", symbol="s", also="adaptive",
@@ -143,7 +143,7 @@ class Rows(Order):
 class DiagonalOrder(Order):
     """whole anti-diagonals at once, by FlashAR's vertical branch"""
 
-    lossless: ClassVar[bool] = False
+    lossless = False
 
     mask: Literal["published", "raster"] = option(
         "published",

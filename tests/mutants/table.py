@@ -266,8 +266,8 @@ MUTANTS = (
         (
             (
                 f"{RULES}/exact.py",
-                "lossless: ClassVar[bool] = False",
-                "lossless: ClassVar[bool] = True",
+                "lossless = False",
+                "lossless = True",
             ),
         ),
         "cool-sd",

@@ -13,7 +13,7 @@ segment reaches past the end of the image (here: it does, as the window does).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +80,7 @@ def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
 class BlockVerification(ChainRule):
     """accept the longest chain whose tokens pass together"""
 
-    by_draft: ClassVar[bool] = False
+    by_draft = False
 
     def refuses(self, choices: Choices) -> str | None:
         return super().refuses(choices) or component("proposal", choices.proposal).no_joint_sample
@@ -166,8 +166,8 @@ def in_tail(q: Tensor, same: Tensor, later: Tensor, alpha: float) -> Tensor:
 class SegmentVerification(ChainRule):
     """accept segments of rising target probability by the ratio of their tails"""
 
-    lossless: ClassVar[bool] = False
-    bounded: ClassVar[bool] = False
+    lossless = False
+    bounded = False
 
     alpha: float = option(
         0.8,
@@ -216,8 +216,8 @@ class SegmentTest(ExactTest):
 class Unchanged(AcceptanceRule):
     """accept while the redraw leaves the token unchanged"""
 
-    by_position: ClassVar[bool] = True
-    by_draft: ClassVar[bool] = False
+    by_position = True
+    by_draft = False
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.proposal == "jacobi":
@@ -239,7 +239,7 @@ class FixedPoint(ExactTest):
     autoregressive one for these uniforms.
     """
 
-    by_position: ClassVar[bool] = True
+    by_position = True
 
     def verify(
         self,

@@ -5,7 +5,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -45,8 +45,8 @@ def schedule(kind: str, lam: float, length: int, nu: float) -> list[float]:
 class Annealed(AcceptanceRule):
     """accept with min(1, ω_i·q(x)/p(x)) at draft position i"""
 
-    lossless: ClassVar[bool] = False
-    usual_residual: ClassVar[str] = "optimal"
+    lossless = False
+    usual_residual = "optimal"
 
     lam: float = option(
         2.0, "relaxation λ; 1 is none", symbol="λ", in_label=True, alias="lambda", also=1.0, ge=1, le=1000,

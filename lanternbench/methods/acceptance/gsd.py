@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,7 +99,7 @@ def neighbours_in_rank(vocab: int, bounds: Bounds) -> Iterator[tuple[slice, slic
 class Gsd(AcceptanceRule):
     """accept with min(1, Σq/Σp) over tokens alike in rank, probability and code"""
 
-    lossless: ClassVar[bool] = False
+    lossless = False
     ranks: int = option(
         7,
         "how many ranks away, in the order of q, a token's group reaches",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -73,8 +73,8 @@ class RatioBound:
 class Lantern(AcceptanceRule):
     """accept with min(1, q_{k,δ}(x)/p(x)), the group bounded by δ"""
 
-    lossless: ClassVar[bool] = False
-    usual_residual: ClassVar[str] = "lantern"
+    lossless = False
+    usual_residual = "lantern"
 
     k: int | None = option(
         None, "neighbours of a token, itself included", small=None, ge=1, le=1 << 20,
@@ -109,8 +109,8 @@ class Lantern(AcceptanceRule):
 class LanternPP(AcceptanceRule):
     """accept with min(1, q_{k,λ}(x)/p(x)), the group bounded by (λ − 1)·q(x)"""
 
-    lossless: ClassVar[bool] = False
-    usual_residual: ClassVar[str] = "lantern"
+    lossless = False
+    usual_residual = "lantern"
 
     lam: float = option(
         2.0,

@@ -1,7 +1,6 @@
 """Rules that accept a token if the target finds it likely: q̃ is ∞ there, else 0.  For T > 0."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ def infinite(accepted: Tensor, q: Tensor) -> Tensor:
 class Typical(AcceptanceRule):
     """accept where q(x) > min(ε, √ε·exp(−H(q)))"""
 
-    lossless: ClassVar[bool] = False
+    lossless = False
     epsilon: float = option(0.09, "threshold ε", symbol="ε", gt=0, lt=1)
 
     def build(self, target: Target, depth: int) -> "TypicalTest":
@@ -53,7 +52,7 @@ class TypicalTest(OrderedTest):
 class TopK(AcceptanceRule):
     """accept the target's k likeliest tokens with q(x) ≥ ρ·max q"""
 
-    lossless: ClassVar[bool] = False
+    lossless = False
     k: int = option(
         10, "how many of the target's likeliest tokens are accepted", small=2, ge=1, le=1 << 20
     )

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -45,8 +45,6 @@ from lanternbench.registry import register
 
 class DrafterProposal(Proposal):
     """A drafter of the target and a tree."""
-
-    drafter_kind: ClassVar[str | None]
 
     def make(self, target: Target, max_depth: int) -> AnyDrafter:
         """Return the drafter of trees of ``max_depth`` levels."""
@@ -290,7 +288,7 @@ class ModelDrafter(LayeredDrafter):
 class EagleProposal(DrafterProposal):
     """EAGLE: a few layers on the target's last states"""
 
-    drafter_kind: ClassVar[str | None] = "eagle"
+    drafter_kind = "eagle"
 
     def make(self, target: Target, max_depth: int) -> AnyDrafter:
         return EagleDrafter(self.network_of(target), target.model)
@@ -300,14 +298,14 @@ class EagleProposal(DrafterProposal):
 class Eagle3Proposal(EagleProposal):
     """EAGLE-3: the same on the target's states at three depths"""
 
-    drafter_kind: ClassVar[str | None] = "eagle-3"
+    drafter_kind = "eagle-3"
 
 
 @register("proposal", "model")
 class ModelProposal(DrafterProposal):
     """an independent small model of the target's kind"""
 
-    drafter_kind: ClassVar[str | None] = "model"
+    drafter_kind = "model"
 
     def make(self, target: Target, max_depth: int) -> AnyDrafter:
         return ModelDrafter(self.network_of(target))
@@ -328,8 +326,8 @@ class BranchedRoots(LoneRoots):
 class FlashARBranch(NoDraft, DrafterProposal):
     """no draft: FlashAR's vertical branch on the target's inner states"""
 
-    drafter_kind: ClassVar[str | None] = "flashar"
-    in_rows: ClassVar[bool] = False
+    drafter_kind = "flashar"
+    in_rows = False
 
     def refuses(self, choices: Choices) -> str | None:
         if choices.order != "diagonal":

@@ -50,9 +50,9 @@ LUMINA_2 = "lumina-2"
 class NoDraft(Proposal):
     """nothing: plain autoregressive decoding"""
 
-    tree_names: ClassVar[tuple[str, ...] | None] = ("none",)
-    tree_is_own: ClassVar[bool] = True
-    in_rows: ClassVar[bool] = True
+    tree_names = ("none",)
+    tree_is_own = True
+    in_rows = True
 
     def refuses(self, choices: Choices) -> str | None:
         if (choices.acceptance, choices.residual) != ("exact", "standard"):
@@ -174,7 +174,7 @@ class NeighbourFilling(Filling):
 class SampledFilling(NeighbourFilling):
     """Tokens drawn from a committed neighbour's distribution."""
 
-    samples: ClassVar[bool] = True
+    samples = True
 
     def taken(
         self,
@@ -204,9 +204,9 @@ class CertainFilling(Filling):
 class WindowProposal(Proposal):
     """A window that slides over the image."""
 
-    tree_names: ClassVar[tuple[str, ...] | None] = ("chain",)
-    tree_is_own: ClassVar[bool] = True
-    in_rows: ClassVar[bool] = True
+    tree_names = ("chain",)
+    tree_is_own = True
+    in_rows = True
     tuned: ClassVar[dict[str, tuple[int, ...]]] = {"window": (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
 
     init: Literal[
@@ -269,8 +269,8 @@ class WindowProposal(Proposal):
 class Jacobi(WindowProposal):
     """the target itself: a window of tokens, redrawn in every step"""
 
-    inexact: ClassVar[tuple[str, ...]] = (LUMINA_2,)
-    unbounded: ClassVar[tuple[str, ...]] = (LUMINA_2,)
+    inexact = (LUMINA_2,)
+    unbounded = (LUMINA_2,)
 
     variant: Literal["paper", "reference", "lumina-2"] = option(  # type: ignore[assignment]
         "paper", "paper, or reference: as the public code does (sjd: also lumina-2)"
@@ -354,9 +354,9 @@ class SlidingWindow(Proposer[Window]):
 class Scd(WindowProposal):
     """the target itself: SJD's window with coupled redraws"""
 
-    inexact: ClassVar[tuple[str, ...]] = ("reference",)
-    in_rows: ClassVar[bool] = False
-    no_joint_sample: ClassVar[str | None] = (
+    inexact = ("reference",)
+    in_rows = False
+    no_joint_sample = (
         "block verification needs drafts that are independent of what they are judged by, and "
         "coupled redraws are not"
     )
@@ -383,9 +383,9 @@ class Scd(WindowProposal):
 class SjdPlus(WindowProposal):
     """the target itself: SJD's window, which keeps likely drafts after a rejection"""
 
-    lossless: ClassVar[bool] = False
-    bounded: ClassVar[bool] = False
-    no_joint_sample: ClassVar[str | None] = (
+    lossless = False
+    bounded = False
+    no_joint_sample = (
         "kept drafts are no sample of the distribution recorded for them"
     )
 

@@ -34,7 +34,7 @@ from lanternbench.registry import register
 class LevelsDrafter(Drafter[S], Generic[S]):
     """Gives the logits of all levels at once."""
 
-    per_level: ClassVar[bool] = False
+    per_level = False
     lm: ImageDecoder  # the target's decoder, whose head is used
 
     def root(self, state: DecodeState, drafter_state: S) -> tuple[Tensor, Expand]:
@@ -85,10 +85,10 @@ class MedusaDrafter(LevelsDrafter[None]):
 class MedusaProposal(DrafterProposal):
     """Medusa: heads on the target's last state"""
 
-    drafter_kind: ClassVar[str | None] = "medusa"
-    samples: ClassVar[bool] = False
-    marginals: ClassVar[bool] = True
-    no_joint_sample: ClassVar[str | None] = (
+    drafter_kind = "medusa"
+    samples = False
+    marginals = True
+    no_joint_sample = (
         "Medusa's tokens are chosen, not sampled, so block verification has no p"
     )
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
@@ -182,8 +182,8 @@ class DFlashDrafter(LevelsDrafter[DecoderCache]):
 class DFlashProposal(DrafterProposal):
     """DFlash: a block in one forward pass, on the target's states at several depths"""
 
-    drafter_kind: ClassVar[str | None] = "dflash"
-    marginals: ClassVar[bool] = True
+    drafter_kind = "dflash"
+    marginals = True
     static_trees: ClassVar[dict[str, str]] = {"chain": "block", "static": "static"}
 
     @property

@@ -75,9 +75,9 @@ def context_nodes(
 class SjdPac(Proposal):
     """the target itself: a window that begins as a tree of siblings"""
 
-    tree_names: ClassVar[tuple[str, ...] | None] = ("static",)
-    tree_is_own: ClassVar[bool] = True
-    inexact: ClassVar[tuple[str, ...]] = ("reference",)
+    tree_names = ("static",)
+    tree_is_own = True
+    inexact = ("reference",)
     tuned: ClassVar[dict[str, tuple[int, ...]]] = {
         "window": (2, 3, 4, 6, 8, 12, 16, 24), "siblings": (1, 2, 3, 4), "depth": (1, 2, 3, 4)
     }  # fmt: skip

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import torch
 from pydantic import Field, model_validator
@@ -18,7 +18,7 @@ from torch import Tensor
 from lanternbench.component import option
 from lanternbench.engine.carry import PerPrompt
 from lanternbench.engine.plain import AdaptiveBounds
-from lanternbench.engine.proposal import DraftSize, Expand, Search, TreeGrower
+from lanternbench.engine.proposal import DraftSize, Expand, TreeGrower
 from lanternbench.engine.state import DecodeState
 from lanternbench.engine.tree import MAX_DEPTH, Draft
 from lanternbench.methods.trees.dynamic import (
@@ -136,7 +136,7 @@ class Plan(NamedTuple):
 class Adaptive(Grown):
     """ADT-Tree: depth and width follow the neighbourhood"""
 
-    search: ClassVar[Search | None] = "bounds"
+    search = "bounds"
 
     init: Neighbour = option("horizontal", "the neighbour whose tree is adapted")
     beta: float = option(1.0, "acceptance level β that deepens the tree", symbol="β", gt=0)

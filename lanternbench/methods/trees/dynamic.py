@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,6 @@ from lanternbench.engine.proposal import (
     AnyTreeGrower,
     DraftSize,
     Expand,
-    Search,
     TreeGrower,
     TreePolicy,
 )
@@ -307,7 +306,7 @@ def resolved(value: int | None) -> int:
 class Dynamic(Grown):
     """EAGLE-2: grown by path confidence, reranked"""
 
-    search: ClassVar[Search | None] = "growth"
+    search = "growth"
 
     def build(self, target: Target, samples: bool) -> AnyTreeGrower:
         if self.depth == 0:

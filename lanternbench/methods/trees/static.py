@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.proposal import Search, TreePolicy
+from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.tree import MAX_DEPTH, Paths, StaticTree, chain, from_paths
 from lanternbench.errors import UserError
 from lanternbench.methods.trees.fixed import FixedTree
@@ -110,18 +110,18 @@ class Shaped(FixedShape):
 class Static(Shaped):
     """a fixed shape"""
 
-    search: ClassVar[Search | None] = "shape"
-    kind: ClassVar[str] = "static"
-    fallback: ClassVar[str] = "mc_sim_7b_63"
+    search = "shape"
+    kind = "static"
+    fallback = "mc_sim_7b_63"
 
 
 @register("tree", "chain")
 class Chain(Shaped):
     """a single branch"""
 
-    search: ClassVar[Search | None] = "length"
-    kind: ClassVar[str] = "chain"
-    fallback: ClassVar[str] = "chain-5"
+    search = "length"
+    kind = "chain"
+    fallback = "chain-5"
 
     def build(self, target: Target, samples: bool) -> FixedTree:
         tree = super().build(target, samples)
