@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from golden_checks.window_model import StandIn, Step, Window, accepted, compare_
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.sampling import draw
 from lanternbench.methods.proposals.jacobi import Scd, SlidingWindow
-from lanternbench.methods.proposals.redraws import PUBLIC_EPSILON, GumbelRedraw, gumbel, maximal
+from lanternbench.methods.proposals.redraws import PUBLIC_EPSILON, Redraw, gumbel, maximal
 
 
 def check(folder: Path) -> list[Found]:
@@ -119,15 +119,15 @@ def compare(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     )
 
 
-@dataclass(frozen=True)
-class RecordedNoise(GumbelRedraw):
-    """A row of noise per position, counted from the first window step on."""
+def recorded_noise(rows: Tensor, begun: int) -> Redraw:
+    """A redraw with a row of noise per position, counted from the first window step on."""
 
-    rows: Tensor
-    begun: int
+    def redraw(state: Any, result: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        position = result.start[:, None] + torch.arange(result.q.shape[1])
+        noise = rows[(position - begun).clamp(max=len(rows) - 1)]
+        return gumbel(result.q, noise, PUBLIC_EPSILON), result.q
 
-    def noise(self, state: Any, position: Tensor) -> Tensor:
-        return self.rows[(position - self.begun).clamp(max=len(self.rows) - 1)]
+    return redraw
 
 
 def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
@@ -143,8 +143,7 @@ def in_engine(vectors: Vectors, name: str, run: dict[str, Any]) -> list[Found]:
     def recorded(target: Any, window: int, begun: int) -> SlidingWindow:
         scd = Scd(window=window, coupling="gumbel", variant="reference")
         made = scd.build(target, TreePolicy(), EXACT)
-        redraw = RecordedNoise(made.columns, PUBLIC_EPSILON, noise, begun)
-        return replace(made, redraw=redraw)
+        return replace(made, redraw=recorded_noise(noise, begun))
 
     return window_run(
         vectors, name, run, lambda u, size: noise[0, :0],

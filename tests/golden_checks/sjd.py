@@ -4,7 +4,7 @@ is drafted next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,14 +29,9 @@ from lanternbench.methods.residuals import standard
 from lanternbench.settings import TARGETS_OWN
 
 
-@dataclass(frozen=True)
-class RecordedRedraw(Redraw):
+def recorded(tokens: Tensor) -> Redraw:
     """The recorded redraw."""
-
-    tokens: Tensor
-
-    def __call__(self, state: Any, result: StepResult) -> tuple[Tensor, Tensor]:
-        return self.tokens, result.q
+    return lambda state, result, u: (tokens, result.q)
 
 
 def check(folder: Path) -> list[Found]:
@@ -62,7 +57,7 @@ def compare(given: dict[str, Tensor], fixed_point: bool) -> list[Found]:
     rule = FixedPoint() if fixed_point else EXACT
     jacobi = replace(
         Jacobi(window=window).build(state.target, TreePolicy(), rule),
-        redraw=RecordedRedraw(given["sampled_from_p_cur"]),
+        redraw=recorded(given["sampled_from_p_cur"]),
     )
     result, final = redraw_compared(given) if fixed_point else verified(given)
     n = int(result.accepted.min()) + 1  # the reference cuts all rows of a batch to the shortest

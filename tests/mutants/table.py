@@ -294,8 +294,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/jacobi.py",
-                "OldLawRedraw(w) if public else MaximalRedraw(w)",
-                "MaximalRedraw(w) if public else OldLawRedraw(w)",
+                "couple_with_old_law if public else couple",
+                "couple if public else couple_with_old_law",
             ),
         ),
         "scd",
@@ -617,8 +617,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/redraws.py",
-                "> self.theta * at(draft.p, x)",
-                "<= self.theta * at(draft.p, x)",
+                "> theta * at(draft.p, x)",
+                "<= theta * at(draft.p, x)",
             ),
         ),
         "sjd++",

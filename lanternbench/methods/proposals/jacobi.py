@@ -7,14 +7,15 @@ enter the window come from ``init``: uniformly ``random``; or a committed neighb
 row, or above), copied (``repeat``, p one-hot) or redrawn from the neighbour's own distribution
 (``sample``).  In the public code they count as certain, whatever drew them.
 
-A ``Filling`` gives the drafts that enter a window, a ``Redraw`` replaces the others; ``redraws``
-has those of SCD and SJD++.  B batch, L image tokens, W window positions, V vocabulary.
+A ``Filling`` gives the drafts that enter a window, a ``Redraw`` (see ``redraws``) replaces the others.
+B batch, L image tokens, W window positions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -30,13 +31,13 @@ from lanternbench.engine.verify import AcceptanceRule, Residual
 from lanternbench.methods.proposals.lumina2 import PublicWarp
 from lanternbench.methods.proposals.redraws import (
     PUBLIC_EPSILON,
-    FixedNoiseRedraw,
-    GumbelRedraw,
-    IndependentRedraw,
-    LikelyRedraw,
-    MaximalRedraw,
-    OldLawRedraw,
     Redraw,
+    couple,
+    couple_by_gumbel,
+    couple_with_old_law,
+    fixed_noise,
+    independent,
+    keep_likely,
 )
 from lanternbench.models.grids import neighbours
 from lanternbench.models.target import Target
@@ -90,14 +91,18 @@ class Window(NamedTuple):
     drafts: Tensor  # [B, W]; or [B, W, K] siblings, first siblings first
     p: Tensor  # [B, W, V] the distribution that each was drawn from, siblings without replacement
     draft_count: Tensor  # [B]
-    # [B, L, V] q at every committed position, if ``init`` samples from it; in place
+    # [B, L, V] q at every committed position, if drafts are drawn from it; in place
     known: Tensor | None = None
 
-    def canonical(self) -> Window:
-        free = torch.arange(self.p.shape[1], device=self.p.device) >= self.draft_count[:, None]
-        free_drafts = free if self.drafts.ndim == 2 else free[..., None]
-        drafts = self.drafts.masked_fill(free_drafts, 0)
-        return self._replace(drafts=drafts, p=self.p.masked_fill(free[..., None], 0.0))
+
+class WindowProposer(Proposer[Window]):
+    """Base of what drafts a window."""
+
+    def canonical(self, window: Window) -> Window:
+        free = numbers(window.p.shape[1], window.p.device) >= window.draft_count[:, None]
+        free_drafts = free if window.drafts.ndim == 2 else free[..., None]
+        drafts = window.drafts.masked_fill(free_drafts, 0)
+        return window._replace(drafts=drafts, p=window.p.masked_fill(free[..., None], 0.0))
 
 
 class Fresh(NamedTuple):
@@ -107,98 +112,56 @@ class Fresh(NamedTuple):
     p: Tensor | float  # [B, W, V] what each was drawn from; or each token's probability
 
 
-class Filling(ABC):
-    """The drafts that enter a window."""
-
-    samples: ClassVar[bool] = False  # whether it draws from q of committed positions
-
-    @abstractmethod
-    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Fresh:
-        """u [B, W]."""
-
-
-@dataclass(frozen=True, eq=False)
-class RandomFilling(Filling):
-    """Uniform tokens."""
-
-    vocab: int
-
-    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Fresh:
-        return Fresh(uniform_tokens(u, self.vocab), 1.0 / self.vocab)
+# (state, window, uniforms [B, W]) -> the drafts that enter the window
+Filling = Callable[[DecodeState, Window, Tensor], Fresh]
 
 
 def uniform_tokens(u: Tensor, vocab: int) -> Tensor:
     return (u * vocab).long().clamp(max=vocab - 1)
 
 
-@dataclass(frozen=True, eq=False)
-class NeighbourFilling(Filling):
-    """Copies of a committed neighbour's token: the nearest to the left in the row, or the one above.
+def at_random(state: DecodeState, window: Window, u: Tensor) -> Fresh:
+    """Draw uniform tokens."""
+    vocab = window.p.shape[-1]
+    return Fresh(uniform_tokens(u, vocab), 1.0 / vocab)
 
-    Uniform tokens if there is none.
+
+@dataclass(frozen=True, eq=False)
+class FromNeighbours:
+    """Takes the token of a committed neighbour, the nearest to the left in the row or the one
+    above, or draws one from its distribution; uniform tokens if there is none.
     """
 
-    vocab: int
-    columns: Tensor  # [W] 0 … W − 1
     row: Tensor  # [L + W] the number of each token's row
     above: Tensor | None  # [L + W] the token above each, or −1; None: the left neighbour is used
 
-    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Fresh:
+    def __call__(self, state: DecodeState, window: Window, u: Tensor) -> Fresh:
         end = state.now.length.device[:, None]
-        position = end + self.columns
+        position = end + numbers(u.shape[1], u.device)
         if self.above is None:
             source = torch.minimum(position, end) - 1
             exists = self.row[source] == self.row[position]
         else:
             source = self.above[position]
             exists = (source >= 0) & (source < end)
-        tokens, p = self.taken(state, window, source.clamp(0, state.limit - 1), u)
+        source = source.clamp(0, state.limit - 1)
+        vocab = window.p.shape[-1]
+        if window.known is None:
+            tokens = state.now.tokens.gather(1, source)
+            p = F.one_hot(tokens, vocab).to(window.p.dtype)
+        else:
+            p = rows_at(window.known, source)
+            tokens = draw(p, u)
         return Fresh(
-            tokens=torch.where(exists, tokens, uniform_tokens(u, self.vocab)),
-            p=torch.where(exists[..., None], p, 1.0 / self.vocab),
+            tokens=torch.where(exists, tokens, uniform_tokens(u, vocab)),
+            p=torch.where(exists[..., None], p, 1.0 / vocab),
         )
 
-    def taken(
-        self,
-        state: DecodeState,
-        window: Window,
-        source: Tensor,
-        u: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return tokens [B, W] and p [B, W, V] from the positions ``source`` [B, W]."""
-        tokens = state.now.tokens.gather(1, source)
-        return tokens, F.one_hot(tokens, self.vocab).to(window.p.dtype)
 
-
-@dataclass(frozen=True, eq=False)
-class SampledFilling(NeighbourFilling):
-    """Tokens drawn from a committed neighbour's distribution."""
-
-    samples = True
-
-    def taken(
-        self,
-        state: DecodeState,
-        window: Window,
-        source: Tensor,
-        u: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        if window.known is None:
-            raise TypeError("the window keeps no distributions of committed positions")
-        p = rows_at(window.known, source)
-        return draw(p, u), p
-
-
-@dataclass(frozen=True, eq=False)
-class CertainFilling(Filling):
-    """Another filling's tokens, counted as certain whatever drew them (the public code)."""
-
-    filling: Filling
-    vocab: int
-
-    def fresh(self, state: DecodeState, window: Window, u: Tensor) -> Fresh:
-        tokens = self.filling.fresh(state, window, u).tokens
-        return Fresh(tokens, F.one_hot(tokens, self.vocab).to(window.p.dtype))
+def certain(state: DecodeState, window: Window, u: Tensor, filling: Filling) -> Fresh:
+    """Count the tokens of ``filling`` as certain, whatever drew them (the public code)."""
+    tokens = filling(state, window, u).tokens
+    return Fresh(tokens, F.one_hot(tokens, window.p.shape[-1]).to(window.p.dtype))
 
 
 class WindowProposal(Proposal):
@@ -219,9 +182,7 @@ class WindowProposal(Proposal):
         return {"init"} if choices.order != "raster" else set()
 
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SlidingWindow:
-        redraw: Redraw = IndependentRedraw(self.window)
-        if rule.by_position:
-            redraw = FixedNoiseRedraw()
+        redraw = fixed_noise if rule.by_position else independent
         return self.sliding(target, redraw, self.window + 1)
 
     def sliding(self, target: Target, redraw: Redraw, uniforms: int) -> SlidingWindow:
@@ -242,27 +203,20 @@ class WindowProposal(Proposal):
             columns=numbers(w + 1, target.device),
             filling=self.filling(target),
             redraw=redraw,
+            keeps_laws=self.init.endswith("sample"),
         )
 
     def filling(self, target: Target) -> Filling:
         """Return what enters the window."""
-        filling = self.exact_filling(target)
+        filling: Filling = at_random
+        if self.init != "random":
+            positions = neighbours(target.grids, target.length + self.window)
+            row, above = torch.tensor(positions, device=target.device)
+            is_above = self.init.startswith("vertical")
+            filling = FromNeighbours(row, above if is_above else None)
         if self.variant == "paper":
             return filling
-        return CertainFilling(filling, target.vocab)
-
-    def exact_filling(self, target: Target) -> Filling:
-        if self.init == "random":
-            return RandomFilling(target.vocab)
-        positions = neighbours(target.grids, target.length + self.window)
-        row, above = torch.tensor(positions, device=target.device)
-        kind = SampledFilling if self.init.endswith("sample") else NeighbourFilling
-        return kind(
-            vocab=target.vocab,
-            columns=numbers(self.window, target.device),
-            row=row,
-            above=above if self.init.startswith("vertical") else None,
-        )
+        return partial(certain, filling=filling)
 
 
 @register("proposal", "jacobi")
@@ -295,7 +249,7 @@ class Jacobi(WindowProposal):
 
 
 @dataclass(frozen=True, eq=False)
-class SlidingWindow(Proposer[Window]):
+class SlidingWindow(WindowProposer):
     """A window of drafts that slides over the image."""
 
     size: DraftSize
@@ -305,11 +259,12 @@ class SlidingWindow(Proposer[Window]):
     columns: Tensor  # [W + 1] 0 … W
     filling: Filling
     redraw: Redraw
+    keeps_laws: bool  # whether drafts are drawn from q of committed positions
 
     def begin(self, state: DecodeState) -> Window:
         first = state.first
         known: Tensor | None = None
-        if self.filling.samples:
+        if self.keeps_laws:
             known = state.table((state.batch, state.limit, self.vocab), first.dtype)
             known[:, 0] = first
         drafts = state.now.root.new_zeros(state.batch, self.window)
@@ -317,7 +272,7 @@ class SlidingWindow(Proposer[Window]):
         return Window(drafts, p, torch.zeros_like(drafts[:, 0]), known)
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
-        fresh = self.filling.fresh(state, window, u[:, : self.window])
+        fresh = self.filling(state, window, u[:, : self.window])
         carried = self.columns[:-1] < window.draft_count[:, None]
         drafts = torch.where(carried, window.drafts, fresh.tokens)
         p = torch.where(carried[..., None], window.p, fresh.p)
@@ -332,7 +287,7 @@ class SlidingWindow(Proposer[Window]):
             tokens = result.drawn.argmax(-1)
             p = F.one_hot(tokens, self.vocab).to(q.dtype)
         else:
-            tokens, p = self.redraw(state, result)
+            tokens, p = self.redraw(state, result, result.u.draft[:, self.window :])
         if window.known is not None:
             position = result.start[:, None] + self.columns
             position = position.clamp(max=state.limit - 1)
@@ -345,9 +300,6 @@ class SlidingWindow(Proposer[Window]):
             draft_count=self.window - accepted,
             known=window.known,
         )
-
-    def canonical(self, window: Window) -> Window:
-        return window.canonical()
 
 
 @register("proposal", "scd")
@@ -370,13 +322,12 @@ class Scd(WindowProposal):
         return self.coupling == "gumbel"
 
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SlidingWindow:
-        w = self.window
         public = self.variant == "reference"
         if self.coupling == "gumbel":
             epsilon = PUBLIC_EPSILON if public else 0.0
-            return self.sliding(target, GumbelRedraw(numbers(w + 1, target.device), epsilon), 0)
-        redraw = OldLawRedraw(w) if public else MaximalRedraw(w)
-        return self.sliding(target, redraw, 2 * w + 1)  # W to keep drafts, W + 1 to draw them
+            return self.sliding(target, partial(couple_by_gumbel, epsilon=epsilon), 0)
+        redraw = couple_with_old_law if public else couple
+        return self.sliding(target, redraw, 2 * self.window + 1)
 
 
 @register("proposal", "sjd++")
@@ -385,9 +336,7 @@ class SjdPlus(WindowProposal):
 
     lossless = False
     bounded = False
-    no_joint_sample = (
-        "kept drafts are no sample of the distribution recorded for them"
-    )
+    no_joint_sample = "kept drafts are no sample of the distribution recorded for them"
 
     theta: float = option(
         0.5,
@@ -399,5 +348,5 @@ class SjdPlus(WindowProposal):
     )
 
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SlidingWindow:
-        redraw = LikelyRedraw(self.window, self.theta)
+        redraw = partial(keep_likely, theta=self.theta)
         return self.sliding(target, redraw, self.window + 1)

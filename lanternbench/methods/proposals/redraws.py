@@ -14,8 +14,7 @@ Coupling functions work on any leading shape [...].  B batch, W window positions
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,50 +23,36 @@ from torch import Tensor
 from lanternbench.engine.noise import uniform_noise
 from lanternbench.engine.sampling import at, draw
 from lanternbench.engine.state import DecodeState, StepResult
+from lanternbench.engine.tree import numbers
 from lanternbench.engine.verify import SampledDraft
 
 PUBLIC_EPSILON = 1e-9  # inside the logarithms of the public Gumbel draw
 
-
-class Redraw(ABC):
-    """New laws for the drafts that were not committed."""
-
-    @abstractmethod
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        """Return a token [B, W + 1] for each q [B, W + 1, V], and its recorded law."""
+Laws = tuple[Tensor, Tensor]  # a token [B, W + 1] for each q [B, W + 1, V], and its recorded law
+# (state, result, uniforms of redraws [B, ·]) -> new drafts
+Redraw = Callable[[DecodeState, StepResult, Tensor], Laws]
 
 
-@dataclass(frozen=True, eq=False)
-class IndependentRedraw(Redraw):
-    """A new draw from q (SJD)."""
-
-    window: int
-
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        return draw(result.q, result.u.draft[:, self.window :]), result.q
+def independent(state: DecodeState, result: StepResult, u: Tensor) -> Laws:
+    """Draw from q anew (SJD); u [B, W + 1]."""
+    return draw(result.q, u), result.q
 
 
-class FixedNoiseRedraw(Redraw):
-    """A draw from q by the position's own uniform (plain Jacobi decoding)."""
-
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        return draw(result.q, result.u.of_positions), result.q
+def fixed_noise(state: DecodeState, result: StepResult, u: Tensor) -> Laws:
+    """Draw from q by the position's own uniform (plain Jacobi decoding)."""
+    return draw(result.q, result.u.of_positions), result.q
 
 
-@dataclass(frozen=True, eq=False)
-class LikelyRedraw(IndependentRedraw):
-    """SJD, but a draft x with p_new(x)/p_old(x) > θ stays with its old law (SJD++)."""
-
-    theta: float
-
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        drawn, q = super().__call__(state, result)
-        draft = SampledDraft.of(result.draft)
-        x = draft.tokens[:, 1:]
-        stays = at(q[:, :-1], x) > self.theta * at(draft.p, x)
-        tokens = torch.where(stays, x, drawn[:, :-1])
-        p = torch.where(stays[..., None], draft.p, q[:, :-1])
-        return torch.cat([tokens, drawn[:, -1:]], 1), torch.cat([p, q[:, -1:]], 1)
+def keep_likely(state: DecodeState, result: StepResult, u: Tensor, theta: float) -> Laws:
+    """Draw as SJD, but a draft x with p_new(x)/p_old(x) > θ stays with its old law (SJD++)."""
+    q = result.q
+    drawn = draw(q, u)
+    draft = SampledDraft.of(result.draft)
+    x = draft.tokens[:, 1:]
+    stays = at(q[:, :-1], x) > theta * at(draft.p, x)
+    tokens = torch.where(stays, x, drawn[:, :-1])
+    p = torch.where(stays[..., None], draft.p, q[:, :-1])
+    return torch.cat([tokens, drawn[:, -1:]], 1), torch.cat([p, q[:, -1:]], 1)
 
 
 class Coupled(NamedTuple):
@@ -106,51 +91,39 @@ def gumbel(p: Tensor, u: Tensor, epsilon: float = 0.0) -> Tensor:
     return (p.double().log() + g).argmax(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class MaximalRedraw(Redraw):
-    """Maximal coupling with the draft before (SCD)."""
-
-    window: int
-
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        return self.coupled(result)[0], result.q
-
-    def coupled(self, result: StepResult) -> tuple[Tensor, Coupled]:
-        """Return the tokens [B, W + 1], and the coupling of all but the last."""
-        w = self.window
-        q = result.q
-        u_keep = result.u.draft[:, w : 2 * w]
-        u_draw = result.u.draft[:, 2 * w :]
-        draft = SampledDraft.of(result.draft)
-        coupled = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], u_keep, u_draw[:, :-1])
-        last = draw(q[:, -1:], u_draw[:, -1:])
-        return torch.cat([coupled.tokens, last], 1), coupled
+def coupled(result: StepResult, u: Tensor) -> tuple[Tensor, Coupled]:
+    """Return tokens [B, W + 1] coupled maximally with the drafts, and the coupling of all but the
+    last; u [B, 2 · W + 1]: W keep drafts, W + 1 draw tokens.
+    """
+    q = result.q
+    window = q.shape[1] - 1
+    u_draw = u[:, window:]
+    draft = SampledDraft.of(result.draft)
+    pairs = maximal(draft.tokens[:, 1:], draft.p, q[:, :-1], u[:, :window], u_draw[:, :-1])
+    last = draw(q[:, -1:], u_draw[:, -1:])
+    return torch.cat([pairs.tokens, last], 1), pairs
 
 
-@dataclass(frozen=True, eq=False)
-class OldLawRedraw(MaximalRedraw):
-    """Maximal coupling in which a kept token keeps its old law (SCD's public code; not exact)."""
-
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        tokens, coupled = self.coupled(result)
-        q = result.q
-        p = SampledDraft.of(result.draft).p
-        recorded = torch.where(coupled.accepted[..., None], p, q[:, :-1])
-        return tokens, torch.cat([recorded, q[:, -1:]], 1)
+def couple(state: DecodeState, result: StepResult, u: Tensor) -> Laws:
+    """Couple maximally with the draft before (SCD)."""
+    tokens, _ = coupled(result, u)
+    return tokens, result.q
 
 
-@dataclass(frozen=True, eq=False)
-class GumbelRedraw(Redraw):
-    """A draw with noise of the position's own, the same in every step (SCD)."""
+def couple_with_old_law(state: DecodeState, result: StepResult, u: Tensor) -> Laws:
+    """Couple maximally; a kept token keeps its old law (SCD's public code; not exact)."""
+    tokens, pairs = coupled(result, u)
+    q = result.q
+    p = SampledDraft.of(result.draft).p
+    recorded = torch.where(pairs.accepted[..., None], p, q[:, :-1])
+    return tokens, torch.cat([recorded, q[:, -1:]], 1)
 
-    columns: Tensor  # [W + 1] 0 … W
-    epsilon: float  # see ``gumbel``
 
-    def __call__(self, state: DecodeState, result: StepResult) -> tuple[Tensor, Tensor]:
-        q = result.q
-        position = result.start[:, None] + self.columns
-        return gumbel(q, self.noise(state, position), self.epsilon), q
-
-    def noise(self, state: DecodeState, position: Tensor) -> Tensor:
-        """Return uniforms [..., V] of positions [...]."""
-        return uniform_noise(state.now.noise, position, state.target.vocab)
+def couple_by_gumbel(
+    state: DecodeState, result: StepResult, u: Tensor, epsilon: float
+) -> Laws:
+    """Draw with noise of the position's own, the same in every step (SCD); see ``gumbel``."""
+    q = result.q
+    position = result.start[:, None] + numbers(q.shape[1], q.device)
+    noise = uniform_noise(state.now.noise, position, q.shape[-1])
+    return gumbel(q, noise, epsilon), q

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import longest_path
-from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
+from lanternbench.engine.proposal import DraftSize, Proposal, TreePolicy
 from lanternbench.engine.relaxed import ResidualWeights
 from lanternbench.engine.sampling import at, draw, draw_distinct, likeliest, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, from_paths, numbers
 from lanternbench.engine.verify import AcceptanceRule, ExactTest, RatioTest, SampledDraft
 from lanternbench.errors import UserError
-from lanternbench.methods.proposals.jacobi import Window, uniform_tokens
+from lanternbench.methods.proposals.jacobi import Window, WindowProposer, uniform_tokens
 from lanternbench.methods.proposals.redraws import maximal
 from lanternbench.models.target import Target
 from lanternbench.registry import register
@@ -166,7 +166,7 @@ class Columns:
 
 
 @dataclass(frozen=True, eq=False)
-class SiblingWindow(Proposer[Window]):
+class SiblingWindow(WindowProposer):
     """A window that begins as a tree of siblings."""
 
     size: DraftSize
@@ -256,9 +256,6 @@ class SiblingWindow(Proposer[Window]):
             others = p[:, :t].scatter(-1, tokens[:, :t, :1], 0.0)
             tokens[:, :t, 1:] = draw_distinct(others, u[:, 2 * w :].view(-1, t, k - 1))
         return tokens
-
-    def canonical(self, window: Window) -> Window:
-        return window.canonical()
 
 
 class Stages(NamedTuple):
