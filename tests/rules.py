@@ -15,11 +15,12 @@ from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
 from lanternbench.methods.acceptance.exact import ScaledTest
 from lanternbench.methods.acceptance.lantern import (
     Bound,
-    JensenShannonBound,
+    DistanceBound,
     NearbyTest,
     PublicNearbyTest,
     RatioBound,
-    VariationBound,
+    jensen_shannon,
+    variation,
 )
 from lanternbench.registry import component
 
@@ -36,8 +37,8 @@ def lantern(near: Tensor, kind: str, limit: float, barred: Tensor | None = None)
     """
     is_below = torch.lt if barred is None else torch.le
     bounds: dict[str, Bound] = {
-        "tvd": VariationBound(limit, is_below),
-        "jsd": JensenShannonBound(limit, is_below),
+        "tvd": DistanceBound(variation, limit, is_below),
+        "jsd": DistanceBound(jensen_shannon, limit, is_below),
         "multiplicative": RatioBound(limit),
     }
     if barred is None:

@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "tvd-halved",
         "LANTERN's total variation is halved",
-        ((f"{RULES}/lantern.py", "self.is_below(moved,", "self.is_below(moved / 2,"),),
+        ((f"{RULES}/lantern.py", "    return moved\n", "    return moved / 2\n"),),
         "lantern",
         (
             "tests/methods/test_acceptance.py::test_lantern_grows_nearest_first_while_strictly_below_delta",

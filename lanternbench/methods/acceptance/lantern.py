@@ -37,26 +37,21 @@ def jensen_shannon(q_x: Tensor, moved: Tensor) -> Tensor:
     return (0.5 * (moved * math.log(2) + to_mean)).nan_to_num(0.0)
 
 
-@dataclass(frozen=True)
-class VariationBound:
-    """A grows while the total variation of q_{k,δ} and q is below δ (LANTERN, eq. 4)."""
+def variation(q_x: Tensor, moved: Tensor) -> Tensor:
+    """Return the total variation of q and q with mass ``moved`` put onto x."""
+    return moved
 
+
+@dataclass(frozen=True)
+class DistanceBound:
+    """A grows while the distance of q_{k,δ} and q is below δ (LANTERN, eq. 4)."""
+
+    distance: Callable[[Tensor, Tensor], Tensor]
     delta: float
     is_below: Comparison
 
     def __call__(self, q_x: Tensor, moved: Tensor) -> Tensor:
-        return self.is_below(moved, self.delta)
-
-
-@dataclass(frozen=True)
-class JensenShannonBound:
-    """A grows while the Jensen–Shannon divergence of q_{k,δ} and q is below δ."""
-
-    delta: float
-    is_below: Comparison
-
-    def __call__(self, q_x: Tensor, moved: Tensor) -> Tensor:
-        return self.is_below(jensen_shannon(q_x, moved), self.delta)
+        return self.is_below(self.distance(q_x, moved), self.delta)
 
 
 @dataclass(frozen=True)
@@ -100,9 +95,8 @@ class Lantern(AcceptanceRule):
 
     def bound(self, is_below: Comparison) -> Bound:
         """Return the bound on A; the public code's comparison with δ is inclusive."""
-        if self.divergence == "jsd":
-            return JensenShannonBound(self.delta, is_below)
-        return VariationBound(self.delta, is_below)
+        distance = jensen_shannon if self.divergence == "jsd" else variation
+        return DistanceBound(distance, self.delta, is_below)
 
 
 @register("acceptance", "lantern++")
@@ -138,6 +132,7 @@ class NearbyTest(RatioTest):
 
     near: Tensor  # [V, k] nearest tokens of each token, itself first
     bound: Bound
+    barred: Tensor | None = None  # [V, k'] what the public code's residual sets to 0
 
     @property
     def group_size(self) -> int:
@@ -153,7 +148,8 @@ class NearbyTest(RatioTest):
         near = self.near[x]
         q_near = q.gather(-1, near)
         inside = self.inside(q_near)
-        return RelaxedProb((q_near * inside).sum(-1), Group(near, inside))
+        barred = None if self.barred is None else self.barred[x]
+        return RelaxedProb((q_near * inside).sum(-1), Group(near, inside, barred))
 
     def verify_chosen(
         self,
@@ -242,14 +238,6 @@ def public_test(target: Target, k: int, proximity: str, bound: Bound) -> PublicN
 @dataclass(frozen=True, eq=False)
 class PublicNearbyTest(NearbyTest):
     """As the public code of LANTERN decides."""
-
-    barred: Tensor  # [V, k'] what its residual sets to 0
-
-    def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb:
-        near = self.near[x]
-        q_near = q.gather(-1, near)
-        inside = self.inside(q_near)
-        return RelaxedProb((q_near * inside).sum(-1), Group(near, inside, self.barred[x]))
 
     def rivals(self, q: Tensor, relaxed: RelaxedProb) -> Tensor:
         """Return q: the group's other tokens keep their probabilities in the comparison."""
