@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.relaxed import ResidualWeights, TokenTest
+from lanternbench.engine.relaxed import Residual, TokenTest
 from lanternbench.engine.sampling import draw, normalised, rows_at
 from lanternbench.engine.tree import Draft, Tree, VerifyResult, parents, path_to, walk
 
@@ -40,12 +40,7 @@ class Siblings(NamedTuple):
 
     def first(self, nodes: int) -> "Siblings":
         """Those of the first ``nodes`` nodes."""
-        return Siblings(
-            self.exists[:, :nodes],
-            self.tokens[:, :nodes],
-            self.u[:, :nodes],
-            self.cell[:, :nodes],
-        )
+        return Siblings(*[part[:, :nodes] for part in self])
 
 
 def closed_form(draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
@@ -85,7 +80,7 @@ def rank_by_rank(
     draft: Draft,
     q: Tensor,
     u: Tensor,
-    residual: ResidualWeights,
+    residual: Residual,
 ) -> VerifyResult:
     """Verify by any rule and residual: first children everywhere, then second children, …"""
     tree = draft.tree
@@ -98,7 +93,7 @@ def rank_by_rank(
         exists = siblings.exists
         relaxed = test.relax(q_left, siblings.tokens, depth)
         passed.append(exists & (siblings.u < relaxed.value))
-        weights = residual(q_left, None, siblings.tokens, depth, test)
+        weights = residual.weights(q_left, None, siblings.tokens, depth, test)
         after = normalised(weights, q_left)
         q_left = torch.where(exists[..., None], after, q_left)
     path, accepted, tried = walk(tree, families.exists, torch.stack(passed, -1))

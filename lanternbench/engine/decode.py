@@ -35,6 +35,7 @@ from lanternbench.engine.opening import begin as begin
 from lanternbench.engine.opening import row_seed as row_seed
 from lanternbench.engine.proposal import AnyProposer, DraftSize, Size
 from lanternbench.engine.recording import Recordings
+from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.simulation import simulate
 from lanternbench.engine.state import (
@@ -48,7 +49,7 @@ from lanternbench.engine.state import (
 from lanternbench.engine.trace import Generation as Generation
 from lanternbench.engine.trace import Log, Trace
 from lanternbench.engine.tree import Draft, VerifyResult
-from lanternbench.engine.verify import RatioTest, Residual, Uniforms
+from lanternbench.engine.verify import RatioTest, Uniforms
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import additive

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from lanternbench.component import Choices, Component
 from lanternbench.engine.carry import PerPrompt
+from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import Warp
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft
-from lanternbench.engine.verify import AcceptanceRule, RatioTest, Residual
+from lanternbench.engine.verify import AcceptanceRule, RatioTest
 from lanternbench.models.network import Network
 from lanternbench.models.target import Target
 from lanternbench.settings import Sampling

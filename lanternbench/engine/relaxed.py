@@ -1,10 +1,13 @@
 """A drafted token under a relaxed target: its probability, and the group that lends it."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from lanternbench.engine.plain import PlainResidual
 from lanternbench.engine.tree import Draft
 
 
@@ -39,8 +42,6 @@ class TokenTest(Protocol):
 
     def relax(self, q: Tensor, x: Tensor, depth: Tensor) -> RelaxedProb: ...
 
-    def accept(self, q: Tensor, p: Tensor, x: Tensor, depth: Tensor, u: Tensor) -> Tensor: ...
-
     def accepted_prob(self, q: Tensor, p: Tensor, depth: Tensor) -> Tensor: ...
 
     def accept_greedily(self, q: Tensor, best: Tensor, parent: Tensor, draft: Draft) -> Tensor: ...
@@ -48,8 +49,19 @@ class TokenTest(Protocol):
     def order_greedily(self, draft: Draft) -> Tensor | None: ...
 
 
-class ResidualWeights(Protocol):
-    """Return the weights [..., V] of the token after x was rejected; p None: x was chosen."""
+# (q, p, x, depth, test) -> weights [..., V] of the next token, see ``Residual``
+Weights = Callable[[Tensor, Tensor | None, Tensor, Tensor, TokenTest], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """A row of the table of residuals, see ``methods.residuals``."""
+
+    weights: Weights
+    plain: PlainResidual | None = None  # the same in scalar Python
+    lossless: bool = False  # under a rule with q̃ = q
+    of_token: bool = True  # whether it depends on which sampled token was rejected
+    public: str | None = None  # name of the row that the public code samples from
 
     def __call__(
         self,
@@ -58,5 +70,6 @@ class ResidualWeights(Protocol):
         x: Tensor,
         depth: Tensor,
         rule: TokenTest,
-        /,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """q [..., V] of the target, p [..., V] of the drafter (None: x was chosen), x [...]."""
+        return self.weights(q, p, x, depth, rule)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from lanternbench.component import Component
 from lanternbench.engine.chosen import closed_form, lone_root, rank_by_rank, verify_greedy
-from lanternbench.engine.plain import PlainResidual, standard_residual
-from lanternbench.engine.relaxed import RelaxedProb, ResidualWeights, TokenTest
+from lanternbench.engine.plain import standard_residual
+from lanternbench.engine.relaxed import RelaxedProb, Residual, TokenTest
 from lanternbench.engine.sampling import at, draw_each, rows_at
 from lanternbench.engine.tree import Draft, SiblingOrder, StaticTree, VerifyResult, numbers
 from lanternbench.models.target import Target
@@ -60,28 +60,6 @@ class SampledDraft(NamedTuple):
         if draft.p is None or draft.static is None:
             raise TypeError("a sampled draft has p, and a static tree")
         return cls(draft.tokens, draft.p, draft.static)
-
-
-@dataclass(frozen=True, eq=False)
-class Residual:
-    """A row of the table of residuals, see ``methods.residuals``."""
-
-    weights: ResidualWeights
-    plain: PlainResidual | None = None  # the same in scalar Python
-    lossless: bool = False  # under a rule with q̃ = q
-    of_token: bool = True  # whether it depends on which sampled token was rejected
-    public: str | None = None  # name of the row that the public code samples from
-
-    def __call__(
-        self,
-        q: Tensor,
-        p: Tensor | None,
-        x: Tensor,
-        depth: Tensor,
-        rule: TokenTest,
-    ) -> Tensor:
-        """q [..., V] of the target, p [..., V] of the drafter (None: x was chosen), x [...]."""
-        return self.weights(q, p, x, depth, rule)
 
 
 class AcceptanceRule(Component):
@@ -191,7 +169,7 @@ class RatioTest:
         draft: Draft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         """Verify children that were chosen (top-k), so that p counts as 1."""
         return rank_by_rank(self, draft, q, u, residual)
@@ -201,7 +179,7 @@ class RatioTest:
         draft: SampledDraft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         """Verify children that were sampled without replacement from p."""
         if draft.static.is_chain:
@@ -213,7 +191,7 @@ class RatioTest:
         draft: Draft,
         q: Tensor,
         u: Uniforms,
-        residual: ResidualWeights,
+        residual: Residual,
         greedy: bool,
     ) -> VerifyResult:
         """Choose a path through the tree and the token that ends it; q [B, N, V]."""
@@ -259,7 +237,7 @@ class ExactTest(OrderedTest):
         draft: Draft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         if residual is standard:
             return closed_form(draft, q, u)
@@ -287,14 +265,14 @@ class LeftOver(NamedTuple):
 
 def left_over(
     test: TokenTest,
-    residual: ResidualWeights,
+    residual: Residual,
     q: Tensor,
     p: Tensor,
     x: Tensor,
     depth: Tensor,
 ) -> LeftOver:
     """q, p [..., V], x rejected [...] at depth 1 … D (broadcast)."""
-    weights = residual(q, p, x, depth, test)
+    weights = residual.weights(q, p, x, depth, test)
     total = weights.sum(-1, keepdim=True)
     p_x = p.gather(-1, x.unsqueeze(-1))
     return LeftOver(weights, total, torch.minimum(p_x, total) > 0)
@@ -325,11 +303,11 @@ def end_of_chain(
 
 
 def verify_chain(
-    test: TokenTest,
+    test: RatioTest,
     draft: SampledDraft,
     q: Tensor,
     u: Tensor,
-    residual: ResidualWeights,
+    residual: Residual,
 ) -> VerifyResult:
     """Accept the drafts of a chain from the left until the first rejection."""
     length = draft.p.shape[1]
@@ -362,7 +340,7 @@ def stages(
     test: TokenTest,
     draft: SampledDraft,
     q: Tensor,
-    residual: ResidualWeights,
+    residual: Residual,
 ) -> Children:
     """Take each rejected sibling out of q [B, N, V] and p, rank after rank."""
     siblings = draft.static.siblings
@@ -405,11 +383,11 @@ def walk(siblings: SiblingOrder, passed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def verify_tree(
-    test: TokenTest,
+    test: RatioTest,
     draft: SampledDraft,
     q: Tensor,
     u: Tensor,
-    residual: ResidualWeights,
+    residual: Residual,
 ) -> VerifyResult:
     """Test every child as if it were reached, then follow the first accepted ones from the root."""
     siblings = draft.static.siblings
@@ -429,7 +407,7 @@ def verify_tree(
 
 def after_rejection(
     test: TokenTest,
-    residual: ResidualWeights,
+    residual: Residual,
     children: Children,
     prompts: Tensor,
     place: Tensor,

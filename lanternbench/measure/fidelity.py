@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.decode import SpeculativeDecoder
+from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import at, likeliest, normalised
 from lanternbench.engine.trace import Trace
-from lanternbench.engine.verify import RatioTest, Residual
+from lanternbench.engine.verify import RatioTest
 from lanternbench.methods.acceptance.lantern import NearbyTest
 from lanternbench.methods.residuals import lantern
 

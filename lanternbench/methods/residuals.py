@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine.plain import PlainResidual, PlainRule, Probs, positive_part
-from lanternbench.engine.relaxed import ResidualWeights, TokenTest
+from lanternbench.engine.relaxed import Residual, TokenTest, Weights
 from lanternbench.engine.sampling import at
-from lanternbench.engine.verify import Residual, standard
+from lanternbench.engine.verify import standard
 from lanternbench.registry import register
 
 
@@ -24,10 +24,10 @@ def residual(
     lossless: bool = False,
     of_token: bool = True,
     public: str | None = None,
-) -> Callable[[ResidualWeights], Residual]:
+) -> Callable[[Weights], Residual]:
     """Decorator: add a row to the table; see ``Residual`` for its columns."""
 
-    def add(weights: ResidualWeights) -> Residual:
+    def add(weights: Weights) -> Residual:
         return register("residual", name)(Residual(weights, plain, lossless, of_token, public))
 
     return add

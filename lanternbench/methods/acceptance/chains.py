@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.component import Choices, option
-from lanternbench.engine.relaxed import ResidualWeights
+from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import at, draw, rows_at
 from lanternbench.engine.tree import Draft, VerifyResult, numbers
 from lanternbench.engine.verify import (
@@ -102,7 +102,7 @@ class BlockTest(ExactTest):
         draft: SampledDraft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         chain = block(q, draft.p, draft.tokens[:, 1:])
         length = draft.p.shape[1]
@@ -200,7 +200,7 @@ class SegmentTest(ExactTest):
         draft: SampledDraft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         x = draft.tokens[:, 1:]
         q_x = at(q[:, :-1], x)
@@ -246,7 +246,7 @@ class FixedPoint(ExactTest):
         draft: Draft,
         q: Tensor,
         u: Uniforms,
-        residual: ResidualWeights,
+        residual: Residual,
         greedy: bool,
     ) -> VerifyResult:
         again = q.argmax(-1) if greedy else draw(q, u.of_positions)

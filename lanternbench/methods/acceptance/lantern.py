@@ -14,7 +14,7 @@ from torch.special import xlogy
 
 from lanternbench.component import option
 from lanternbench.engine.chosen import Siblings
-from lanternbench.engine.relaxed import Group, RelaxedProb, ResidualWeights
+from lanternbench.engine.relaxed import Group, RelaxedProb, Residual
 from lanternbench.engine.sampling import draw, rows_at
 from lanternbench.engine.tree import Draft, VerifyResult, first_leaf, walk
 from lanternbench.engine.verify import AcceptanceRule, RatioTest
@@ -156,7 +156,7 @@ class NearbyTest(RatioTest):
         draft: Draft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         """Verify chosen children at a cost that grows with k and not with V.
 

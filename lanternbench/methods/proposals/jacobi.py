@@ -24,10 +24,11 @@ from torch import Tensor
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.proposal import DraftSize, Proposal, Proposer, TreePolicy
+from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import Warp, draw, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, chain, numbers
-from lanternbench.engine.verify import AcceptanceRule, Residual
+from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.methods.proposals.lumina2 import PublicWarp
 from lanternbench.methods.proposals.redraws import (
     PUBLIC_EPSILON,

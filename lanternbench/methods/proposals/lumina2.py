@@ -8,9 +8,8 @@ from a residual, after the same filters have been applied to it once more.
 import torch
 from torch import Tensor
 
-from lanternbench.engine.relaxed import TokenTest
+from lanternbench.engine.relaxed import Residual, TokenTest
 from lanternbench.engine.sampling import Warp, kth_largest
-from lanternbench.engine.verify import Residual
 
 
 def top_n_sigma(logits: Tensor) -> Tensor:

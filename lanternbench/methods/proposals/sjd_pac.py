@@ -25,7 +25,7 @@ from torch import Tensor
 from lanternbench.component import Choices, option
 from lanternbench.engine.chosen import longest_path
 from lanternbench.engine.proposal import DraftSize, Proposal, TreePolicy
-from lanternbench.engine.relaxed import ResidualWeights
+from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import at, draw, draw_distinct, likeliest, normalised, rows_at
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.tree import Draft, StaticTree, VerifyResult, from_paths, numbers
@@ -425,7 +425,7 @@ class LongestPathTest(ExactTest):
         draft: SampledDraft,
         q: Tensor,
         u: Tensor,
-        residual: ResidualWeights,
+        residual: Residual,
     ) -> VerifyResult:
         window = self.window
         passed = window.judge(draft, q, u)
