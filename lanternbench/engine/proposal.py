@@ -28,9 +28,9 @@ from lanternbench.settings import Sampling
 
 S = TypeVar("S")  # the state of what drafts
 
-# tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None or depth 1: the
-# root), visible (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits
-# [B, m, V] after the nodes
+# tokens [B, m], parent [m] or [B, m] (index among the nodes of the last call; None: its only node),
+# visible (additive [b, m, nodes so far, root excluded], None: all), depth -> guided logits [B, m, V]
+# after the nodes.  The first call is for the root, at depth 0.
 Expand = Callable[[Tensor, Tensor | None, Tensor | None, int], Tensor]
 Size = tuple[int, int]  # depth and nodes of a tree
 Search: TypeAlias = Literal["shape", "length", "growth", "bounds"]
@@ -59,10 +59,8 @@ class Drafter(ABC, Generic[S]):
         """Return the initial state; ``max_nodes``: how many nodes one step expands at most."""
 
     @abstractmethod
-    def root(self, state: DecodeState, drafter_state: S) -> tuple[Tensor, Expand]:
-        """Read the tokens of the last commit -> guided logits [B, V] after the last of them, and
-        what drafts on.
-        """
+    def expander(self, state: DecodeState, drafter_state: S) -> Expand:
+        """Read the tokens of the last commit -> what drafts on from them, first from the root."""
 
     def network(self) -> Network:
         """Return the size of the network, for cost models."""
@@ -121,8 +119,8 @@ class TreeGrower(Growing[S]):
     """Turns a drafter's distributions into draft trees."""
 
     @abstractmethod
-    def grow(self, state: DecodeState, own: S, logits: Tensor, expand: Expand, u: Tensor) -> Draft:
-        """Return a tree; logits [B, V] after the root, u [B, uniforms]."""
+    def grow(self, state: DecodeState, own: S, expand: Expand, u: Tensor) -> Draft:
+        """Return a tree; u [B, uniforms]."""
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         """Return the nodes that are expanded on each level below the root but the deepest;

@@ -59,11 +59,11 @@ class Level(NamedTuple):
     rows: Tensor  # [C] which parent (index into ``parents``) a child belongs to
     ranks: Tensor  # [C] its rank among its siblings
     shape: tuple[int, int, int]  # −1, how many parents, children that are drawn for each
-    # [m] index of the parents' parents among those of the level before; None at depth 1
+    # None at depth 1 and in a chain: [m] index of the parents' parents among those of the level
+    # before, and of the parents among its nodes
     above: Tensor | None = None
-    # [m] index of the parents among the nodes of the level before; None at depth 1, and in a chain
     expanded: Tensor | None = None
-    mask: Tensor | None = None  # additive [1, m, nodes expanded so far but the root]; None as well
+    mask: Tensor | None = None  # additive [1, m, nodes expanded so far but the root]
 
 
 class LaterRank(NamedTuple):
@@ -225,12 +225,13 @@ def build_levels(nodes: list[Path], parent_of: list[int], ancestors: Tensor) -> 
             ranks=torch.tensor(ranks),
             shape=(-1, len(parents), 1 + max(ranks)),
         )
-        if levels:
+        if levels and not is_chain:
             above = [levels[-1].parents.index(parent_of[parent]) for parent in parents]
-            level = level._replace(above=torch.tensor(above))
-            if not is_chain:
-                mask = additive(ancestors[parents][:, inner[1:]])[None]
-                level = level._replace(expanded=torch.tensor(parents) - before, mask=mask)
+            level = level._replace(
+                above=torch.tensor(above),
+                expanded=torch.tensor(parents) - before,
+                mask=additive(ancestors[parents][:, inner[1:]])[None],
+            )
         levels.append(level)
         before = first
         first += len(ranks)

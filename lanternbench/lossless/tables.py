@@ -344,7 +344,7 @@ class TableDrafter(Drafter[None]):
     def begin(self, state: DecodeState, max_nodes: int) -> None:
         return None
 
-    def root(self, state: DecodeState, drafter_state: None) -> tuple[Tensor, Expand]:
+    def expander(self, state: DecodeState, drafter_state: None) -> Expand:
         """Read the committed tokens but the last out of the target's cache, as attention would."""
         cache = state.cache
         vocab = self.tables.vocab
@@ -360,13 +360,13 @@ class TableDrafter(Drafter[None]):
             tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
         ) -> Tensor:
             nonlocal codes
-            states = codes[..., None]
-            before = parent_states(cache, states, parent, tokens.shape[1], depth)[..., 0]
-            last = torch.zeros_like(tokens) if self.marginals else tokens
-            codes = before * vocab + cache.all_rows(last)
+            if depth > 0:
+                before = parent_states(cache, codes[..., None], parent, tokens.shape[1])
+                last = torch.zeros_like(tokens) if self.marginals else tokens
+                codes = before[..., 0] * vocab + cache.all_rows(last)
             return self._logits(codes, state, depth)
 
-        return self._logits(codes, state, 0)[:, 0], expand
+        return expand
 
     def _logits(self, codes: Tensor, state: DecodeState, depth: int) -> Tensor:
         length = state.cache.all_rows(state.now.length.device[:, None]) + depth

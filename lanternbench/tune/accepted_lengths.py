@@ -62,16 +62,8 @@ class RecordingTree(FixedTree):
 
     distributions: list[Tensor] = field(default_factory=list)  # p [B, m, V] of each level's nodes
 
-    def grow(
-        self,
-        state: DecodeState,
-        own: None,
-        logits: Tensor,
-        expand: Expand,
-        u: Tensor,
-    ) -> Draft:
-        of_root = state.drawn_after(state.warp(logits), 0)
-        self.distributions[:] = [of_root[:, None]]
+    def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
+        self.distributions.clear()
 
         def recording_expand(
             tokens: Tensor,
@@ -83,7 +75,7 @@ class RecordingTree(FixedTree):
             self.distributions.append(state.drawn_after(state.warp(logits), depth))
             return logits
 
-        return super().grow(state, own, logits, recording_expand, u)
+        return super().grow(state, own, recording_expand, u)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,16 +85,9 @@ class ScoredTree(DynamicTree):
     # [N − 1] of each prompt: Σ log p, in the order of the nodes
     scores: list[Tensor] = field(default_factory=list)
 
-    def grow(
-        self,
-        state: DecodeState,
-        own: None,
-        logits: Tensor,
-        expand: Expand,
-        u: Tensor,
-    ) -> Draft:
-        bounds = self.bounds._replace(top_k=min(self.bounds.top_k, logits.shape[-1]))
-        pool = candidates(state, logits, expand, bounds)
+    def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
+        bounds = self.bounds._replace(top_k=min(self.bounds.top_k, state.target.vocab))
+        pool = candidates(state, expand, bounds)
         size = min(bounds.total - 1, pool.scores.shape[1])
         kept = best_of(pool.scores, size)[1].sort(-1).values
         self.scores[:] = pool.scores.gather(1, kept)

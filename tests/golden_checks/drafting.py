@@ -74,9 +74,15 @@ class Watched(EagleDrafter):
 
     states: Tensor
 
-    def _logits(self, state: Any, states: Tensor) -> Tensor:
-        self.states = states
-        return super()._logits(state, states)
+    def __init__(self, net: Eagle, lm: Any):
+        super().__init__(net, lm)
+        honest = lm.logits
+
+        def logits(states: Tensor, guidance: float) -> Tensor:
+            self.states = states
+            return honest(states, guidance)
+
+        lm.logits = logits
 
 
 class Recorded:
@@ -96,6 +102,7 @@ class Recorded:
         length = grid_of(vectors) ** 2
         target = SimpleNamespace(
             model=model,
+            vocab=len(vectors["in.lm_head"]),
             length=length,
             image_slots=length,
             row_width=0,
@@ -127,8 +134,10 @@ class Recorded:
 
     def root(self) -> Tensor:
         """Read what was committed -> guided logits [1, V] after it."""
-        logits, self.draft_on = self.drafter.root(self.state, self.own)
-        return logits
+        self.draft_on = self.drafter.expander(self.state, self.own)
+        logits = self.expand(self.state.now.root[:, None], None, None, 0)
+        self.drafter.states = self.drafter.states[:, 0]
+        return logits[:, 0]
 
     def expand(
         self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int

@@ -106,6 +106,8 @@ class Anole:
     def expand(
         self, tokens: Tensor, parent: Tensor | None, visible: Tensor | None, depth: int
     ) -> Tensor:
+        if depth == 0:
+            return self.root()[:, None]
         m = tokens.shape[1]
         if depth == 1 or parent is None:
             above = self.features[:, :1].expand(-1, m, -1)
@@ -175,7 +177,7 @@ def dynamic(vectors: Vectors) -> list[Found]:
     ):
         drafter.commit(n)
         state = tree_static.at_root(ids[drafter.length, None], warp)
-        draft = grow_by_confidence(state, drafter.root(), drafter.expand, bounds)
+        draft = grow_by_confidence(state, drafter.expand, bounds)
         compared = tree_dynamic.compare(draft, vectors.under(f"{name}."))
         found += [f._replace(group=f"{name}: {f.group}") for f in compared]
     return [
@@ -190,7 +192,7 @@ def static(vectors: Vectors) -> list[Found]:
     shape = from_paths(tuple(tuple(p) for p in vectors.meta["static_tree_choices"]))
     at = Anole(vectors)
     at.commit(build["prompt"])
-    asked = [at.root()[:, None]]
+    asked: list[Tensor] = []
 
     def noting(*of: Any) -> Tensor:
         asked.append(at.expand(*of))
@@ -198,7 +200,7 @@ def static(vectors: Vectors) -> list[Found]:
 
     builder = FixedTree.of(shape, True, torch.device("cpu"))
     state = tree_static.at_root(ids[at.length, None], Warp(GREEDY))
-    builder.grow(state, builder.begin(state), asked[0][:, 0], noting, torch.zeros(1, 0))
+    builder.grow(state, builder.begin(state), noting, torch.zeros(1, 0))
     candidates = vectors["static.tokens"].shape[-1]  # of every node
     best = torch.cat(asked, 1)[0].topk(candidates)
     want = {f"drafter.{k}": v for k, v in vectors.under("static.buffer.").items()}

@@ -37,9 +37,9 @@ def drafts(vectors: Vectors, case: dict[str, Any]) -> list[Draft]:
     ids1, ids2 = vectors["in.input_ids1"][0], vectors["in.input_ids2"][0]
     bounds = Bounds(depth, top_k, total)
     at = Recorded(vectors, vectors["in.hidden1"], ids1[-1], total + top_k * depth, warp)
-    first = grow_by_confidence(at.state, at.root(), at.expand, bounds)
+    first = grow_by_confidence(at.state, at.drafter.expander(at.state, at.own), bounds)
     at.commit(vectors["in.hidden2"], ids2[None, len(ids1) :])
-    second = grow_by_confidence(at.state, at.root(), at.expand, bounds)
+    second = grow_by_confidence(at.state, at.drafter.expander(at.state, at.own), bounds)
     return [first, second]
 
 

@@ -95,6 +95,8 @@ class Ranks:
 
     def expand(self, tokens: Tensor, parent: Any, visible: Tensor | None, depth: int) -> Tensor:
         n = tokens.shape[1]
+        if depth == 0:
+            return self.logits.expand(1, n, -1)
         self.seen += n
         mask = torch.ones(1, n, self.seen) if visible is None else visible.isfinite()
         self.asked.append(
@@ -106,7 +108,10 @@ class Ranks:
 def at_root(root: Tensor, warp: Warp) -> Any:
     """As much of a decode's state as a tree policy reads; root [1]."""
     return SimpleNamespace(
-        now=SimpleNamespace(root=root), warp=warp, drawn_after=lambda p, depth: p
+        now=SimpleNamespace(root=root),
+        target=SimpleNamespace(vocab=1 << 20),
+        warp=warp,
+        drawn_after=lambda p, depth: p,
     )
 
 
@@ -120,9 +125,7 @@ def growth(static: StaticTree, want: dict[str, Tensor], candidates: int) -> list
     drafter = Ranks(candidates)
     builder = FixedTree.of(static, True, torch.device("cpu"))
     state = at_root(torch.zeros(1, dtype=torch.long), Warp(GREEDY))
-    builder.grow(
-        state, builder.begin(state), drafter.logits[None], drafter.expand, torch.zeros(1, 0)
-    )
+    builder.grow(state, builder.begin(state), drafter.expand, torch.zeros(1, 0))
     found = []
     for level, (ranks, parents, mask) in enumerate(drafter.asked):
         repeats = [parents.count(p) for p in sorted(set(parents))]

@@ -313,14 +313,14 @@ def test_lantern_over_chosen_children_touches_groups_alone_and_decides_as_the_ge
     def expand(tokens, parent, visible, depth):
         return torch.randn(*tokens.shape, size, generator=generator) * 3
 
-    first = torch.randn(batch, size, generator=generator) * 3
     root = torch.zeros(batch, dtype=torch.long)
     state: Any = SimpleNamespace(
         now=SimpleNamespace(root=root),
+        target=SimpleNamespace(vocab=size),
         warp=Warp(Sampling(temperature=1.0, top_k=20)),
         drawn_after=lambda p, depth: p,
     )
-    draft = grow_by_confidence(state, first, expand, Bounds(3, 4, 14))
+    draft = grow_by_confidence(state, expand, Bounds(3, 4, 14))
     q = Warp(Sampling(temperature=1.0, top_k=9))(
         torch.randn(batch, 14, size, generator=generator) * 3
     ).double()

@@ -92,9 +92,9 @@ def test_a_residual_is_called_on_every_tree(shallow, tree):
 @pytest.mark.parametrize("tree", TREES)
 def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
     class Drafter(EagleDrafter):
-        def root(self, state, memory):
-            calls["root"] += 1
-            return super().root(state, memory)
+        def expander(self, state, memory):
+            calls["expander"] += 1
+            return super().expander(state, memory)
 
     @register("proposal", "counting")
     class Counting(EagleProposal):
@@ -102,7 +102,7 @@ def test_a_proposal_is_called_with_every_tree(shallow, tree, temperature):
             return Drafter(self.network_of(target), target.model)
 
     run(shallow, "eagle-1", temperature, tree=tree, proposal="counting")
-    assert calls["root"] == 3
+    assert calls["expander"] == 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -124,9 +124,9 @@ def test_the_state_of_a_window_goes_through_update_once_a_step(shallow, temperat
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_tree_is_grown_once_a_step(shallow, temperature):
     class Tree(DynamicTree):
-        def grow(self, state, own, logits, expand, u):
+        def grow(self, state, own, expand, u):
             calls["grow"] += 1
-            return super().grow(state, own, logits, expand, u)
+            return super().grow(state, own, expand, u)
 
     @register("tree", "counting")
     class Counting(Dynamic):

@@ -148,14 +148,17 @@ def test_a_dynamic_tree_keeps_the_parents_of_children_that_are_sure(bounds, each
     first all the same.
     """
     state: Any = SimpleNamespace(
-        now=SimpleNamespace(root=torch.tensor([4])), warp=lambda p: p, drawn_after=lambda p, _: p
+        now=SimpleNamespace(root=torch.tensor([4])),
+        target=SimpleNamespace(vocab=5),
+        warp=lambda p: p,
+        drawn_after=lambda p, _: p,
     )
+    root = torch.tensor([logits], dtype=torch.float64)
 
     def expand(tokens, parent, visible, depth):
-        return torch.nn.functional.one_hot(tokens, 5).double()
+        return torch.nn.functional.one_hot(tokens, 5).double() if depth else root[:, None]
 
-    root = torch.tensor([logits], dtype=torch.float64)
-    draft = grow_by_confidence(state, root, expand, bounds, each)
+    draft = grow_by_confidence(state, expand, bounds, each)
     depth, best = draft.tree.depth[0].tolist(), int(root.argmax())
     if 1.0 in logits:
         assert [d for d in depth if d >= 0] == [0, 1, 2, 3]
@@ -178,7 +181,7 @@ def test_a_static_tree_ranks_children_whose_probabilities_are_0_in_float32(warp)
     )
     builder = FixedTree.of(static, False, torch.device("cpu"))
     state: Any = SimpleNamespace(now=SimpleNamespace(root=torch.tensor([4])), warp=warp)
-    draft = builder.grow(state, None, logits, lambda *given: logits[:, None], torch.zeros(1, 0))
+    draft = builder.grow(state, None, lambda *given: logits[:, None], torch.zeros(1, 0))
     assert draft.tokens[0].tolist() == [4, 1, 3, 4, 1, 3]
 
 

@@ -168,7 +168,8 @@ def test_the_eagle_drafter_reads_the_prompt_one_id_ahead_and_no_padding(anole):
         state = opening.start(decoder, CAPTIONS, [0, 1], trace=False)
         prefix, hidden = state.prefix, state.prefix_states
         drafter = EagleDrafter(net, model)
-        got, _ = drafter.root(state, drafter.begin(state, 4))
+        expand = drafter.expander(state, drafter.begin(state, 4))
+        got = expand(state.now.root[:, None], None, None, 0)[:, 0]
         last = []
         for row, (ids, valid) in enumerate(zip(prefix.features, prefix.valid, strict=True)):
             first = model.tok_embeddings(state.now.tokens[row % 2, :1])

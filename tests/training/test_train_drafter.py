@@ -23,6 +23,7 @@ from torch import Tensor
 from lanternbench import prompts
 from lanternbench.cli.main import main
 from lanternbench.engine import decode as engine
+from lanternbench.engine.proposal import Expand
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -146,14 +147,20 @@ def test_the_drafter_is_fed_as_decoding_feeds_it(kind, tables, name, target, mon
         made = replace(made, drafters={role: scrambled(new_eagle(made.model, fused=True), 1)})
     captions = ["7", "3"] if kind == "classes" else CAPTIONS  # of unlike lengths: one is padded
     seen: list[tuple[list[int], list[int], Tensor]] = []
-    honest = EagleDrafter.root
+    honest = EagleDrafter.expander
 
-    def root(self: EagleDrafter, state: Any, own: Any) -> tuple[Tensor, Any]:
-        logits, cursor = honest(self, state, own)
-        seen.append((list(state.origin), list(state.now.length.host), logits))
-        return logits, cursor
+    def expander(self: EagleDrafter, state: Any, own: Any) -> Expand:
+        expand = honest(self, state, own)
 
-    monkeypatch.setattr(EagleDrafter, "root", root)
+        def watched(*of: Any) -> Tensor:
+            logits = expand(*of)
+            if of[-1] == 0:
+                seen.append((list(state.origin), list(state.now.length.host), logits[:, 0]))
+            return logits
+
+        return watched
+
+    monkeypatch.setattr(EagleDrafter, "expander", expander)
     decoder = build(made, method(name, shape="chain-3"))
     tokens = torch.stack([g.tokens for g in engine.generate(decoder, captions, max_steps=12)])
     plain = tiny_plain if kind.startswith("tiny") else made

@@ -112,8 +112,8 @@ class DraftedTrees(Proposer[DraftedState]):
         return DraftedState(self.drafter.begin(state, self.step_slots), self.tree.begin(state))
 
     def draft(self, state: DecodeState, own: DraftedState, u: Tensor) -> Draft:
-        logits, expand = self.drafter.root(state, own.drafter)
-        return self.tree.grow(state, own.tree, logits, expand, u)
+        expand = self.drafter.expander(state, own.drafter)
+        return self.tree.grow(state, own.tree, expand, u)
 
     @property
     def updates(self) -> bool:
@@ -163,7 +163,7 @@ class LayeredDrafter(Drafter[DecoderCache]):
         """The target's states, in the form that ``inputs`` takes."""
         return states
 
-    def root(self, state: DecodeState, cache: DecoderCache) -> tuple[Tensor, Expand]:
+    def expander(self, state: DecodeState, cache: DecoderCache) -> Expand:
         """Append the last commit's tokens; drafted nodes fill the next slots level by level."""
         state.clock.tick("other")
         last = state.now.last
@@ -191,18 +191,21 @@ class LayeredDrafter(Drafter[DecoderCache]):
             depth: int,
         ) -> Tensor:
             nonlocal states, filled, groups
-            state.clock.tick("other")
-            m = tokens.shape[1]
-            above = parent_states(cache, states, parent, m, depth)
-            x = self.inputs(cache.all_rows(self.embed(tokens)), above)
-            if ends is None:
-                states = cache.forward(x, cursor.level(filled, m, depth, visible))
-                filled += m
-            else:
-                states, groups = ends.level(x, groups, visible, depth)
-            return self._logits(state, states)
+            if depth > 0:
+                state.clock.tick("other")
+                m = tokens.shape[1]
+                above = parent_states(cache, states, parent, m)
+                x = self.inputs(cache.all_rows(self.embed(tokens)), above)
+                if ends is None:
+                    states = cache.forward(x, cursor.level(filled, m, depth, visible))
+                    filled += m
+                else:
+                    states, groups = ends.level(x, groups, visible, depth)
+            logits = self.lm.logits(states, state.guidance)
+            state.clock.tick("draft")
+            return logits
 
-        return self._logits(state, states[:, 0]), expand
+        return expand
 
     def row_end(self, embedding: Tensor, states: Tensor, like: Tensor) -> Tensor:
         """Return the inputs of row ends after tokens with these states, shaped as ``like``.
@@ -210,12 +213,6 @@ class LayeredDrafter(Drafter[DecoderCache]):
         embedding [dim] of a row end
         """
         return self.inputs(embedding.expand_as(like), states)
-
-    def _logits(self, state: DecodeState, states: Tensor) -> Tensor:
-        """states [R, …, dim] -> guided logits [B, …, V]."""
-        logits = self.lm.logits(states, state.guidance)
-        state.clock.tick("draft")
-        return logits
 
 
 class EagleDrafter(LayeredDrafter):
@@ -340,20 +337,14 @@ class FlashARBranch(NoDraft, DrafterProposal):
         return BranchedRoots(roots.size, roots.static, self.network_of(target), target.model)
 
 
-def parent_states(
-    cache: DecoderCache,
-    states: Tensor,
-    parent: Tensor | None,
-    m: int,
-    depth: int,
-) -> Tensor:
+def parent_states(cache: DecoderCache, states: Tensor, parent: Tensor | None, m: int) -> Tensor:
     """The states [R, m, dim] at the parents of m nodes, out of those of the last level (see
     ``Expand``).
     """
-    if depth == 1 or parent is None:
+    if m == 1 == states.shape[1]:
+        return states
+    if parent is None:
         return states.expand(-1, m, -1)
     if parent.ndim > 1:
         return cache.states_at(states, parent)
-    if m == 1 == states.shape[1]:
-        return states
     return states[:, parent]

@@ -37,7 +37,7 @@ class LevelsDrafter(Drafter[S], Generic[S]):
     per_level = False
     lm: ImageDecoder  # the target's decoder, whose head is used
 
-    def root(self, state: DecodeState, drafter_state: S) -> tuple[Tensor, Expand]:
+    def expander(self, state: DecodeState, drafter_state: S) -> Expand:
         state.clock.tick("other")
         # [B, levels, V]
         logits = self.lm.logits(self.states(state, drafter_state), state.guidance)
@@ -51,7 +51,7 @@ class LevelsDrafter(Drafter[S], Generic[S]):
         ) -> Tensor:
             return logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
 
-        return logits[:, 0], expand
+        return expand
 
     @abstractmethod
     def states(self, state: DecodeState, drafter_state: S) -> Tensor:

@@ -240,22 +240,15 @@ class AdaptiveTree(TreeGrower[Plan]):
                 return depth, wider
         return depth, self.size.width
 
-    def grow(
-        self,
-        state: DecodeState,
-        plan: Plan,
-        logits: Tensor,
-        expand: Expand,
-        u: Tensor,
-    ) -> Draft:
+    def grow(self, state: DecodeState, own: Plan, expand: Expand, u: Tensor) -> Draft:
         total = self.size.nodes
         if state.now.length.host is None:  # recorded: shapes of the bucket, sizes on the device
-            bounds = Bounds(*self.bucket(plan), total)
-            return grow_by_confidence(state, logits, expand, bounds, plan.on_device)
-        bounds = Bounds(*self.largest(plan), total)
-        alike = len(set(plan.tree_sizes)) == 1
-        each = None if alike else plan.on_device
-        return grow_by_confidence(state, logits, expand, bounds, each)
+            bounds = Bounds(*self.bucket(own), total)
+            return grow_by_confidence(state, expand, bounds, own.on_device)
+        bounds = Bounds(*self.largest(own), total)
+        alike = len(set(own.tree_sizes)) == 1
+        each = None if alike else own.on_device
+        return grow_by_confidence(state, expand, bounds, each)
 
     def sizes(self, plan: Plan) -> PerPrompt:
         """Return depth and nodes of each prompt's tree: all it may hold, or what it expands."""

@@ -80,17 +80,13 @@ class Candidates(NamedTuple):
 
 
 def grow_by_confidence(
-    state: DecodeState,
-    logits: Tensor,
-    expand: Expand,
-    bounds: Bounds,
-    each: PromptBounds | None = None,
+    state: DecodeState, expand: Expand, bounds: Bounds, each: PromptBounds | None = None
 ) -> Draft:
     """Expand the top-k nodes of each level by Σ log p, rerank, keep the best ``total`` − 1 nodes
     under the root.
     """
-    bounds = bounds._replace(top_k=min(bounds.top_k, logits.shape[-1]))
-    pool = candidates(state, logits, expand, bounds, each)
+    bounds = bounds._replace(top_k=min(bounds.top_k, state.target.vocab))
+    pool = candidates(state, expand, bounds, each)
     return keep_best(pool, state.now.root, bounds)
 
 
@@ -128,14 +124,11 @@ class Frontier(NamedTuple):
 
 
 def candidates(
-    state: DecodeState,
-    logits: Tensor,
-    expand: Expand,
-    bounds: Bounds,
-    each: PromptBounds | None = None,
+    state: DecodeState, expand: Expand, bounds: Bounds, each: PromptBounds | None = None
 ) -> Candidates:
     """Expand the top-k nodes of each level by Σ log p."""
     k = bounds.top_k
+    logits = expand(state.now.root[:, None], None, None, 0)[:, 0]
     value, tokens = likeliest(state.drawn_after(state.warp(logits), 0), k)
     scores = value.log()
     ranks = torch.arange(k, device=tokens.device)
@@ -330,15 +323,8 @@ class DynamicTree(TreeGrower[None]):
     def begin(self, state: DecodeState) -> None:
         return None
 
-    def grow(
-        self,
-        state: DecodeState,
-        own: None,
-        logits: Tensor,
-        expand: Expand,
-        u: Tensor,
-    ) -> Draft:
-        return grow_by_confidence(state, logits, expand, self.bounds)
+    def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
+        return grow_by_confidence(state, expand, self.bounds)
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
         return (self.bounds.top_k,) * (depth - 1)

@@ -40,25 +40,16 @@ class FixedTree(TreeGrower[None]):
     def begin(self, state: DecodeState) -> None:
         return None
 
-    def grow(
-        self,
-        state: DecodeState,
-        own: None,
-        logits: Tensor,
-        expand: Expand,
-        u: Tensor,
-    ) -> Draft:
+    def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
         sampled = self.samples and not state.warp.greedy
         tokens = [state.now.root.unsqueeze(1)]
         distributions: list[Tensor] = []
         used = 0
-        logits = logits.unsqueeze(1)
         for depth, level in enumerate(self.static.levels):
-            if depth:
-                parents = tokens[-1]
-                if level.expanded is not None:
-                    parents = parents[:, level.expanded]
-                logits = expand(parents, level.above, level.mask, depth)
+            parents = tokens[-1]
+            if level.expanded is not None:
+                parents = parents[:, level.expanded]
+            logits = expand(parents, level.above, level.mask, depth)
             _, n_parents, n_children = level.shape
             drawn = n_parents * n_children
             if sampled:
