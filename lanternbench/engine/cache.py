@@ -405,7 +405,9 @@ class DecoderCache:
 
     def all_rows(self, x: Tensor) -> Tensor:
         """[B, …] -> [R, …], a single prompt expanded as well."""
-        return self.per_row(x).expand(self.rows, *x.shape[1:])
+        if x.shape[0] == 1:
+            return x.expand(self.rows, *x.shape[1:])
+        return self.per_row(x)
 
     def states_at(self, states: Tensor, index: Tensor) -> Tensor:
         """states [R, N, dim] at index [B, n] -> [R, n, dim]."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.relaxed import Residual, TokenTest
-from lanternbench.engine.sampling import draw, normalised, rows_at
+from lanternbench.engine.sampling import draw, draw_each, normalised, rows_at
 from lanternbench.engine.tree import Draft, Tree, VerifyResult, parents, path_to, walk
 
 
@@ -106,8 +106,8 @@ def lone_root(draft: Draft, q: Tensor, u: Tensor, greedy: bool) -> VerifyResult:
     """Return the target's own token, because nothing was drafted."""
     zero = torch.zeros_like(draft.tokens)
     q_root = q[:, 0]
-    token = q_root.argmax(-1) if greedy else draw(q_root, u[:, 0])
-    return VerifyResult(zero, zero[:, 0], token, zero)
+    token = q_root.argmax(-1) if greedy else draw_each(q_root, u.narrow(1, 0, 1)).squeeze(1)
+    return VerifyResult(zero, zero.squeeze(1), token, zero)
 
 
 def verify_greedy(test: TokenTest, draft: Draft, q: Tensor) -> VerifyResult:

@@ -27,7 +27,7 @@ class Warp(NamedTuple):
         """Return whether a token is the argmax: at temperature 0, and of perturbed distributions
         (``engine.noise``).
         """
-        return self.sampling.temperature == 0.0 or self.shares_noise
+        return self.sampling.temperature == 0.0 or self.sampling.noise == "shared"
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits [..., V] -> probabilities [..., V].

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter, process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -13,12 +13,9 @@ import torch
 OFF_THE_CLOCK = "records"
 
 
-class Moment(NamedTuple):
-    """A look at the clock."""
-
-    phase: str  # the phase that ends
-    shares: Mapping[str, float] | None  # of other phases in its time, see ``Clock.tick``
-    at: Any  # the host's time on a CPU, an event on a GPU
+# a look at the clock: the phase that ends, the shares of other phases in its time (see
+# ``Clock.tick``), and the host's time on a CPU or an event on a GPU
+Moment = tuple[str, Mapping[str, float] | None, Any]
 
 
 class Clock:
@@ -73,8 +70,8 @@ class Clock:
         """Return each phase's share of the time between the first and the last mark."""
         self._wait()
         seconds: dict[str, float] = defaultdict(float)
-        for before, after in pairwise(marks):
-            seconds[after.phase] += self._seconds(before, after)
+        for (_, _, start), (phase, _, end) in pairwise(marks):
+            seconds[phase] += self._seconds(start, end)
         whole = sum(seconds.values())
         return {phase: part / whole for phase, part in seconds.items()} if whole > 0 else {}
 
@@ -94,17 +91,17 @@ class Clock:
         recording = self._marks is not None
         at = self._event(in_graph=recording) if self.cuda else perf_counter()
         moments = self._moments if self._marks is None else self._marks
-        moments.append(Moment(phase, shares, at))
+        moments.append((phase, shares, at))
 
     def _event(self, in_graph: bool) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True, external=in_graph)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def _seconds(self, before: Moment, after: Moment) -> float:
+    def _seconds(self, start: Any, end: Any) -> float:
         if self.cuda:
-            return float(before.at.elapsed_time(after.at)) / 1e3
-        return float(after.at - before.at)
+            return float(start.elapsed_time(end)) / 1e3
+        return float(end - start)
 
     def end_step(self) -> None:
         self.tick("other")
@@ -121,10 +118,11 @@ class Clock:
         self.step_s = []
         step = 0.0
         for count, (before, after) in enumerate(pairwise(self._moments), 2):
-            seconds = self._seconds(before, after)
-            for phase, share in (after.shares or {after.phase: 1.0}).items():
-                self.spent[phase] += share * seconds
-            if after.phase != OFF_THE_CLOCK:
+            phase, shares, end = after
+            seconds = self._seconds(before[-1], end)
+            for name, share in (shares or {phase: 1.0}).items():
+                self.spent[name] += share * seconds
+            if phase != OFF_THE_CLOCK:
                 step += seconds
             if count in self._ends:
                 self.step_s.append(step)
