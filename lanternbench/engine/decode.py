@@ -434,11 +434,11 @@ def with_moved_row_ends(
     """Return the commit of a draft whose forward pass had row ends among its inputs."""
     cache = state.cache
     path = result.verified.path
-    slots = row_ends.path_slots(cache.layout, result.start, path, result.draft.tokens.shape[1])
+    nodes = result.draft.tokens.shape[1]
     return commit._replace(
         hidden=cache.states_at(outputs.features, path),
         before=cache.states_at(outputs.inputs, path),
-        moves=(cache.places(slots.computed), cache.places(slots.belong)),
+        moves=row_ends.path_moves(cache, result.start, path, nodes),
     )
 
 

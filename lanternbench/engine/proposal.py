@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from torch import Tensor
 
@@ -54,9 +54,11 @@ class Drafter(ABC, Generic[S]):
     aux_layers: tuple[int, ...] = ()  # see ``Proposer``
     step_slots: int = 0  # cache slots that a step fills, if they do not depend on the tree
 
-    @abstractmethod
     def begin(self, state: DecodeState, max_nodes: int) -> S:
-        """Return the initial state; ``max_nodes``: how many nodes one step expands at most."""
+        """Return the initial state, if there is any; ``max_nodes``: how many nodes one step expands
+        at most.
+        """
+        return cast(S, None)
 
     @abstractmethod
     def expander(self, state: DecodeState, drafter_state: S) -> Expand:
@@ -72,11 +74,11 @@ class Growing(ABC, Generic[S]):
 
     size: DraftSize
 
-    @abstractmethod
     def begin(self, state: DecodeState) -> S:
-        """Return the initial state, after the target's prefill (``state.prefix_states`` [R, P, (1
-        + aux) · dim]).
+        """Return the initial state, if there is any, after the target's prefill
+        (``state.prefix_states`` [R, P, (1 + aux) · dim]).
         """
+        return cast(S, None)
 
     def update(self, state: DecodeState, own: S, result: StepResult) -> S:
         """Return the next state after a commit, by work on the device: recorded as CUDA graphs

@@ -341,9 +341,6 @@ class TableDrafter(Drafter[None]):
         self.marginals = marginals
         self.head = TableModel(tables)
 
-    def begin(self, state: DecodeState, max_nodes: int) -> None:
-        return None
-
     def expander(self, state: DecodeState, drafter_state: None) -> Expand:
         """Read the committed tokens but the last out of the target's cache, as attention would."""
         cache = state.cache

@@ -76,9 +76,6 @@ class LoneRoots(Proposer[None]):
     def of(cls, target: Target) -> LoneRoots:
         return cls(DraftSize(nodes=1, max_depth=0, width=0), chain(0).to(target.device))
 
-    def begin(self, state: DecodeState) -> None:
-        return None
-
     def draft(self, state: DecodeState, own: None, u: Tensor) -> Draft:
         return Draft(state.now.root[:, None], static=self.static)
 

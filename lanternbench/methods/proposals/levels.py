@@ -65,9 +65,6 @@ class MedusaDrafter(LevelsDrafter[None]):
         self.net = net
         self.lm = lm
 
-    def begin(self, state: DecodeState, max_nodes: int) -> None:
-        return None
-
     def states(self, state: DecodeState, drafter_state: None) -> Tensor:
         last = state.now.last
         hidden = last.hidden

@@ -320,9 +320,6 @@ class DynamicTree(TreeGrower[None]):
         bounds.check("--depth or --draft-top-k")
         return cls(DraftSize(bounds.total, bounds.depth, bounds.top_k), bounds)
 
-    def begin(self, state: DecodeState) -> None:
-        return None
-
     def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
         return grow_by_confidence(state, expand, self.bounds)
 

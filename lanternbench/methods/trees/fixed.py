@@ -37,9 +37,6 @@ class FixedTree(TreeGrower[None]):
         size = DraftSize(tree.nodes, tree.max_depth, tree.width, uniforms)
         return cls(size, static.to(device), samples)
 
-    def begin(self, state: DecodeState) -> None:
-        return None
-
     def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
         sampled = self.samples and not state.warp.greedy
         tokens = [state.now.root.unsqueeze(1)]
