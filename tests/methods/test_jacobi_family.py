@@ -27,7 +27,6 @@ from lanternbench.methods.proposals.redraws import gumbel, maximal
 from lanternbench.methods.proposals.sjd_pac import (
     Columns,
     PublicSiblingWindow,
-    context_nodes,
     recursive_residuals,
     sibling_paths,
     sibling_tests,
@@ -156,12 +155,10 @@ def test_sibling_paths_by_hand():
 def test_context_follows_the_accepted_path_then_first_siblings_then_the_chain():
     # two siblings in columns 1 and 2, a chain to column 4: nodes 1, 2 | 3, 4 under 1 | 5, 6 under
     # 2 | 7 | 8
-    children = torch.tensor(
-        [[1, 2], [3, 4], [5, 6], [7, -1], [-1, -1], [-1, -1], [-1, -1], [8, -1], [-1, -1]]
-    )
-    chain = torch.tensor([0, 1, 3, 7, 8])
+    target: Any = SimpleNamespace(device=torch.device("cpu"), vocab=3)
+    columns = Columns.of(siblings=2, depth=3, window=4, target=target)
     path = torch.tensor([[0, 0, 0], [0, 2, 2], [0, 2, 6], [0, 1, 3]])
-    found = context_nodes(children, chain, 3, path, torch.tensor([0, 1, 2, 2]))
+    found = columns.contexts(path, torch.tensor([0, 1, 2, 2]))
     assert found.tolist() == [[0, 1, 3, 7, 8], [0, 2, 5, 7, 8], [0, 2, 6, 7, 8], [0, 1, 3, 7, 8]]
 
 

@@ -385,8 +385,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/sjd_pac.py",
-                "chain[c].expand_as(accepted)",
-                "chain[c - 1].expand_as(accepted)",
+                "self.chain[len(nodes) :]",
+                "self.chain[len(nodes) - 1 : -1]",
             ),
         ),
         "sjd-pac",

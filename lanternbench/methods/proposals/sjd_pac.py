@@ -48,29 +48,6 @@ def sibling_paths(k: int, depth: int, columns: int) -> tuple[tuple[int, ...], ..
     return tuple(paths)
 
 
-def context_nodes(
-    children: Tensor,
-    chain: Tensor,
-    depth: int,
-    path: Tensor,
-    accepted: Tensor,
-) -> Tensor:
-    """Return, for every c, the node after which q is the new law of column c + 1: [B, W + 1].
-
-    children [N, K], chain [W + 1] first siblings, path [B, ≥ accepted + 1].  Inside the tree the
-    accepted path continues with first siblings; beyond it only the chain has nodes.
-    """
-    nodes = [path[:, 0]]
-    for c in range(1, len(chain)):
-        if c >= depth:
-            nodes.append(chain[c].expand_as(accepted))
-        else:
-            on_path = path[:, min(c, path.shape[1] - 1)]
-            onward = children[nodes[-1], 0]
-            nodes.append(torch.where(c <= accepted, on_path, onward))
-    return torch.stack(nodes, 1)
-
-
 @register("proposal", "sjd-pac")
 class SjdPac(Proposal):
     """the target itself: a window that begins as a tree of siblings"""
@@ -120,7 +97,6 @@ class Columns:
     """The tree of a window, and where its columns and nodes are."""
 
     siblings: int  # K
-    depth: int  # D
     window: int  # W
     tree_columns: int  # T
     vocab: int
@@ -141,7 +117,6 @@ class Columns:
         chain = torch.tensor([0, *first_siblings], device=device)
         return cls(
             siblings=siblings,
-            depth=depth,
             window=window,
             tree_columns=min(depth - 1, window),
             vocab=target.vocab,
@@ -160,9 +135,20 @@ class Columns:
         return DraftSize(tree.nodes, self.window, tree.width, fresh + redraws, redraws)
 
     def contexts(self, path: Tensor, accepted: Tensor) -> Tensor:
-        """See ``context_nodes``."""
-        children = self.static.tree.children[0]
-        return context_nodes(children, self.chain, self.depth, path, accepted)
+        """Return, for every c, the node after which q is the new law of column c + 1: [B, W + 1].
+
+        path [B, ≥ accepted + 1].  Inside the tree the accepted path continues with first siblings;
+        beyond it only the chain has nodes.
+        """
+        first_child = self.static.tree.children[0, :, 0]
+        nodes = [path[:, 0]]
+        for c in range(1, self.tree_columns + 1):
+            on_path = path[:, min(c, path.shape[1] - 1)]
+            onward = first_child[nodes[-1]]
+            nodes.append(torch.where(c <= accepted, on_path, onward))
+        inside = torch.stack(nodes, 1)
+        beyond = self.chain[len(nodes) :].expand(len(path), -1)
+        return torch.cat([inside, beyond], 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,20 +179,20 @@ class SiblingWindow(WindowProposer):
         columns = self.columns
         carried = columns.numbers < window.draft_count[:, None]
         carried = carried[..., None]
-        fresh = self.fresh(u[:, : self.fresh_uniforms], window.p.dtype)
+        fresh = self.fresh(u[:, : self.fresh_uniforms])
         tokens = torch.where(carried, window.drafts, fresh)
         p = torch.where(carried, window.p, 1.0 / columns.vocab)
         drafted = tokens[:, columns.column, columns.rank]
         nodes = torch.cat([state.now.root[:, None], drafted], 1)
         return Draft(nodes, p[:, columns.law_column], columns.static)
 
-    def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
+    def fresh(self, u: Tensor) -> Tensor:
         """Draw tokens [B, W, K] of the uniform law, as if every column were new."""
         b = len(u)
         k = self.columns.siblings
         t = self.columns.tree_columns
         vocab = self.columns.vocab
-        uniform = u.new_ones(b, t, vocab, dtype=dtype)
+        uniform = u.new_ones(b, t, vocab)
         tokens = u.new_zeros(b, self.columns.window, k, dtype=torch.long)
         tokens[:, :t] = draw_distinct(uniform, u[:, : t * k].view(b, t, k))
         tokens[:, t:, 0] = uniform_tokens(u[:, t * k :], vocab)
@@ -333,7 +319,7 @@ class PublicSiblingWindow(SiblingWindow):
     def verification(self, rule: RatioTest) -> RatioTest:
         return LongestPathTest(self)
 
-    def fresh(self, u: Tensor, dtype: torch.dtype) -> Tensor:
+    def fresh(self, u: Tensor) -> Tensor:
         """Draw tokens [B, W, K] with replacement."""
         columns = self.columns
         return uniform_tokens(u, columns.vocab).view(len(u), columns.window, columns.siblings)
