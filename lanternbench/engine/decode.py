@@ -147,7 +147,9 @@ def apply(state: DecodeState, commit: Commit) -> list[list[int]]:
     advance = Lengths(commit.advance, counts)
     last = LastCommit(commit.hidden, commit.tokens, advance, commit.before)
     if state.target.graphs is None:  # recorded phases need fixed shapes
-        last = last.first(max(counts))
+        new = max(counts)
+        inputs = None if commit.before is None else commit.before[:, :new]
+        last = LastCommit(commit.hidden[:, :new], commit.tokens[:, :new], advance, inputs)
     lengths = Lengths(commit.length, length)
     state.now = now._replace(length=lengths, root=commit.root, last=last)
     state.clock.tick("commit")

@@ -69,13 +69,6 @@ class LastCommit(NamedTuple):
     # [R, A, dim] the states at the tokens before, if row ends may lie between
     before: Tensor | None = None
 
-    def first(self, new: int) -> LastCommit:
-        """Return the first ``new`` entries of each prompt."""
-        before = self.before
-        if before is not None:
-            before = before[:, :new]
-        return LastCommit(self.hidden[:, :new], self.tokens[:, :new], self.advance, before)
-
 
 class Progress(NamedTuple):
     """The part of the state that changes from step to step."""
@@ -208,7 +201,12 @@ class DecodeState:
         self.finish()
         parts = (self.cache, self.now, self.uniforms, self.prompts)
         self.cache, now, self.uniforms, self.prompts = select(parts, prompts, self.batch)
-        last = now.last.first(now.last.advance.longest)
+        last = now.last
+        new = last.advance.longest
+        before = last.before
+        if before is not None:
+            before = before[:, :new]
+        last = LastCommit(last.hidden[:, :new], last.tokens[:, :new], last.advance, before)
         self.now = now._replace(last=last)
         self.seeds = [self.seeds[i] for i in prompts]
         self.origin = [self.origin[i] for i in prompts]
