@@ -105,20 +105,15 @@ def forward(state: DecodeState, strategy: AnyStrategy, draft: D) -> Outputs:
         is_row_end = cache.per_row(feed.row_ends)[..., None]
         x = torch.where(is_row_end, cache.row_end, x)
     states = cache.forward(x, feed.address, aux_layers=state.aux_layers)
-    deciding = at_reads(cache, states, feed.reads)
+    deciding = states
+    if isinstance(feed.reads, slice):
+        deciding = states[:, feed.reads]
+    elif feed.reads is not None:
+        deciding = cache.states_at(states, feed.reads)
     final = state.final(deciding) if state.aux_layers else deciding
     logits = model.logits(final, state.guidance)
     state.clock.tick("verify")
     return Outputs(logits, deciding, states)
-
-
-def at_reads(cache: DecoderCache, states: Tensor, reads: Tensor | slice | None) -> Tensor:
-    """states [R, n, dim] -> [R, N, dim], those from which the step decides; see ``Feed``."""
-    if reads is None:
-        return states
-    if isinstance(reads, slice):
-        return states[:, reads]
-    return cache.states_at(states, reads)
 
 
 def apply(state: DecodeState, commit: Commit) -> list[list[int]]:

@@ -208,10 +208,7 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
         layout = state.cache.layout
         fed = draft.fed
         base = layout.slot_of[1]
-        if state.span is not None:
-            span = state.span()
-        else:
-            span = layout.slots[1] + draft.last_index + 1
+        span = state.attended(layout.slots[1] + draft.last_index + 1)
         offsets = torch.arange(span, device=base.device) - base
         visible = self.grid.seen(fed, offsets) | ~fed.exists[:, None]
         if with_prompt:

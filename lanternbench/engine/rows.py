@@ -319,19 +319,15 @@ class RowGeometry:
         source = torch.where(empty, from_above.clamp(min=0), active.row)
         column = draft.rows.filled.gather(1, source) - 1
         last = image.gather(1, self.first + source * self.width + column)
-        row = active.row - empty.long()
-        last_column = active.filled - 1
-        column = torch.where(empty, self.stride - 1, last_column)
-        upto = torch.where(empty, active.filled_above, last_column)
+        begins = empty[..., None] & (self.steps == 0)
+        column = active.filled[..., None] - 1 + self.steps
         drafts = draft.rows.drafts[..., : self.drafts]
-        drafted_row = active.row[..., None].expand_as(drafts)
-        drafted_column = last_column[..., None] + self.steps[1:]
         fits = self.steps <= active.max_drafts[..., None]
         return RowInputs(
             tokens=torch.cat([last[..., None], drafts], -1),
-            row=torch.cat([row[..., None], drafted_row], -1),
-            column=torch.cat([column[..., None], drafted_column], -1),
-            upto=torch.cat([upto[..., None], drafted_column], -1),
+            row=active.row[..., None] - begins.long(),
+            column=torch.where(begins, self.stride - 1, column),
+            upto=torch.where(begins, active.filled_above[..., None], column),
             used=active.in_step[..., None] & fits,
         )
 
@@ -449,10 +445,7 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
     def feed(self, state: DecodeState, draft: RowDraft) -> Feed:
         geometry = self.rows
         layout = state.cache.layout
-        if state.span is not None:
-            span = state.span()
-        else:
-            span = layout.slots[1 + geometry.first] + draft.work.slots
+        span = state.attended(layout.slots[1 + geometry.first] + draft.work.slots)
         inputs = geometry.all_inputs(state.now.tokens, draft)
         address = geometry.address(layout, inputs, draft.rows.filled, span)
         row_ends = None

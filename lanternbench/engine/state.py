@@ -144,6 +144,12 @@ class DecodeState:
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
 
+    def attended(self, filled: int) -> int:
+        """Return how many slots a forward pass attends to if ``filled`` hold what it reads; while a
+        CUDA graph is recorded, more.
+        """
+        return filled if self.span is None else self.span()
+
     def drawn(self, p: Tensor, position: Tensor) -> Tensor:
         """Return what the tokens of image positions [B, …] are drawn from: p [B, …, V], or with
         shared noise the perturbed p, whose argmax is the token.

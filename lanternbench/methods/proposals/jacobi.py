@@ -196,7 +196,6 @@ class WindowProposal(Proposal):
         return SlidingWindow(
             size=size,
             window=w,
-            vocab=target.vocab,
             static=chain(w).to(target.device),
             columns=numbers(w + 1, target.device),
             filling=self.filling(target),
@@ -252,7 +251,6 @@ class SlidingWindow(WindowProposer):
 
     size: DraftSize
     window: int
-    vocab: int
     static: StaticTree
     columns: Tensor  # [W + 1] 0 … W
     filling: Filling
@@ -261,12 +259,13 @@ class SlidingWindow(WindowProposer):
 
     def begin(self, state: DecodeState) -> Window:
         first = state.first
+        vocab = first.shape[-1]
         known: Tensor | None = None
         if self.keeps_laws:
-            known = state.table((state.batch, state.limit, self.vocab), first.dtype)
+            known = state.table((state.batch, state.limit, vocab), first.dtype)
             known[:, 0] = first
         drafts = state.now.root.new_zeros(state.batch, self.window)
-        p = first.new_full((*drafts.shape, self.vocab), 1.0 / self.vocab)
+        p = first.new_full((*drafts.shape, vocab), 1.0 / vocab)
         return Window(drafts, p, torch.zeros_like(drafts[:, 0]), known)
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
@@ -283,13 +282,13 @@ class SlidingWindow(WindowProposer):
         accepted = result.verified.accepted
         if state.warp.greedy:
             tokens = result.drawn.argmax(-1)
-            p = F.one_hot(tokens, self.vocab).to(q.dtype)
+            p = F.one_hot(tokens, q.shape[-1]).to(q.dtype)
         else:
             tokens, p = self.redraw(state, result, result.u.draft[:, self.window :])
         if window.known is not None:
             position = result.start[:, None] + self.columns
             position = position.clamp(max=state.limit - 1)
-            window.known.scatter_(1, position[..., None].expand(-1, -1, self.vocab), q)
+            window.known.scatter_(1, position[..., None].expand_as(q), q)
         source = accepted[:, None] + 1 + self.columns[:-1]
         source = source.clamp(max=self.window)
         return Window(
