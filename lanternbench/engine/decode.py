@@ -390,16 +390,16 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
     verified = result.verified
     start = result.start
     shared = state.now.length.shared
-    columns = state.columns[: verified.path.shape[1]]
+    width = verified.path.shape[1]
     length = (start + verified.accepted).add_(1).clamp_(max=state.limit)
     health = result.q.select(2, 0).sum()
     if draft.p is not None:
         health.add_(draft.p.select(2, 0).sum())
     positions: Tensor | slice
     if shared is None:
-        positions = start[:, None] + columns
+        positions = start[:, None] + state.columns[:width]
     else:
-        positions = slice(shared, shared + len(columns))
+        positions = slice(shared, shared + width)
     is_chain = draft.static is not None and draft.static.is_chain
     commit = Commit(
         tokens=committed_tokens(draft.tokens, verified, is_chain),
@@ -412,13 +412,14 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
     )
     if outputs.inputs.shape[1] > draft.tokens.shape[1]:
         return with_moved_row_ends(state, result, outputs, commit)
-    if is_chain or len(columns) == 1:
+    if is_chain or width == 1:
         return commit  # every node is where it belongs
     cache = state.cache
     root = cache.layout.slot_of[start][:, None]
+    belong = root + state.columns[:width]
     return commit._replace(
         hidden=cache.states_at(outputs.features, verified.path),
-        moves=(cache.places(root + verified.path), cache.places(root + columns)),
+        moves=(cache.places(root + verified.path), cache.places(belong)),
     )
 
 

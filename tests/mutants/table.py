@@ -157,8 +157,8 @@ MUTANTS = (
             ),
             (
                 "lanternbench/engine/decode.py",
-                "cache.places(root + columns)",
-                "cache.places(root + columns[:-1])",
+                "belong = root + state.columns[:width]",
+                "belong = root + state.columns[: width - 1]",
             ),
         ),
         "eagle-1",
