@@ -321,14 +321,10 @@ def from_parents(parent: Tensor, depth: Tensor, max_depth: int, width: int) -> T
 
 def parents(tree: Tree) -> Tensor:
     """Return the parent of each node, −1 for the root and for unused nodes: [b, N]."""
-    children = tree.children
-    b, n, w = children.shape
-    parent = torch.full((b, n + 1), -1, device=children.device)
-    owner = numbers(n, parent.device)[None, :, None]
-    owner = owner.expand(b, n, w)
-    cell = torch.where(children >= 0, children, n)
-    parent.scatter_(1, cell.flatten(1), owner.flatten(1))
-    return parent[:, :-1]
+    depth = tree.depth
+    is_parent = tree.ancestors & (depth[:, None] == depth[..., None] - 1)
+    parent = is_parent.int().argmax(-1)
+    return torch.where(is_parent.any(-1), parent, -1)
 
 
 def first_leaf(tree: Tree) -> Tensor:

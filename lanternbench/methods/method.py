@@ -76,8 +76,8 @@ class Method:
     @property
     def variant(self) -> str:
         """The variant of the components that have it."""
-        of_parts = [part.variant for part in self._parts if part.variant != "paper"]
-        return of_parts[0] if of_parts else "paper"
+        of_parts = (part.variant for part in self._parts)
+        return next((name for name in of_parts if name != "paper"), "paper")
 
     def resolve(self, defaults: Mapping[str, Any]) -> Method:
         """With every option set; ``defaults``: the target's options.  Raises UserError for trees

@@ -13,7 +13,7 @@ segment reaches past the end of the image (here: it does, as the window does).
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -50,16 +50,13 @@ class ChainRule(AcceptanceRule):
         return None
 
 
-class Block(NamedTuple):
-    """The quantities that decide on a chain x_1 … x_L."""
+def block(q: Tensor, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what decides on a chain x_1 … x_L (algorithm 2).
 
-    # [B, L] h_1 … h_L: the probability that a chain of i tokens is accepted if no longer one is
-    stop: Tensor
-    residual: Tensor  # [B, L, V] unnormalised: what follows an accepted chain of 0 … L − 1 tokens
-
-
-def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
-    """Compute algorithm 2: q [B, L + 1, V] after 0 … L tokens x [B, L], drawn from p [B, L, V]."""
+    h_1 … h_L [B, L], the probability that a chain of i tokens is accepted if no longer one is; and
+    what follows an accepted chain of 0 … L − 1 tokens, unnormalised [B, L, V].  q [B, L + 1, V]
+    after 0 … L tokens x [B, L], drawn from p [B, L, V]
+    """
     q_before_last = q[:, :-1]
     p_x = at(p, x)
     ratio = torch.where(p_x > 0, at(q_before_last, x) / p_x, 0.0)
@@ -73,7 +70,7 @@ def block(q: Tensor, p: Tensor, x: Tensor) -> Block:
     # h_i = Σ(w_i q − p)₊ / (Σ(w_i q − p)₊ + 1 − w_i)
     h = torch.where(left > 0, left / (left + 1 - w_before_last), 0.0)
     stop = torch.cat([h[:, 1:], w[:, -1:]], 1)  # h_L = w_L
-    return Block(stop, residual)
+    return stop, residual
 
 
 @register("acceptance", "block")
@@ -104,13 +101,13 @@ class BlockTest(ExactTest):
         u: Tensor,
         residual: Residual,
     ) -> VerifyResult:
-        chain = block(q, draft.p, draft.tokens[:, 1:])
+        stop, left = block(q, draft.p, draft.tokens[:, 1:])
         length = draft.p.shape[1]
         lengths = torch.arange(1, length + 1, device=q.device)
-        passed = u[:, 1:].flip(1) < chain.stop
+        passed = u[:, 1:].flip(1) < stop
         accepted = torch.where(passed, lengths, 0).amax(1)
         q_stop = rows_at(q, accepted)
-        weights = rows_at(chain.residual, accepted.clamp(max=length - 1))
+        weights = rows_at(left, accepted.clamp(max=length - 1))
         return end_of_chain(draft, q_stop, weights, any_left(weights), accepted, u)
 
 
