@@ -16,31 +16,27 @@ from lanternbench.engine.tree import Draft, Tree, VerifyResult, parents, path_to
 
 
 class Siblings(NamedTuple):
-    """The children of one rank, [B, n] each, or of all ranks, [B, N, W] each."""
+    """The children of one rank, [B, N] each, or of all ranks, [B, N, W] each."""
 
     exists: Tensor
     tokens: Tensor  # the root's where there is no child
     u: Tensor
-    cell: Tensor  # the child's id; N, a spare cell of N + 1, where there is no child
 
     @classmethod
-    def of(cls, children: Tensor, draft: Draft, u: Tensor) -> "Siblings":
-        """children [B, N, W] node ids, −1 for none; u [B, N]."""
+    def of(cls, draft: Draft, u: Tensor) -> "Siblings":
+        """Return all children; u [B, N]."""
+        children = draft.tree.children.expand(len(u), -1, -1)
         exists = children >= 0
         ids = children.clamp(min=0)
         flat_ids = ids.flatten(1)
         tokens = draft.tokens.gather(1, flat_ids).view_as(ids)
         uniforms = u.gather(1, flat_ids).view_as(ids)
-        return cls(exists, tokens, uniforms, torch.where(exists, ids, draft.tree.nodes))
+        return cls(exists, tokens, uniforms)
 
     def by_rank(self) -> Iterator["Siblings"]:
         """Yield the first children, the second children, …"""
         parts = [part.unbind(-1) for part in self]
         return map(Siblings, *parts)
-
-    def first(self, nodes: int) -> "Siblings":
-        """Those of the first ``nodes`` nodes."""
-        return Siblings(*[part[:, :nodes] for part in self])
 
 
 def closed_form(draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
@@ -49,7 +45,7 @@ def closed_form(draft: Draft, q: Tensor, u: Tensor) -> VerifyResult:
     Child j is accepted with probability q(x_j) / (1 − Σ_{i<j} q(x_i)).
     """
     tree = draft.tree
-    children = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
+    children = Siblings.of(draft, u)
     exists = children.exists
     q_child = q.gather(-1, children.tokens)
     q_child = torch.where(exists, q_child, 0.0)
@@ -84,7 +80,7 @@ def rank_by_rank(
 ) -> VerifyResult:
     """Verify by any rule and residual: first children everywhere, then second children, …"""
     tree = draft.tree
-    families = Siblings.of(tree.children.expand(len(q), -1, -1), draft, u)
+    families = Siblings.of(draft, u)
     depth = tree.depth.expand(len(q), -1) + 1
     depth = depth.clamp(0, tree.max_depth)
     q_left = q

@@ -158,44 +158,22 @@ class NearbyTest(RatioTest):
         u: Tensor,
         residual: Residual,
     ) -> VerifyResult:
-        """Verify chosen children at a cost that grows with k and not with V.
-
-        Nodes are sorted by their number of children, because no more than (N − 1) / j of them can
-        have a j-th.
-        """
+        """Verify chosen children at a cost that grows with k and not with V."""
         if residual is not lantern:
             return super().verify_chosen(draft, q, u, residual)
-        tree = draft.tree
-        children = tree.children.expand(len(q), -1, -1)
-        exists = children >= 0
-        order = exists.sum(-1).argsort(-1, descending=True)  # [B, N] node ids
-        families = Siblings.of(rows_at(children, order), draft, u)
-        remaining = Remaining.of(rows_at(q, order))
-        passed = self.passed_nodes(families, remaining, tree.nodes)
-        cells = torch.where(exists, children, tree.nodes)
-        accept = passed.gather(1, cells.flatten(1)).view_as(exists)
-        path, accepted, tried = walk(tree, exists, accept)
-        is_stop = order == path[:, -1:]
-        stop = is_stop.int().argmax(-1)
-        token = draw(rows_at(remaining.q, stop), u[:, 0])
+        families = Siblings.of(draft, u)
+        remaining = Remaining.of(q.clone())
+        passed = [self.test_and_strike(rank, remaining) for rank in families.by_rank()]
+        path, accepted, tried = walk(draft.tree, families.exists, torch.stack(passed, -1))
+        token = draw(rows_at(remaining.q, path[:, -1]), u[:, 0])
         return VerifyResult(path, accepted, token, tried)
 
-    def passed_nodes(self, families: Siblings, remaining: Remaining, nodes: int) -> Tensor:
-        """Return the nodes that pass if tried: bool [B, N + 1], the last a spare cell."""
-        passed = remaining.q.new_zeros(len(remaining.q), nodes + 1, dtype=torch.bool)
-        for rank, siblings in enumerate(families.by_rank(), 1):
-            parents = (nodes - 1) // rank  # no more nodes have a child of this rank
-            first = siblings.first(parents)
-            passes = self.test_and_strike(first, remaining.first(parents))
-            passed.scatter_(1, first.cell, passes)
-        return passed
-
     def test_and_strike(self, siblings: Siblings, remaining: Remaining) -> Tensor:
-        """Return the siblings [B, n] that pass, and strike each one's group from q in place.
+        """Return the siblings [B, N] that pass, and strike each one's group from q in place.
 
         Eq. 7 with p = 1 at x.  A group stays if nothing would remain without it.
         """
-        group = self.near[siblings.tokens]  # [B, n, k]
+        group = self.near[siblings.tokens]  # [B, N, k]
         left = remaining.q.gather(-1, group)
         inside = self.inside(left / remaining.mass[..., None].to(left.dtype))
         members = torch.where(inside, left, 0.0)
@@ -220,10 +198,6 @@ class Remaining(NamedTuple):
     @classmethod
     def of(cls, q: Tensor) -> Remaining:
         return cls(q, q.sum(-1, dtype=torch.float64), q.sign().sum(-1))
-
-    def first(self, nodes: int) -> Remaining:
-        """Return a view of the first ``nodes`` nodes."""
-        return Remaining(self.q[:, :nodes], self.mass[:, :nodes], self.support[:, :nodes])
 
 
 def public_test(target: Target, k: int, proximity: str, bound: Bound) -> PublicNearbyTest:
