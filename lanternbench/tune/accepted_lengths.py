@@ -47,7 +47,7 @@ from lanternbench.engine.tree import Draft, Paths, StaticTree, VerifyResult, cha
 from lanternbench.engine.verify import RatioTest, Uniforms
 from lanternbench.methods.acceptance.exact import Annealed
 from lanternbench.methods.build import build_rule
-from lanternbench.methods.trees.dynamic import Bounds, DynamicTree, best_of, candidates, keep_best
+from lanternbench.methods.trees.dynamic import Bounds, DynamicTree, candidates, keep_best
 from lanternbench.methods.trees.fixed import FixedTree
 
 JUDGEMENTS = 8  # of each recorded draft
@@ -89,7 +89,7 @@ class ScoredTree(DynamicTree):
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, state.target.vocab))
         pool = candidates(state, expand, bounds)
         size = min(bounds.total - 1, pool.scores.shape[1])
-        kept = best_of(pool.scores, size)[1].sort(-1).values
+        kept = likeliest(pool.scores, size).ids.sort(-1).values
         self.scores[:] = pool.scores.gather(1, kept)
         return keep_best(pool, state.now.root, bounds)
 
@@ -282,7 +282,7 @@ def record_growth(
         shares = accepted.scatter_(1, path, 1.0).mean(0)[1:]
         depth = nodes.depth[0, 1:]
         scores = torch.where(depth > 0, tree.scores[0], -torch.inf)
-        order = best_of(scores, len(scores))[1]
+        order = likeliest(scores, len(scores)).ids
         seen.append(shares[order].double().cpu().numpy())
         level.append(depth[order].double().cpu().numpy())
     return {"seen": np.stack(seen), "level": np.stack(level)}

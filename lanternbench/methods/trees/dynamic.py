@@ -145,7 +145,7 @@ def candidates(
         p = state.drawn_after(state.warp(logits), level)
         children = children_of(frontier, p, k, unused)
         levels.append(children)
-        scores, chosen = best_of(children.scores, k)
+        scores, chosen = likeliest(children.scores, k)
         if unused is not None:
             scores = scores.masked_fill(unused, -torch.inf)
         frontier = frontier.next(children, scores, chosen, start)
@@ -168,14 +168,6 @@ def children_of(frontier: Frontier, p: Tensor, k: int, unused: Tensor | None) ->
     return Candidates(tokens.flatten(1), scores.flatten(1), parents.flatten(1))
 
 
-def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest of scores [..., n] and where they are; of equal ones the first, so that
-    parents come first.
-    """
-    value, index = scores.sort(dim=-1, descending=True, stable=True)
-    return value[..., :k], index[..., :k]
-
-
 @cache
 def _itself(k: int, device: torch.device) -> Tensor:
     """[k, k] additive: each node sees itself."""
@@ -195,7 +187,7 @@ def keep_best(pool: Candidates, root: Tensor, bounds: Bounds) -> Draft:
     """Return the best ``total`` − 1 of the candidates as a tree."""
     count = pool.tokens.shape[1]
     keep = min(bounds.total - 1, count)
-    scores, best = best_of(pool.scores, keep)
+    scores, best = likeliest(pool.scores, keep)
     # parents before children, unused last: [B, keep]
     best = torch.where(scores > -torch.inf, best, count).sort(-1).values
     is_used = best < count
