@@ -136,11 +136,6 @@ class DecodeState:
         self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=device)
 
     @property
-    def recorded(self) -> bool:
-        """Return whether the phases of a step are replayed as CUDA graphs."""
-        return self.target.graphs is not None
-
-    @property
     def active(self) -> bool:
         return min(self.now.length.host or (0,)) < self.limit
 
@@ -194,7 +189,7 @@ class DecodeState:
 
         A recorded batch keeps its shape: None.
         """
-        if self.recorded:
+        if self.target.graphs is not None:
             return None
         lengths = self.now.length.host or ()
         left = [i for i, length in enumerate(lengths) if length < self.limit]

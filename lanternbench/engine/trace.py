@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -39,26 +39,19 @@ class Generation:
         return len(self.accept_lengths)
 
 
-class Step(NamedTuple):
-    """The figures of one step of one prompt."""
-
-    tokens: int
-    depth: int
-    nodes: int
-
-
 class Log:
     """Per-step figures of a batch, from values that a step's synchronisation brings anyway."""
 
     def __init__(self, state: DecodeState):
-        self.steps: list[list[Step]] = [[] for _ in range(state.batch)]
+        # tokens, depth and nodes of each prompt's steps
+        self.steps: list[list[tuple[int, int, int]]] = [[] for _ in range(state.batch)]
 
     def note(self, state: DecodeState, sizes: Sequence[tuple[int, int]]) -> None:
         """``sizes``: depth and nodes of each prompt's tree."""
         counts = state.now.last.advance.host or ()
         for prompt, count, (depth, nodes) in zip(state.origin, counts, sizes, strict=True):
             if count:
-                self.steps[prompt].append(Step(count, depth, nodes))
+                self.steps[prompt].append((count, depth, nodes))
 
     def generations(
         self,
@@ -71,9 +64,9 @@ class Log:
         for image, steps in zip(state.finish(), self.steps, strict=True):
             generation = Generation(
                 tokens=image,
-                accept_lengths=[step.tokens for step in steps],
-                tree_depths=[step.depth for step in steps],
-                tree_nodes=[step.nodes for step in steps],
+                accept_lengths=[tokens for tokens, _, _ in steps],
+                tree_depths=[depth for _, depth, _ in steps],
+                tree_nodes=[nodes for _, _, nodes in steps],
                 decode_s=decode_s,
                 encode_s=encode_s,
                 cpu_s=clock.cpu_s,

@@ -254,15 +254,6 @@ def _standard(q: Tensor, p: Tensor | None, x: Tensor, depth: Tensor, rule: Token
 standard = Residual(_standard, standard_residual, lossless=True, of_token=False)
 
 
-class LeftOver(NamedTuple):
-    """The distributions that a token may be sampled from after a rejection."""
-
-    weights: Tensor  # [..., V] the residual, unnormalised
-    total: Tensor  # [..., 1] their sum
-    # [..., 1] bool: p can draw the token, and weights are left; else q stays as it is
-    counts: Tensor
-
-
 def left_over(
     test: TokenTest,
     residual: Residual,
@@ -270,12 +261,17 @@ def left_over(
     p: Tensor,
     x: Tensor,
     depth: Tensor,
-) -> LeftOver:
-    """q, p [..., V], x rejected [...] at depth 1 … D (broadcast)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights that a token may be sampled from after a rejection, unnormalised [..., V];
+    their sum [..., 1]; and whether they count, because p can draw x and weights are left, bool
+    [..., 1]: else q stays as it is.
+
+    q, p [..., V], x rejected [...] at depth 1 … D (broadcast)
+    """
     weights = residual.weights(q, p, x, depth, test)
     total = weights.sum(-1, keepdim=True)
     p_x = p.gather(-1, x.unsqueeze(-1))
-    return LeftOver(weights, total, torch.minimum(p_x, total) > 0)
+    return weights, total, torch.minimum(p_x, total) > 0
 
 
 def end_of_chain(
@@ -321,8 +317,8 @@ def verify_chain(
     q_stop = q[prompts, accepted]
     p_stop = draft.p[prompts, rejected]
     x_stop = tokens[prompts, rejected]
-    left = left_over(test, residual, q_stop, p_stop, x_stop, rejected + 1)
-    return end_of_chain(draft, q_stop, left.weights, left.counts, accepted, u)
+    weights, _, counts = left_over(test, residual, q_stop, p_stop, x_stop, rejected + 1)
+    return end_of_chain(draft, q_stop, weights, counts, accepted, u)
 
 
 class Children(NamedTuple):
@@ -352,8 +348,10 @@ def stages(
         target = target.index_select(1, rank.elder_places)
         drafter = drafter.index_select(1, rank.elder_places)
         rejected = draft.tokens.index_select(1, rank.elders)
-        left = left_over(test, residual, target, drafter, rejected, rank.depth)
-        target = torch.where(left.counts, left.weights / left.total, target)
+        weights, total, counts = left_over(
+            test, residual, target, drafter, rejected, rank.depth
+        )
+        target = torch.where(counts, weights / total, target)
         drafter.scatter_(-1, rejected.unsqueeze(-1), 0.0)
         drafter.div_(drafter.sum(-1, keepdim=True).clamp_(min=TINY))
         targets.append(target)
@@ -416,5 +414,5 @@ def after_rejection(
     q = children.q[prompts, place]
     p = children.p[prompts, place]
     x = children.tokens[prompts, place]
-    left = left_over(test, residual, q, p, x, children.depth.take(place))
-    return torch.where(left.counts, left.weights, q)
+    weights, _, counts = left_over(test, residual, q, p, x, children.depth.take(place))
+    return torch.where(counts, weights, q)

@@ -4,6 +4,7 @@ likeliest tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,39 +27,37 @@ class FixedTree(TreeGrower[None]):
     static: StaticTree
     # whether children are sampled; else the likeliest tokens are chosen, which count as p = 1
     samples: bool
+    draws: tuple[int, ...]  # on each level
 
     @classmethod
     def of(cls, static: StaticTree, samples: bool, device: torch.device) -> Self:
         tree = static.tree
-        uniforms = 0
-        for level in static.levels:
-            _, parents, children = level.shape
-            uniforms += parents * children
-        size = DraftSize(tree.nodes, tree.max_depth, tree.width, uniforms)
-        return cls(size, static.to(device), samples)
+        shapes = [level.shape for level in static.levels]
+        draws = tuple(parents * children for _, parents, children in shapes)
+        size = DraftSize(tree.nodes, tree.max_depth, tree.width, sum(draws))
+        return cls(size, static.to(device), samples, draws)
 
     def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
         sampled = self.samples and not state.warp.greedy
         tokens = [state.now.root.unsqueeze(1)]
         distributions: list[Tensor] = []
-        used = 0
+        uniforms: Sequence[Tensor] = ()
+        if sampled:
+            uniforms = u.split_with_sizes(self.draws, 1)
         for depth, level in enumerate(self.static.levels):
             parents = tokens[-1]
             if level.expanded is not None:
                 parents = parents[:, level.expanded]
             logits = expand(parents, level.above, level.mask, depth)
-            _, n_parents, n_children = level.shape
-            drawn = n_parents * n_children
             if sampled:
                 p = state.warp(logits)
                 distributions.append(p)
-                children = draw_distinct(p, u.narrow(1, used, drawn).view(level.shape))
-                used += drawn
+                children = draw_distinct(p, uniforms[depth].view(level.shape))
             else:  # by logits: far below the first their softmax is 0
                 if state.warp.shares_noise:
                     logits = state.drawn_after(state.warp(logits), depth)
-                children = likeliest(logits, n_children).ids
-            if drawn == len(level.rows):
+                children = likeliest(logits, level.shape[-1]).ids
+            if self.draws[depth] == len(level.rows):
                 tokens.append(children.flatten(1))
             else:
                 tokens.append(children[:, level.rows, level.ranks])
