@@ -48,7 +48,7 @@ from lanternbench.engine.state import (
 )
 from lanternbench.engine.trace import Generation as Generation
 from lanternbench.engine.trace import Log, Trace
-from lanternbench.engine.tree import Draft, VerifyResult
+from lanternbench.engine.tree import Draft, VerifyResult, numbers
 from lanternbench.engine.verify import RatioTest, Uniforms
 from lanternbench.errors import UserError
 from lanternbench.models.target import Target
@@ -309,7 +309,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         of_nodes, of_drafts = u.split_with_sizes([nodes, u.shape[1] - nodes], 1)
         by_position = None
         if self.rule.by_position:
-            positions = state.now.length.device[:, None] + state.columns[:nodes]
+            positions = state.now.length.device[:, None] + numbers(nodes, u.device)
             one_per_token = state.uniforms[..., 0]
             by_position = one_per_token.gather(1, positions.clamp_(max=state.limit))
         return Uniforms(of_nodes, of_drafts, by_position)
@@ -397,7 +397,7 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
         health.add_(draft.p.select(2, 0).sum())
     positions: Tensor | slice
     if shared is None:
-        positions = start[:, None] + state.columns[:width]
+        positions = start[:, None] + numbers(width, start.device)
     else:
         positions = slice(shared, shared + width)
     is_chain = draft.static is not None and draft.static.is_chain
@@ -416,7 +416,7 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
         return commit  # every node is where it belongs
     cache = state.cache
     root = cache.layout.slot_of[start][:, None]
-    belong = root + state.columns[:width]
+    belong = root + numbers(width, start.device)
     return commit._replace(
         hidden=cache.states_at(outputs.features, verified.path),
         moves=(cache.places(root + verified.path), cache.places(belong)),

@@ -17,11 +17,6 @@ POSITION_STEP = 0x9E3779B97F4A7C15 - 2**64
 TOKEN_STEP = 0xD1B54A32D192ED03 - 2**64
 FIRST_FACTOR = 0xBF58476D1CE4E5B9 - 2**64
 SECOND_FACTOR = 0x94D049BB133111EB - 2**64
-# the bits that a shift of an unsigned integer leaves
-LOWEST_33 = (1 << 33) - 1
-LOWEST_34 = (1 << 34) - 1
-LOWEST_37 = (1 << 37) - 1
-LOWEST_52 = (1 << BITS) - 1
 # g of keys [B], positions [B, …], p [B, …, V]
 NoiseAt = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -39,19 +34,22 @@ def uniform_noise(
     of_position = _mixed(key.view(-1, *inner_dims) + position * POSITION_STEP)
     token = torch.arange(1, vocab + 1, device=key.device)
     hashed = _mixed(of_position[..., None] + token * TOKEN_STEP)
-    mantissa = (hashed >> (64 - BITS)) & LOWEST_52
+    mantissa = _shifted(hashed, 64 - BITS)
     # in float32 small values keep their precision
     uniforms: Tensor = (mantissa.to(dtype) + 0.5) / 2**BITS
     return uniforms
 
 
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """Return z >> bits, which fills up with zeros as a shift of an unsigned integer does."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
 def _mixed(z: Tensor) -> Tensor:
-    """Return SplitMix64's finaliser of z, whose shifts fill up with zeros."""
-    z = z ^ ((z >> 30) & LOWEST_34)
-    z = z * FIRST_FACTOR
-    z = z ^ ((z >> 27) & LOWEST_37)
-    z = z * SECOND_FACTOR
-    return z ^ ((z >> 31) & LOWEST_33)
+    """Return SplitMix64's finaliser of z."""
+    z = (z ^ _shifted(z, 30)) * FIRST_FACTOR
+    z = (z ^ _shifted(z, 27)) * SECOND_FACTOR
+    return z ^ _shifted(z, 31)
 
 
 def gumbel_noise(key: Tensor, position: Tensor, p: Tensor) -> Tensor:

@@ -119,7 +119,6 @@ class DecodeState:
     limit: int = field(init=False)  # L
     device: torch.device = field(init=False)
     health: Tensor = field(init=False)  # a scalar that turns NaN with any distribution
-    columns: Tensor = field(init=False)  # 0 … D of any tree
     origin: list[int] = field(init=False)  # indices of the prompts that are still decoded
     prompts: Tensor = field(init=False)  # [B, 1] the same
     images: Tensor = field(init=False)  # [B, L] those of dropped prompts
@@ -130,7 +129,6 @@ class DecodeState:
         self.limit = self.target.length
         self.device = device
         self.health = torch.zeros((), device=device)
-        self.columns = torch.arange(self.max_nodes + 1, device=device)
         self.origin = list(range(self.batch))
         self.prompts = torch.arange(self.batch, device=device)[:, None]
         self.images = torch.zeros(self.batch, self.limit, dtype=torch.long, device=device)

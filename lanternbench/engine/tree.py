@@ -88,9 +88,8 @@ class SiblingOrder(NamedTuple):
     is_leaf: Tensor  # [N, 1] bool
     # [N, W + 1] place of the child that decides on an outcome; C if there is none
     tests: Tensor
-    outcomes: Tensor  # [N] number of each node's first outcome, if all are counted node by node
-    onward: Tensor  # [N · (W + 1)] where an outcome leads: to a child, or nowhere on
-    tried: Tensor  # [N · (W + 1)] how many children an outcome examined
+    onward: Tensor  # [N, W + 1] where an outcome leads: to a child, or nowhere on
+    tried: Tensor  # [N, W + 1] how many children an outcome examined
     paths: Tensor  # [N, D + 1] from the root to each node, padded with the node
     levels: Tensor  # [N] depth of each node
 
@@ -262,9 +261,8 @@ def sibling_order(tree: Tree, inner: Tensor) -> SiblingOrder:
         last_child=place[last_child].where(sizes[:, 0] > 0, 0),
         is_leaf=sizes == 0,
         tests=place[options],
-        outcomes=ids * (tree.width + 1),
-        onward=onward.flatten(),
-        tried=torch.minimum(examined, sizes).flatten(),
+        onward=onward,
+        tried=torch.minimum(examined, sizes),
         paths=path_to(tree, ids),
         levels=depth,
     )

@@ -372,12 +372,13 @@ def walk(siblings: SiblingOrder, passed: Tensor) -> tuple[Tensor, Tensor]:
     """
     with_spare = F.pad(passed, (0, 1), value=True)
     decided = with_spare[:, siblings.tests]  # [B, N, W + 1]
-    outcome = decided.int().argmax(-1) + siblings.outcomes
-    onward = siblings.onward.take(outcome)
+    outcome = decided.int().argmax(-1)
+    nodes = numbers(outcome.shape[1], outcome.device)
+    onward = siblings.onward[nodes, outcome]
     depth = siblings.paths.shape[1] - 1
     for _ in range((depth - 1).bit_length()):  # doubles the number of steps onward
         onward = onward.gather(1, onward)
-    return onward.select(1, 0), siblings.tried.take(outcome)
+    return onward.select(1, 0), siblings.tried[nodes, outcome]
 
 
 def verify_tree(

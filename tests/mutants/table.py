@@ -157,8 +157,8 @@ MUTANTS = (
             ),
             (
                 "lanternbench/engine/decode.py",
-                "belong = root + state.columns[:width]",
-                "belong = root + state.columns[: width - 1]",
+                "belong = root + numbers(width, start.device)",
+                "belong = root + numbers(width - 1, start.device)",
             ),
         ),
         "eagle-1",
