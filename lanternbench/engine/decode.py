@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lanternbench.engine import row_ends
-from lanternbench.engine.cache import Address, DecoderCache, Lengths, prefix_address
+from lanternbench.engine.cache import Address, Lengths, prefix_address
 from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.noise import NoiseAt, gumbel_noise
 from lanternbench.engine.opening import begin as begin

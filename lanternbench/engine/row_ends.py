@@ -31,38 +31,31 @@ def tree_row_ends(layout: Layout, count: Tensor) -> Tensor:
 
 
 def tree_feed(cursor: Cursor, tokens: Tensor, tree: Tree) -> Feed:
-    """Feed a draft tree's N nodes and then the N row ends that may follow them; tokens [B, N]."""
+    """Feed a draft tree's N nodes and then the N row ends that may follow them; tokens [B, N].
+
+    The target's cache has no lag.
+    """
     n = tokens.shape[1]
-    count = cursor.lengths.device[:, None] + tree.depth
+    slot_of = cursor.layout.slot_of
+    length = cursor.lengths.device
+    count = length[:, None] + tree.depth
     follows = tree_row_ends(cursor.layout, count)
+    positions = slot_of[count]
+    both = torch.cat([positions, positions + 1], 1)
+    visible = additive(with_row_ends(tree.ancestors, follows))
     inputs = numbers(2 * n, follows.device)
     return Feed(
         tokens=torch.cat([tokens, tokens], 1),
-        address=tree_address(cursor, count, tree.ancestors, follows),
+        address=cursor.entries(slot_of[length], 0, 2 * n, both, visible),
         reads=torch.where(follows, inputs[n:], inputs[:n]),
-        row_ends=_second_half(n, follows.device),
+        row_ends=inputs[None] >= n,
     )
-
-
-def tree_address(cursor: Cursor, count: Tensor, ancestors: Tensor, follows: Tensor) -> Address:
-    """Return the slots of the target's N nodes and N row ends; its cache has no lag."""
-    slot_of = cursor.layout.slot_of
-    positions = slot_of[count]
-    both = torch.cat([positions, positions + 1], 1)
-    visible = additive(with_row_ends(ancestors, follows))
-    return cursor.entries(slot_of[cursor.lengths.device], 0, both.shape[1], both, visible)
 
 
 @cache
 def _others(n: int, device: torch.device) -> Tensor:
     """[n, n] bool: two different nodes."""
     return ~torch.eye(n, dtype=torch.bool, device=device)
-
-
-@cache
-def _second_half(n: int, device: torch.device) -> Tensor:
-    """[1, 2n] bool: n inputs are tokens, the n after them row ends."""
-    return numbers(2 * n, device)[None] >= n
 
 
 def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
