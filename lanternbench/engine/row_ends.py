@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.cache import Address, Cursor, DecoderCache, Layout, Lengths, causal
+from lanternbench.engine.cache import Cursor, DecoderCache, Layout, Lengths, causal
 from lanternbench.engine.state import Feed
 from lanternbench.engine.tree import Tree, numbers
 from lanternbench.models.transformer import additive
