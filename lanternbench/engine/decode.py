@@ -16,7 +16,7 @@ B prompts, N nodes, D depth of a tree, A new tokens, V vocabulary.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -33,7 +33,7 @@ from lanternbench.engine.carry import PerPrompt, select
 from lanternbench.engine.noise import NoiseAt, gumbel_noise
 from lanternbench.engine.opening import begin as begin
 from lanternbench.engine.opening import row_seed as row_seed
-from lanternbench.engine.proposal import AnyProposer, DraftSize, Size
+from lanternbench.engine.proposal import AnyProposer, DraftSize, Size, Stateful
 from lanternbench.engine.recording import Recordings
 from lanternbench.engine.relaxed import Residual
 from lanternbench.engine.sampling import Warp
@@ -173,7 +173,7 @@ class Phases:
         return replayed
 
 
-class Strategy(ABC, Generic[C, D, R, U]):
+class Strategy(Stateful[C], Generic[C, D, R, U]):
     """The way in which tokens are drafted and committed: by draft trees, or several rows at once.
 
     ``carried`` is its state, of the types that ``engine.carry`` lists.  ``propose``, ``feed``,
@@ -182,23 +182,7 @@ class Strategy(ABC, Generic[C, D, R, U]):
 
     in_raster_order: bool = True
     speculation: Speculation  # how one row is drafted and verified
-    updates: bool = False  # whether ``update`` does anything
-    plans: bool = False  # whether ``plan`` does
-
-    @property
-    @abstractmethod
-    def size(self) -> DraftSize:
-        """Return the largest draft of a step."""
-
-    @property
-    def step_slots(self) -> int:
-        """Cache slots that a step fills after the committed tokens, at most."""
-        return self.size.nodes
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """Target layers after which drafts also read hidden states."""
-        return ()
+    plans: bool = False  # whether ``plan`` does anything
 
     def prefix_address(self, state: DecodeState) -> Address:
         """Return where the prompt stands in the target's cache."""
@@ -207,10 +191,6 @@ class Strategy(ABC, Generic[C, D, R, U]):
     def first_logits(self, state: DecodeState, states: Tensor) -> Tensor:
         """Return the guided logits [B, 1, V] of token 0 from the prompt's last states [R, 1, …]."""
         return state.target.model.logits(state.final(states), state.guidance)
-
-    @abstractmethod
-    def begin(self, state: DecodeState) -> C:
-        """Return the initial state, after the target's prefill."""
 
     def trace(self, state: DecodeState) -> Trace:
         """Return what keeps the distributions of a decode, after the target's prefill."""
@@ -237,10 +217,6 @@ class Strategy(ABC, Generic[C, D, R, U]):
     def decide(self, state: DecodeState, draft: D, outputs: Outputs, u: U) -> tuple[Commit, R]:
         """Return what the step commits, and its result."""
 
-    def update(self, state: DecodeState, carried: C, result: R) -> C:
-        """Return the next state, by work on the device."""
-        return carried
-
     def plan(self, state: DecodeState, carried: C, result: R, figures: list[list[int]]) -> C:
         """Return the next state, by work on the host, which has the commit's ``figures``."""
         return carried
@@ -249,17 +225,9 @@ class Strategy(ABC, Generic[C, D, R, U]):
     def sizes(self, carried: C, result: R) -> Sequence[Size]:
         """Return depth and nodes of each prompt's draft in the step that began with ``carried``."""
 
-    def bucket(self, carried: C) -> Hashable:
-        """Return a key for the shapes of the next draft if they change between steps."""
-        return None
-
     @abstractmethod
     def reach(self, state: DecodeState, carried: C) -> int:
         """Return how many cache slots the next step reads at most."""
-
-    def canonical(self, carried: C) -> C:
-        """Return the state with unused entries set to zero; equivalent states compare equal."""
-        return carried
 
 
 AnyStrategy: TypeAlias = Strategy[Any, Any, Any, Any]
@@ -280,7 +248,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         return self
 
     @property
-    def size(self) -> DraftSize:
+    def size(self) -> DraftSize:  # type: ignore[override]
         return self.proposer.size
 
     @cached_property
@@ -292,7 +260,7 @@ class Speculation(Strategy[Carried, Draft, StepResult, Uniforms]):
         return self.proposer.aux_layers
 
     @cached_property
-    def updates(self) -> bool:  # type: ignore[override]
+    def updates(self) -> bool:
         return self.proposer.updates
 
     @cached_property

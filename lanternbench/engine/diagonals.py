@@ -137,7 +137,7 @@ class DiagonalStrategy(Strategy[DiagonalState, DiagonalDraft, DiagonalResult, Te
     plans = True
 
     @property
-    def size(self) -> DraftSize:
+    def size(self) -> DraftSize:  # type: ignore[override]
         return DraftSize(1, 0, 1, self.grid.longest - 1)
 
     @property

@@ -69,10 +69,20 @@ class Drafter(ABC, Generic[S]):
         raise NotImplementedError
 
 
-class Growing(ABC, Generic[S]):
-    """The common part of proposers and tree growers: the size of drafts, and a state."""
+class Stateful(ABC, Generic[S]):
+    """The common part of strategies, proposers and tree growers: the size of drafts, and a state."""
 
     size: DraftSize
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """Target layers after which drafts also read hidden states."""
+        return ()
+
+    @property
+    def step_slots(self) -> int:
+        """Cache slots that a step fills after the committed tokens, at most."""
+        return self.size.nodes
 
     def begin(self, state: DecodeState) -> S:
         """Return the initial state, if there is any, after the target's prefill
@@ -89,7 +99,21 @@ class Growing(ABC, Generic[S]):
     @property
     def updates(self) -> bool:
         """Return whether ``update`` does anything."""
-        return type(self).update is not Growing.update
+        return type(self).update is not Stateful.update
+
+    def bucket(self, own: S) -> Hashable:
+        """Return a key for the shapes of the next draft if they change between steps."""
+        return None
+
+    def canonical(self, own: S) -> S:
+        """Return the state with unused entries set to zero, so that equivalent states compare
+        equal.
+        """
+        return own
+
+
+class Growing(Stateful[S]):
+    """The common part of proposers and tree growers."""
 
     @property
     def plans(self) -> bool:
@@ -104,10 +128,6 @@ class Growing(ABC, Generic[S]):
         """Return the requested ``Size`` of each prompt's next tree; None if it is always that of
         the draft tree.
         """
-        return None
-
-    def bucket(self, own: S) -> Hashable:
-        """Return a key for the shapes of the next draft if they change between steps."""
         return None
 
     def levels(self, depth: int, nodes: int) -> tuple[int, ...]:
@@ -134,16 +154,6 @@ class TreeGrower(Growing[S]):
 class Proposer(Growing[S]):
     """Gives the draft tree of each step."""
 
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """Target layers after which it also reads hidden states."""
-        return ()
-
-    @property
-    def step_slots(self) -> int:
-        """Cache slots that a step fills after the committed tokens, at most."""
-        return self.size.nodes
-
     @abstractmethod
     def draft(self, state: DecodeState, own: S, u: Tensor) -> Draft:
         """Return the next draft tree, from uniforms u [B, uniforms]."""
@@ -155,12 +165,6 @@ class Proposer(Growing[S]):
     def network(self) -> Network | None:
         """Return the size of its drafter's network, for cost models; None without a drafter."""
         return None
-
-    def canonical(self, own: S) -> S:
-        """Return the state with unused entries set to zero, so that equivalent states compare
-        equal.
-        """
-        return own
 
 
 AnyProposer: TypeAlias = Proposer[Any]

@@ -391,7 +391,7 @@ class RowStrategy(Strategy[RowState, RowDraft, RowResult, Tensor]):
     laws: int  # of a draft: 1, or 2 if it is drawn from another law than its p
 
     @property
-    def size(self) -> DraftSize:
+    def size(self) -> DraftSize:  # type: ignore[override]
         uniforms = self.rows.n_rows * self.per_row - 1
         return DraftSize(1, self.rows.drafts, 1, uniforms)
 
