@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.tree import MAX_DEPTH, Tree
+from lanternbench.engine.tree import MAX_DEPTH, Tree, numbers
 from lanternbench.models.compiled import CacheParts, CompilationFailed, CompiledForward, watched
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.transformer import DecoderConfig, Depths, additive
@@ -381,6 +381,25 @@ class DecoderCache:
     def places(self, slots: Tensor) -> Tensor:
         """Slots [b, n] -> places [R · 2H · n] among all slots of all rows and heads."""
         return (self.lines + self.per_row(slots)[:, None]).flatten()
+
+    def path_moves(
+        self, length: Tensor, path: Tensor, nodes: int, row_ends: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the places of an accepted path, and of its ``row_ends`` if they were inputs: where
+        they are, and where they belong.
+
+        path [B, D + 1] in a draft of ``nodes`` nodes, after ``length`` [B] committed tokens
+        """
+        layout = self.layout
+        count = length[:, None] + numbers(path.shape[1], path.device)
+        computed = layout.slot_of[length][:, None] + path
+        belong = layout.slot_of[count]
+        if row_ends:
+            unread = layout.capacity - 1
+            row_end = torch.where(layout.row_end_of[count], belong + 1, unread)
+            computed = torch.cat([computed, computed + nodes], 1)
+            belong = torch.cat([belong, row_end], 1)
+        return self.places(computed), self.places(belong)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy the places ``source`` to ``target`` in every layer, to commit an accepted path."""

@@ -378,33 +378,24 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
         health=health,
         hidden=outputs.features,
     )
-    if outputs.inputs.shape[1] > draft.tokens.shape[1]:
-        return with_moved_row_ends(state, result, outputs, commit)
-    if is_chain or width == 1:
+    without_row_ends = outputs.inputs.shape[1] == draft.tokens.shape[1]
+    if without_row_ends and (is_chain or width == 1):
         return commit  # every node is where it belongs
-    cache = state.cache
-    root = cache.layout.slot_of[start][:, None]
-    belong = root + numbers(width, start.device)
-    return commit._replace(
-        hidden=cache.states_at(outputs.features, verified.path),
-        moves=(cache.places(root + verified.path), cache.places(belong)),
-    )
+    return with_moves(state, result, outputs, commit)
 
 
-def with_moved_row_ends(
-    state: DecodeState,
-    result: StepResult,
-    outputs: Outputs,
-    commit: Commit,
+def with_moves(
+    state: DecodeState, result: StepResult, outputs: Outputs, commit: Commit
 ) -> Commit:
-    """Return the commit of a draft whose forward pass had row ends among its inputs."""
+    """Return the commit with the states at its nodes, and the moves of these in the cache."""
     cache = state.cache
     path = result.verified.path
     nodes = result.draft.tokens.shape[1]
+    has_row_ends = outputs.inputs.shape[1] > nodes
     return commit._replace(
         hidden=cache.states_at(outputs.features, path),
-        before=cache.states_at(outputs.inputs, path),
-        moves=row_ends.path_moves(cache, result.start, path, nodes),
+        before=cache.states_at(outputs.inputs, path) if has_row_ends else None,
+        moves=cache.path_moves(result.start, path, nodes, has_row_ends),
     )
 
 

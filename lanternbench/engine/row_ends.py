@@ -71,25 +71,6 @@ def with_row_ends(ancestors: Tensor, follows: Tensor) -> Tensor:
     return torch.cat([of_nodes, of_row_ends], 1)
 
 
-def path_moves(
-    cache: DecoderCache, length: Tensor, path: Tensor, nodes: int
-) -> tuple[Tensor, Tensor]:
-    """Return the places in the cache of an accepted path and its row ends: where they are, and
-    where they belong.
-
-    path [B, D + 1] in a draft of ``nodes`` nodes, after ``length`` [B] committed tokens
-    """
-    layout = cache.layout
-    count = length[:, None] + numbers(path.shape[1], path.device)
-    slot = layout.slot_of[count]
-    root = layout.slot_of[length][:, None]
-    unread = layout.capacity - 1
-    row_end = torch.where(layout.row_end_of[count], slot + 1, unread)
-    computed = torch.cat([root + path, root + nodes + path], 1)
-    belong = torch.cat([slot, row_end], 1)
-    return cache.places(computed), cache.places(belong)
-
-
 class Group(NamedTuple):
     """Drafted nodes next to each other in a drafter's cache."""
 

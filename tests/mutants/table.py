@@ -151,14 +151,9 @@ MUTANTS = (
         "the deepest accepted cache row is not moved",
         (
             (
-                "lanternbench/engine/decode.py",
-                "cache.places(root + verified.path)",
-                "cache.places(root + verified.path[:, :-1])",
-            ),
-            (
-                "lanternbench/engine/decode.py",
-                "belong = root + numbers(width, start.device)",
-                "belong = root + numbers(width - 1, start.device)",
+                "lanternbench/engine/cache.py",
+                "return self.places(computed), self.places(belong)",
+                "return self.places(computed[:, :-1]), self.places(belong[:, :-1])",
             ),
         ),
         "eagle-1",
