@@ -663,8 +663,8 @@ MUTANTS = (
         (
             (
                 f"{PROPOSALS}/jacobi.py",
-                "position = result.start[:, None] + self.columns\n",
-                "position = result.start[:, None] + self.columns - 1\n",
+                "position = result.start[:, None] + numbers(self.window + 1, q.device)\n",
+                "position = result.start[:, None] + numbers(self.window + 1, q.device) - 1\n",
             ),
         ),
         tests=(

@@ -197,7 +197,6 @@ class WindowProposal(Proposal):
             size=size,
             window=w,
             static=chain(w).to(target.device),
-            columns=numbers(w + 1, target.device),
             filling=self.filling(target),
             redraw=redraw,
             keeps_laws=self.init.endswith("sample"),
@@ -252,7 +251,6 @@ class SlidingWindow(WindowProposer):
     size: DraftSize
     window: int
     static: StaticTree
-    columns: Tensor  # [W + 1] 0 … W
     filling: Filling
     redraw: Redraw
     keeps_laws: bool  # whether drafts are drawn from q of committed positions
@@ -270,7 +268,7 @@ class SlidingWindow(WindowProposer):
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
         fresh = self.filling(state, window, u[:, : self.window])
-        carried = self.columns[:-1] < window.draft_count[:, None]
+        carried = numbers(self.window, u.device) < window.draft_count[:, None]
         drafts = torch.where(carried, window.drafts, fresh.tokens)
         p = torch.where(carried[..., None], window.p, fresh.p)
         nodes = torch.cat([state.now.root[:, None], drafts], 1)
@@ -286,10 +284,10 @@ class SlidingWindow(WindowProposer):
         else:
             tokens, p = self.redraw(state, result, result.u.draft[:, self.window :])
         if window.known is not None:
-            position = result.start[:, None] + self.columns
+            position = result.start[:, None] + numbers(self.window + 1, q.device)
             position = position.clamp(max=state.limit - 1)
             window.known.scatter_(1, position[..., None].expand_as(q), q)
-        source = accepted[:, None] + 1 + self.columns[:-1]
+        source = accepted[:, None] + 1 + numbers(self.window, q.device)
         source = source.clamp(max=self.window)
         return Window(
             drafts=tokens.gather(1, source),

@@ -101,7 +101,6 @@ class Columns:
     tree_columns: int  # T
     vocab: int
     static: StaticTree
-    numbers: Tensor  # [W] 0 … W − 1
     column: Tensor  # [N − 1] of each node but the root, column 1 counted as 0
     rank: Tensor  # [N − 1] among its siblings
     law_column: Tensor  # [M] the column whose law the children of an inner node are drawn from
@@ -121,7 +120,6 @@ class Columns:
             tree_columns=min(depth - 1, window),
             vocab=target.vocab,
             static=static,
-            numbers=numbers(window, device),
             column=column[1:] - 1,
             rank=torch.tensor([path[-1] for path in static.paths], device=device),
             law_column=column[static.inner_ids],
@@ -177,7 +175,7 @@ class SiblingWindow(WindowProposer):
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
         columns = self.columns
-        carried = columns.numbers < window.draft_count[:, None]
+        carried = numbers(columns.window, u.device) < window.draft_count[:, None]
         carried = carried[..., None]
         fresh = self.fresh(u[:, : self.fresh_uniforms])
         tokens = torch.where(carried, window.drafts, fresh)
@@ -203,7 +201,7 @@ class SiblingWindow(WindowProposer):
         accepted = result.verified.accepted
         context = self.columns.contexts(result.verified.path, accepted)
         # number of the old column that moves to each place; W: there is none
-        source = (accepted[:, None] + 1 + self.columns.numbers).clamp(max=w)
+        source = (accepted[:, None] + 1 + numbers(w, accepted.device)).clamp(max=w)
         p = rows_at(result.drawn, context.gather(1, source))
         if state.warp.greedy:
             tokens = self.likeliest(p)
@@ -385,7 +383,7 @@ class PublicSiblingWindow(SiblingWindow):
         draft = SampledDraft.of(result.draft)
         passed = self.judge(draft, result.q, result.u.verify)
         redrawn = self.redraw(draft, result.q, passed, verified.path, verified.accepted)
-        source = verified.accepted[:, None] + 1 + self.columns.numbers
+        source = verified.accepted[:, None] + 1 + numbers(w, result.q.device)
         known = (source < w)[..., None]
         source = source.clamp(max=w - 1)
         weights = torch.where(known, rows_at(redrawn.weights, source), self.fresh_law)
