@@ -103,13 +103,9 @@ class WindowProposer(Proposer[Window]):
         return window._replace(drafts=drafts, p=window.p.masked_fill(free[..., None], 0.0))
 
 
-class Fresh(NamedTuple):
-    """Drafts as if every window position were new."""
-
-    tokens: Tensor  # [B, W]
-    p: Tensor | float  # [B, W, V] what each was drawn from; or each token's probability
-
-
+# drafts as if every window position were new [B, W], and what each was drawn from [B, W, V], or
+# each one's probability
+Fresh = tuple[Tensor, Tensor | float]
 # (state, window, uniforms [B, W]) -> the drafts that enter the window
 Filling = Callable[[DecodeState, Window, Tensor], Fresh]
 
@@ -121,7 +117,7 @@ def uniform_tokens(u: Tensor, vocab: int) -> Tensor:
 def at_random(state: DecodeState, window: Window, u: Tensor) -> Fresh:
     """Draw uniform tokens."""
     vocab = window.p.shape[-1]
-    return Fresh(uniform_tokens(u, vocab), 1.0 / vocab)
+    return uniform_tokens(u, vocab), 1.0 / vocab
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,16 +146,14 @@ class FromNeighbours:
         else:
             p = rows_at(window.known, source)
             tokens = draw(p, u)
-        return Fresh(
-            tokens=torch.where(exists, tokens, uniform_tokens(u, vocab)),
-            p=torch.where(exists[..., None], p, 1.0 / vocab),
-        )
+        tokens = torch.where(exists, tokens, uniform_tokens(u, vocab))
+        return tokens, torch.where(exists[..., None], p, 1.0 / vocab)
 
 
 def certain(state: DecodeState, window: Window, u: Tensor, filling: Filling) -> Fresh:
     """Count the tokens of ``filling`` as certain, whatever drew them (the public code)."""
-    tokens = filling(state, window, u).tokens
-    return Fresh(tokens, F.one_hot(tokens, window.p.shape[-1]).to(window.p.dtype))
+    tokens, _ = filling(state, window, u)
+    return tokens, F.one_hot(tokens, window.p.shape[-1]).to(window.p.dtype)
 
 
 class WindowProposal(Proposal):
@@ -267,10 +261,10 @@ class SlidingWindow(WindowProposer):
         return Window(drafts, p, torch.zeros_like(drafts[:, 0]), known)
 
     def draft(self, state: DecodeState, window: Window, u: Tensor) -> Draft:
-        fresh = self.filling(state, window, u[:, : self.window])
+        fresh, fresh_p = self.filling(state, window, u[:, : self.window])
         carried = numbers(self.window, u.device) < window.draft_count[:, None]
-        drafts = torch.where(carried, window.drafts, fresh.tokens)
-        p = torch.where(carried[..., None], window.p, fresh.p)
+        drafts = torch.where(carried, window.drafts, fresh)
+        p = torch.where(carried[..., None], window.p, fresh_p)
         nodes = torch.cat([state.now.root[:, None], drafts], 1)
         return Draft(nodes, p, self.static)
 
