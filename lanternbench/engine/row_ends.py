@@ -143,7 +143,7 @@ class RowEnds(NamedTuple):
             before = None  # no row end lies before any of the new tokens
         if before is None:
             at = self.cursor.append(new, x.shape[1])
-            states = self.cache.forward_last(x, at, count or new)
+            states = self.cache.forward_last(x, at, new)
             return self._after(states, ROOT, None, 0)
         return self._append_with_row_ends(x, before(x), new, count)
 

@@ -58,7 +58,8 @@ class DrafterProposal(Proposal):
         """Return what drafts the trees of ``tree``.  Raises UserError as ``build``."""
         if tree.size.max_depth == 0:
             return LoneRoots.of(target)
-        return DraftedTrees.of(self.make(target, tree.size.max_depth), tree)
+        drafter = self.make(target, tree.size.max_depth)
+        return DraftedTrees(tree.size, drafter, tree)
 
     def network_of(self, target: Target) -> Any:
         """Return the network of the target's drafter.  Raises UserError as ``build``."""
@@ -93,10 +94,6 @@ class DraftedTrees(Proposer[DraftedState]):
     size: DraftSize
     drafter: AnyDrafter
     tree: AnyTreeGrower
-
-    @classmethod
-    def of(cls, drafter: AnyDrafter, tree: AnyTreeGrower) -> DraftedTrees:
-        return cls(tree.size, drafter, tree)
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
