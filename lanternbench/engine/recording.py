@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lanternbench.engine.cache import Lengths, Span
-from lanternbench.engine.carry import leaves, mapped, rebuilt
+from lanternbench.engine.carry import leaves, mapped
 from lanternbench.engine.state import DecodeState, LastCommit, Progress
 from lanternbench.engine.timing import Moment
 from lanternbench.utils.graph_capture import Graphs, Pool, Replay, storage_of
@@ -46,8 +46,7 @@ class Call:
 def with_tensors(state: T, tensors: Iterable[Tensor]) -> T:
     """Return a nesting of values with other tensors."""
     others = iter(tensors)
-    parts = [next(others) if isinstance(x, Tensor) else x for x in leaves(state)]
-    return rebuilt(state, iter(parts))
+    return mapped(lambda x: next(others) if isinstance(x, Tensor) else x, state)
 
 
 @dataclass(frozen=True)
