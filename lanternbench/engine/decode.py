@@ -384,9 +384,7 @@ def tree_commit(state: DecodeState, result: StepResult, outputs: Outputs) -> Com
     return with_moves(state, result, outputs, commit)
 
 
-def with_moves(
-    state: DecodeState, result: StepResult, outputs: Outputs, commit: Commit
-) -> Commit:
+def with_moves(state: DecodeState, result: StepResult, outputs: Outputs, commit: Commit) -> Commit:
     """Return the commit with the states at its nodes, and the moves of these in the cache."""
     cache = state.cache
     path = result.verified.path

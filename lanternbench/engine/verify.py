@@ -348,9 +348,7 @@ def stages(
         target = target.index_select(1, rank.elder_places)
         drafter = drafter.index_select(1, rank.elder_places)
         rejected = draft.tokens.index_select(1, rank.elders)
-        weights, total, counts = left_over(
-            test, residual, target, drafter, rejected, rank.depth
-        )
+        weights, total, counts = left_over(test, residual, target, drafter, rejected, rank.depth)
         target = torch.where(counts, weights / total, target)
         drafter.scatter_(-1, rejected.unsqueeze(-1), 0.0)
         drafter.div_(drafter.sum(-1, keepdim=True).clamp_(min=TINY))

@@ -85,9 +85,7 @@ class MedusaProposal(DrafterProposal):
     drafter_kind = "medusa"
     samples = False
     marginals = True
-    no_joint_sample = (
-        "Medusa's tokens are chosen, not sampled, so block verification has no p"
-    )
+    no_joint_sample = "Medusa's tokens are chosen, not sampled, so block verification has no p"
     static_trees: ClassVar[dict[str, str]] = {"chain": "medusa", "static": "medusa"}
 
     def make(self, target: Target, max_depth: int) -> AnyDrafter:

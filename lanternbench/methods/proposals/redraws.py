@@ -119,9 +119,7 @@ def couple_with_old_law(state: DecodeState, result: StepResult, u: Tensor) -> La
     return tokens, torch.cat([recorded, q[:, -1:]], 1)
 
 
-def couple_by_gumbel(
-    state: DecodeState, result: StepResult, u: Tensor, epsilon: float
-) -> Laws:
+def couple_by_gumbel(state: DecodeState, result: StepResult, u: Tensor, epsilon: float) -> Laws:
     """Draw with noise of the position's own, the same in every step (SCD); see ``gumbel``."""
     q = result.q
     position = result.start[:, None] + numbers(q.shape[1], q.device)
