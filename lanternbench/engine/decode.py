@@ -19,7 +19,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from operator import sub
 from time import perf_counter
 from typing import Any, Generic, TypeAlias, TypeVar, TypeVarTuple, cast
@@ -156,20 +156,21 @@ class Phases:
 
     def __init__(self, decoder: SpeculativeDecoder, state: DecodeState, carried: Carried):
         self.state = state
-        self.replay: Callable[..., Any] | None = None
+        self.recordings: Recordings | None = None
         if state.target.graphs is not None:
-            strategy = decoder.strategy
-            reach = strategy.reach(state, carried)
-            bucket = strategy.bucket(carried)
-            self.replay = partial(decoder.recordings.replay, state, bucket, reach)
+            self.recordings = decoder.recordings
+            self.bucket = decoder.strategy.bucket(carried)
+            self.reach = decoder.strategy.reach(state, carried)
 
     def __call__(
         self, name: str, work: Callable[[DecodeState, *Arguments], T], *arguments: *Arguments
     ) -> T:
         """Return ``work(state, *arguments)``."""
-        if self.replay is None:
-            return work(self.state, *arguments)
-        replayed: T = self.replay(name, work, *arguments)
+        state = self.state
+        if self.recordings is None:
+            return work(state, *arguments)
+        replay = self.recordings.replay
+        replayed: T = replay(state, self.bucket, self.reach, name, work, *arguments)
         return replayed
 
 
@@ -390,9 +391,12 @@ def with_moves(state: DecodeState, result: StepResult, outputs: Outputs, commit:
     path = result.verified.path
     nodes = result.draft.tokens.shape[1]
     has_row_ends = outputs.inputs.shape[1] > nodes
+    before: Tensor | None = None
+    if has_row_ends:
+        before = cache.states_at(outputs.inputs, path)
     return commit._replace(
         hidden=cache.states_at(outputs.features, path),
-        before=cache.states_at(outputs.inputs, path) if has_row_ends else None,
+        before=before,
         moves=cache.path_moves(result.start, path, nodes, has_row_ends),
     )
 

@@ -67,7 +67,7 @@ class RowState(NamedTuple):
 
     @property
     def p(self) -> Tensor:
-        """What the drafts are tested against: [B, A, D, V]."""
+        """Return the distributions that the drafts are tested against: [B, A, D, V]."""
         return self.laws[..., 0, :]
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> RowState:
@@ -218,6 +218,8 @@ class RowGeometry:
     ) -> RowGeometry:
         """``seen_from`` None: row ends alone."""
         height, width = target.grid
+        if seen_from is None:
+            seen_from = width
         lead = min(lead, width)
         n_rows = -(-width // lead)  # a lower one would begin after the top one is complete
         device = target.device
@@ -232,7 +234,7 @@ class RowGeometry:
             need=torch.full((height,), lead, device=device),
             numbers=numbers(n_rows, device),
             steps=numbers(1 + drafts, device),
-            seen_from=width if seen_from is None else seen_from,
+            seen_from=seen_from,
         )
 
     @property

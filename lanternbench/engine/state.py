@@ -141,7 +141,9 @@ class DecodeState:
         """Return how many slots a forward pass attends to if ``filled`` hold what it reads; while a
         CUDA graph is recorded, more.
         """
-        return filled if self.span is None else self.span()
+        if self.span is None:
+            return filled
+        return self.span()
 
     def drawn(self, p: Tensor, position: Tensor) -> Tensor:
         """Return what the tokens of image positions [B, …] are drawn from: p [B, …, V], or with

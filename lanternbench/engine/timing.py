@@ -70,8 +70,9 @@ class Clock:
         """Return each phase's share of the time between the first and the last mark."""
         self._wait()
         seconds: dict[str, float] = defaultdict(float)
-        for (_, _, start), (phase, _, end) in pairwise(marks):
-            seconds[phase] += self._seconds(start, end)
+        for before, after in pairwise(marks):
+            phase, _, _ = after
+            seconds[phase] += self._seconds(before, after)
         whole = sum(seconds.values())
         return {phase: part / whole for phase, part in seconds.items()} if whole > 0 else {}
 
@@ -98,7 +99,9 @@ class Clock:
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def _seconds(self, start: Any, end: Any) -> float:
+    def _seconds(self, before: Moment, after: Moment) -> float:
+        start = before[-1]
+        end = after[-1]
         if self.cuda:
             return float(start.elapsed_time(end)) / 1e3
         return float(end - start)
@@ -118,8 +121,8 @@ class Clock:
         self.step_s = []
         step = 0.0
         for count, (before, after) in enumerate(pairwise(self._moments), 2):
-            phase, shares, end = after
-            seconds = self._seconds(before[-1], end)
+            phase, shares, _ = after
+            seconds = self._seconds(before, after)
             for name, share in (shares or {phase: 1.0}).items():
                 self.spent[name] += share * seconds
             if phase != OFF_THE_CLOCK:

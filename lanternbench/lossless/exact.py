@@ -35,6 +35,7 @@ from lanternbench.measure.fidelity import decode_loss, row_laws
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
 from lanternbench.methods.proposals.drafting import DraftedTrees
+from lanternbench.models.drafters.flashar import FlashAR
 from lanternbench.settings import GREEDY
 
 RESOLUTION = 2.0**-28  # to which thresholds are located
@@ -345,7 +346,7 @@ class DiagonalDecoder(RowDecoder):
     """A method with the order ``diagonal`` at work on tables."""
 
     def use_table_drafter(self) -> None:
-        branch = TableBranch(self.tables)
+        branch = cast(FlashAR, TableBranch(self.tables))
         self.decoder.strategy = replace(self.diagonal, net=branch)
 
     @property

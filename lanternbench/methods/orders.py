@@ -33,7 +33,7 @@ from lanternbench.engine.verify import Uniforms
 from lanternbench.errors import UserError
 from lanternbench.methods.proposals.drafting import BranchedRoots
 from lanternbench.methods.proposals.jacobi import uniform_tokens
-from lanternbench.methods.proposals.redraws import maximal
+from lanternbench.methods.proposals.redraws import Coupled, maximal
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register
 
@@ -126,8 +126,9 @@ class Rows(Order):
                 seen_from = width - 1
         rows = RowGeometry.of(target, self.lead, 0, seen_from)
         rows.need[1:2].fill_(width)  # the first row is drawn alone
-        strategy = AdaptiveZipAR if self.adaptive else ZipAR
-        return strategy(speculation, rows)
+        if self.adaptive:
+            return AdaptiveZipAR(speculation, rows)
+        return ZipAR(speculation, rows)
 
     @property
     def adaptive(self) -> bool:
@@ -213,22 +214,15 @@ class AdaptiveZipAR(ZipAR):
     def judge(self, state: DecodeState, draft: RowDraft, q: Tensor, u: Tensor) -> Decision:
         active = draft.active
         rows = draft.rows
-        u_draw = u[..., :1]
-        candidate = rows.drafts
-        drawn = state.warp.draw(q, u_draw)
-        coupled = maximal(candidate, rows.p, q, u[..., 1:], u_draw)
-        accepted = coupled.accepted
-        after_test = coupled.tokens
-        if state.warp.greedy:
-            accepted = candidate == drawn
-            after_test = drawn
+        drawn = state.warp.draw(q, u[..., :1])
+        coupled = self.coupled(rows, q, u, state.warp.greedy)
         empty = active.in_step & active.empty
         above_is_complete = active.filled_above == self.rows.width
         tested = empty & (rows.draft_count > 0)
         was_tested = tested[..., None]
-        token = torch.where(was_tested, after_test, drawn)
-        kept = tested & accepted[..., 0]
-        advance = active.in_step & (~empty | above_is_complete | kept)
+        token = torch.where(was_tested, coupled.tokens, drawn)
+        is_kept = (was_tested & coupled.accepted)[..., 0]
+        advance = active.in_step & (~empty | above_is_complete | is_kept)
         law = torch.where(was_tested[..., None], normalised(coupled.residual, q), q)
         after = rows._replace(
             drafts=token,
@@ -236,6 +230,13 @@ class AdaptiveZipAR(ZipAR):
             draft_count=(empty & ~advance).long(),
         )
         return Decision(token, advance.long(), was_tested, above_is_complete, after)
+
+    def coupled(self, rows: RowState, q: Tensor, u: Tensor, greedy: bool) -> Coupled:
+        """Keep each row's candidate, or redraw it from q [B, A, 1, V]."""
+        if greedy:
+            best = q.argmax(-1)
+            return Coupled(best, rows.drafts == best, q)
+        return maximal(rows.drafts, rows.p, q, u[..., 1:], u[..., :1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +265,9 @@ class RowWindows(RowStrategy):
 
     @property
     def laws(self) -> int:  # type: ignore[override]
-        return 2 if self.one_hot or self.reuse < 1 else 1
+        if self.one_hot or self.reuse < 1:
+            return 2
+        return 1
 
     def fill(self, rows: RowState, u: Tensor) -> RowState:
         k = self.rows.inputs

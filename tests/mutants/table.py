@@ -522,8 +522,8 @@ MUTANTS = (
         (
             (
                 "lanternbench/engine/rows.py",
-                "seen_from=width if seen_from is None else seen_from,",
-                "seen_from=width - 1 if seen_from is None else seen_from,",
+                "            seen_from = width\n",
+                "            seen_from = width - 1\n",
             ),
         ),
         "zipar",

@@ -148,8 +148,10 @@ class NearbyTest(RatioTest):
         near = self.near[x]
         q_near = q.gather(-1, near)
         inside = self.inside(q_near)
-        barred = None if self.barred is None else self.barred[x]
-        return RelaxedProb((q_near * inside).sum(-1), Group(near, inside, barred))
+        group = Group(near, inside)
+        if self.barred is not None:
+            group = group._replace(barred=self.barred[x])
+        return RelaxedProb((q_near * inside).sum(-1), group)
 
     def verify_chosen(
         self,

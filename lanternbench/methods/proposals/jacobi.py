@@ -174,7 +174,9 @@ class WindowProposal(Proposal):
         return {"init"} if choices.order != "raster" else set()
 
     def build(self, target: Target, tree: TreePolicy, rule: AcceptanceRule) -> SlidingWindow:
-        redraw = fixed_noise if rule.by_position else independent
+        redraw: Redraw = independent
+        if rule.by_position:
+            redraw = fixed_noise
         return self.sliding(target, redraw, self.window + 1)
 
     def sliding(self, target: Target, redraw: Redraw, uniforms: int) -> SlidingWindow:
@@ -202,8 +204,9 @@ class WindowProposal(Proposal):
         if self.init != "random":
             positions = neighbours(target.grids, target.length + self.window)
             row, above = torch.tensor(positions, device=target.device)
-            is_above = self.init.startswith("vertical")
-            filling = FromNeighbours(row, above if is_above else None)
+            filling = FromNeighbours(row, None)
+            if self.init.startswith("vertical"):
+                filling = FromNeighbours(row, above)
         if self.variant == "paper":
             return filling
         return partial(certain, filling=filling)
