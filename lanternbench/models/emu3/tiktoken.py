@@ -9,8 +9,8 @@ import base64
 import binascii
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from tokenizers import Tokenizer, normalizers
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from lanternbench.errors import UserError
 from lanternbench.utils.damage import damage
@@ -51,32 +51,17 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
+class MergeTable(TikTokenConverter):
+    """transformers' converter, which would read the file with the package ``tiktoken``."""
+
+    @staticmethod
+    def load_tiktoken_bpe(tiktoken_url: str) -> dict[bytes, int]:
+        return read_ranks(Path(tiktoken_url))
+
+
 def read_tokeniser(path: Path) -> Tokenizer:
     """Return the tokeniser of a merge table, with its special tokens but without image tokens."""
-    ranks = read_ranks(path)
-    characters = bytes_to_unicode()
-    named = {token: "".join(map(characters.__getitem__, token)) for token in ranks}
-    vocabulary = {named[token]: rank for token, rank in ranks.items()}
-    merges = [(named[left], named[right]) for left, right in _merges(ranks)]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    table = MergeTable(path, SPLIT, extra_special_tokens=SPECIAL)
+    tokenizer = table.converted()
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    added = [AddedToken(name, special=True, normalized=False) for name in SPECIAL]
-    tokenizer.add_special_tokens(added)
     return tokenizer
-
-
-def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return every split of every token into two, by the token's rank, then by those of both."""
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
-        known = [pair for pair in splits if pair[0] in ranks and pair[1] in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-    return merges
