@@ -28,27 +28,12 @@ _RENAMED = (  # names of the original releases -> transformers'
 )
 
 
-class MoVQ(nn.Module):
-    """Token grids [B, h, w] -> images: MoVQGAN's decoder."""
-
-    def __init__(self, config: Emu3VQVAEConfig):
-        super().__init__()
-        whole = Emu3VQVAE(config)  # its encoder is dropped
-        self.quantize = Codebook(config.codebook_size, config.embed_dim, comparison="distance")
-        self.decoder = whole.decoder
-        self.decoder.time_res_stack = nn.ModuleList()  # of videos alone
-        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        """[B, h, w] -> [B, 3, H, W], not clamped."""
-        codes = self.quantize.codes()[tokens].permute(0, 3, 1, 2)
-        return drawn(self.decoder, self.post_quant_conv(codes), codes)
-
-
 class VideoMoVQ(nn.Module):
     """Token grids [B, h, w] -> images: the decoder of Emu3's video VQGAN (2409.18869, section 2.2)
     for one frame.
     """
+
+    post_quant_conv: nn.Module
 
     def __init__(self, config: Emu3VQVAEConfig):
         super().__init__()
@@ -69,6 +54,20 @@ class VideoMoVQ(nn.Module):
             both = F.silu(block(both))
         latents, codes = both[:, :, 0].chunk(2)
         return drawn(self.decoder, latents, codes)
+
+
+class MoVQ(VideoMoVQ):
+    """Token grids [B, h, w] -> images: MoVQGAN's decoder, which has no layers for time."""
+
+    def __init__(self, config: Emu3VQVAEConfig):
+        super().__init__(config)
+        self.decoder.time_res_stack = nn.ModuleList()
+        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """[B, h, w] -> [B, 3, H, W], not clamped."""
+        codes = self.quantize.codes()[tokens].permute(0, 3, 1, 2)
+        return drawn(self.decoder, self.post_quant_conv(codes), codes)
 
 
 def drawn(decoder: Emu3VQVAEDecoder, latents: Tensor, codes: Tensor) -> Tensor:
