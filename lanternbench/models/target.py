@@ -65,13 +65,8 @@ class StoredFeatures(TextEncoder, Protocol):
     def encode_seconds(self, captions: list[str]) -> float:
         """Return the seconds that the encoder took for captions."""
 
-
-@runtime_checkable
-class CaptionReader(Protocol):
-    """A text encoder that knows which captions it cannot read, or not to their end."""
-
     def notes(self, captions: list[str]) -> list[str]:
-        """Return notes on prepared captions."""
+        """Return notes on prepared captions that are not read, or not to their end."""
 
 
 def rounded(images: Tensor) -> Tensor:
@@ -187,7 +182,7 @@ class Target:
 
     def caption_notes(self, captions: list[str]) -> list[str]:
         """Return notes on prepared captions that the text encoder does not read, or cuts."""
-        if isinstance(self.text, CaptionReader):
+        if isinstance(self.text, StoredFeatures):
             return self.text.notes(captions)
         return []
 

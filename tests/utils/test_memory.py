@@ -18,11 +18,13 @@ from lanternbench.experiment.run_folder import iter_samples
 from lanternbench.models import catalogue, footprint
 from lanternbench.models.entries import entry, family
 from lanternbench.models.footprint import Demand
-from lanternbench.models.llamagen.checkpoint import FLAN_T5_XL, encoder_weights
+from lanternbench.models.llamagen.checkpoint import FLAN_T5_XL, T5Features
 from lanternbench.models.loading import explain_errors
 from lanternbench.settings import ModelSpec
 from lanternbench.utils import device, memory
 from lanternbench.utils.memory import BatchLimit, is_out_of_memory, memory_errors
+
+ENCODER = T5Features(Path(), 120, "cpu", torch.float32, 2048)
 
 
 def on_gpu() -> Exception:
@@ -113,7 +115,7 @@ def test_drafters_the_text_encoder_and_distributions_count():
     need = footprint.of_target(row, None, dtype, footprint.ONE_IMAGE)
     kept = footprint.of_target(row, None, dtype, Demand(keeps_distributions=True))
     unguided = footprint.of_target(row, None, dtype, Demand(guidance=1.0))
-    assert need.text_encoder == 2 * encoder_weights(24, 2048)
+    assert need.text_encoder == 2 * ENCODER.encoder_weights
     assert kept.caches - need.caches == 2 * 256 * 16384 * 4
     assert unguided.caches * 2 == need.caches
     alone = family(row.family).decoder(row, None, "meta", dtype)
@@ -139,7 +141,7 @@ def test_the_size_of_the_text_encoder_is_that_of_transformers():
     with torch.device("meta"):
         encoder = T5EncoderModel(T5Config(**FLAN_T5_XL))
     counted = sum(p.numel() for p in encoder.parameters())
-    assert encoder_weights(24, 2048) == pytest.approx(counted, rel=1e-5)
+    assert ENCODER.encoder_weights == pytest.approx(counted, rel=1e-5)
 
 
 def test_a_folder_without_published_files_counts_as_its_largest_format(tmp_path):

@@ -211,15 +211,6 @@ def clean(caption: str) -> str:
     return re.sub(r"\s+", " ", text).strip().strip("'_,-:;+ ")
 
 
-def encoder_weights(layers: int, width: int) -> int:
-    """Return the number of weights of an encoder of Flan-T5-XL's kind."""
-    sizes = FLAN_T5_XL
-    attention = 4 * width * sizes["num_heads"] * sizes["d_kv"]
-    gated = 3 * width * sizes["d_ff"]
-    norms = 2 * width
-    return sizes["vocab_size"] * width + layers * (attention + gated + norms) + width
-
-
 class T5Features:
     """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded.
 
@@ -278,7 +269,11 @@ class T5Features:
     @property
     def encoder_weights(self) -> int:
         """The weights of the encoder, which is in memory while captions are encoded."""
-        return encoder_weights(self.layers, self.width)
+        sizes = FLAN_T5_XL
+        attention = 4 * sizes["num_heads"] * sizes["d_kv"]
+        gated = 3 * sizes["d_ff"]
+        layers = self.layers * (attention + gated + 2)  # two norms
+        return self.width * (sizes["vocab_size"] + layers + 1)
 
     def path(self, caption: str) -> Path:
         """Return the file of a cleaned caption's features."""
