@@ -24,8 +24,9 @@ from lanternbench.experiment.environment import environment
 from lanternbench.methods.build import build, build_proposer
 from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_target, load_unpacked
-from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.dflash import untrained
 from lanternbench.models.drafters.eagle import new_eagle
+from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.packing import pack
 from lanternbench.models.target import Target
 from lanternbench.predict.replay import shape_of
@@ -52,7 +53,8 @@ class Share(NamedTuple):
 def with_block(target: Target, layers: int) -> Target:
     """With a block drafter of random weights, and an EAGLE-3 drafter where there is none."""
     with target.device:
-        net = DFlash.untrained(target.model, DRAFTS + 1, layers).eval().requires_grad_(False)
+        net = untrained(target.model, "dflash", Sizes(DRAFTS + 1, layers))
+    net.eval().requires_grad_(False)
     net = net.half().to(target.dtype)  # float16 holds the embedded networks' weights too
     drafters = target.drafters | {"dflash": net}
     for kind, fused in (("eagle", False), ("eagle-3", True)):

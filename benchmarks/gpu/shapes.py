@@ -11,8 +11,9 @@ import torch
 from benchmarks.gpu.machine import Machine
 from lanternbench.models.catalogue import load_unpacked
 from lanternbench.models.chameleon.checkpoint import ChameleonFamily
-from lanternbench.models.drafters.dflash import DFlash
+from lanternbench.models.drafters.dflash import of_width
 from lanternbench.models.drafters.flashar import FlashAR
+from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.entries import Entry, entry
 from lanternbench.models.janus.checkpoint import JanusFamily
 from lanternbench.models.llamagen.checkpoint import LlamaGenConfig
@@ -77,7 +78,7 @@ def bundled(machine: Machine, dtype: torch.dtype = torch.float64) -> Target:
         config = cast(LlamaGenConfig, target.model.config)
         target.model.config = replace(config, n_layer=2)
     sizes = target.model.config.decoder
-    dflash = random_net(lambda: DFlash.of_width(sizes), "cpu", dtype)
+    dflash = random_net(lambda: of_width(sizes, Sizes()), "cpu", dtype)
     last = replace(sizes, n_layer=1)
     inner = target.model.config.n_layer - 1
     vocab = target.model.config.vocab_size

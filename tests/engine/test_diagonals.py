@@ -24,7 +24,7 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
 from lanternbench.models.decoder import prefix_mask
-from lanternbench.models.drafters.flashar import FlashAR, load, to_file
+from lanternbench.models.drafters.flashar import load, to_file, untrained
 from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.emu3.checkpoint import Emu3Family
 from lanternbench.models.llamagen.random import small_target
@@ -42,7 +42,7 @@ EMU3 |= {"vocab_size": 48, "first_image_id": 100, "vq": VQ, "grid": [3, 5]}
 def scrambled(target, seed=0):
     """``target`` in double precision with a branch whose every weight matters."""
     generator = torch.Generator().manual_seed(seed)
-    net = FlashAR.untrained(target.model, 2).double()
+    net = untrained(target.model, "flashar", Sizes(layers=2)).double()
     target.model.double()
     for name, weight in [*target.model.named_parameters(), *net.named_parameters()]:
         is_norm = "norm" in name and name.endswith("weight")
@@ -57,7 +57,8 @@ def targets():
     """With row ends, which no diagonal feeds, and without; prompts of different lengths, padded."""
     emu3 = scrambled(Emu3Family().random_target(small_row(EMU3, 3.0), "cpu"))
     lumina = row_end_target()
-    no_ends = replace(lumina, drafters={"flashar": FlashAR.untrained(lumina.model, 1).eval()})
+    branch = untrained(lumina.model, "flashar", Sizes()).eval()
+    no_ends = replace(lumina, drafters={"flashar": branch})
     return {"emu3": emu3, "lumina": no_ends, "no ends": replace(no_ends, row_end=None)}
 
 

@@ -27,7 +27,7 @@ from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.catalogue import with_drafter
-from lanternbench.models.drafters.dflash import DFlash, shape, spread, to_file
+from lanternbench.models.drafters.dflash import DFlash, shape, spread, to_file, untrained
 from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
@@ -44,7 +44,7 @@ def blocky(kind: str, causal: bool = False, block: int = 4) -> Target:
     """A target of four layers with a random DFlash drafter of two."""
     made = deep(kind)
     net = (
-        scrambled(DFlash.untrained(made.model, block, 2, causal), 1)
+        scrambled(untrained(made.model, "dflash", Sizes(block, 2, causal)), 1)
         .to(made.dtype)
         .eval()
         .requires_grad_(False)
@@ -386,7 +386,7 @@ def test_every_family_trains_one_and_loads_what_was_saved(kind, tmp_path, monkey
     net = drafted.drafters["dflash"]
     assert (name, net.block, len(net.layers), net.causal) == ("dflash", 3, 2, kind == "janus")
     torch.manual_seed(0)
-    fresh = DFlash.untrained(made.model, 3, 2).state_dict()
+    fresh = untrained(made.model, "dflash", Sizes(3, 2)).state_dict()
     for key in ("mask", "fc.weight", "layers.1.attention.q_norm.weight", "norm.weight"):
         assert not torch.equal(torch.load(tmp_path / "work/dflash.pt")["model"][key], fresh[key])
     engine.generate(build(drafted, method("dflash", depth=2)), captions_of(kind), max_steps=3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -73,25 +73,6 @@ class DFlash(Direct):
         self.mask = nn.Parameter(0.02 * torch.randn(config.dim))
         self.layers = nn.ModuleList(BlockLayer(config, i) for i in range(config.n_layer))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-
-    @classmethod
-    def untrained(
-        cls, model: ImageDecoder, block: int = 6, layers: int = 1, causal: bool = False
-    ) -> Self:
-        """Build a drafter for a target's decoder: layers of the same width, and a copy of the
-        target's last norm.
-        """
-        net = cls.of_width(model.config.decoder, block, layers, causal)
-        with torch.no_grad():
-            net.norm.weight.copy_(model.norm.weight)
-        return net
-
-    @classmethod
-    def of_width(
-        cls, config: DecoderConfig, block: int = 6, layers: int = 1, causal: bool = False
-    ) -> Self:
-        """Build a drafter for a target decoder of these sizes, with nothing copied from it."""
-        return cls(shape(config, layers), block, spread(config.n_layer), causal)
 
     def aux_layers(self, model: ImageDecoder) -> Depths:
         """The numbers of the target's layers after which it reads states in addition to the last
@@ -211,9 +192,20 @@ def to_file(net: DFlash, model: ImageDecoder) -> State:
     }
 
 
+def of_width(config: DecoderConfig, sizes: Sizes) -> DFlash:
+    """Return a drafter for a target decoder of this shape, with nothing copied from it."""
+    depths = spread(config.n_layer)
+    return DFlash(shape(config, sizes.layers), sizes.block, depths, sizes.causal)
+
+
 def untrained(model: ImageDecoder, kind: str, sizes: Sizes) -> DFlash:
-    """Return an untrained drafter of these sizes for a target's decoder."""
-    return DFlash.untrained(model, sizes.block, sizes.layers, sizes.causal)
+    """Return an untrained drafter of these sizes: layers of the width of a target's decoder, and a
+    copy of its last norm.
+    """
+    net = of_width(model.config.decoder, sizes)
+    with torch.no_grad():
+        net.norm.weight.copy_(model.norm.weight)
+    return net
 
 
 def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> DFlash:

@@ -54,27 +54,6 @@ class FlashAR(Stack):
         )
         self.hv_gate_corner = nn.Linear(dim, 1)
 
-    @classmethod
-    def untrained(cls, model: ImageDecoder, layers: int = 1) -> FlashAR:
-        """Build a branch of copies of the target's last layers and of its head, and gates of one
-        half.
-        """
-        depth = model.config.n_layer
-        layers = min(layers, depth)
-        config = replace(model.config.decoder, n_layer=layers)
-        net = cls(config, max(1, depth - layers), model.config.vocab_size)
-        if net.vertical_head.weight.is_meta:
-            return net
-        with torch.no_grad():
-            for copy, layer in zip(net.layers, model.layers[-layers:], strict=True):
-                copy.load_state_dict(layer.state_dict())
-            if isinstance(model.output, nn.Linear):
-                net.vertical_head.weight.copy_(model.output.weight)
-            for gate in (net.hv_gate_mlp[2], net.hv_gate_corner):
-                for parameter in gate.parameters():
-                    parameter.zero_()
-        return net
-
     def aux_layers(self, model: ImageDecoder) -> Depths:
         """The numbers of the target's layers after which it reads states."""
         return (self.start,)
@@ -131,8 +110,24 @@ def to_file(net: FlashAR, model: ImageDecoder) -> State:
 
 
 def untrained(model: ImageDecoder, kind: str, sizes: Sizes) -> FlashAR:
-    """Return an untrained branch of these sizes for a target's decoder."""
-    return FlashAR.untrained(model, sizes.layers)
+    """Return a branch of copies of the last layers of a target's decoder and of its head, and gates
+    of one half.
+    """
+    depth = model.config.n_layer
+    layers = min(sizes.layers, depth)
+    config = replace(model.config.decoder, n_layer=layers)
+    net = FlashAR(config, max(1, depth - layers), model.config.vocab_size)
+    if net.vertical_head.weight.is_meta:
+        return net
+    with torch.no_grad():
+        for copy, layer in zip(net.layers, model.layers[-layers:], strict=True):
+            copy.load_state_dict(layer.state_dict())
+        if isinstance(model.output, nn.Linear):
+            net.vertical_head.weight.copy_(model.output.weight)
+        for gate in (net.hv_gate_mlp[2], net.hv_gate_corner):
+            for parameter in gate.parameters():
+                parameter.zero_()
+    return net
 
 
 def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> FlashAR:
