@@ -110,14 +110,10 @@ def rope_2d(height: int, width: int, head_dim: int, prefix: int) -> Tensor:
     and keys vanish, so every position attends to the conditioning uniformly.
     """
     half = head_dim // 2
-    freqs = 10000.0 ** (-torch.arange(0, half, 2).float() / half)  # [head_dim / 4]
-    rows = torch.arange(height).float()[:, None] * freqs
-    columns = torch.arange(width).float()[:, None] * freqs
-    of_rows = rows[:, None].expand(-1, width, -1)
-    of_columns = columns[None].expand(height, -1, -1)
-    angles = torch.cat([of_rows, of_columns], dim=-1)
-    grid = torch.polar(torch.ones(()), angles.flatten(0, 1))
-    return torch.cat([torch.zeros(prefix, half, dtype=grid.dtype), grid])
+    of_rows = rope_1d(height, half)[:, None].expand(-1, width, -1)
+    of_columns = rope_1d(width, half).expand(height, -1, -1)
+    grid = torch.cat([of_rows, of_columns], -1).flatten(0, 1)
+    return torch.cat([grid.new_zeros(prefix, half), grid])
 
 
 def rotated(x: Tensor, rope: Tensor) -> Tensor:
