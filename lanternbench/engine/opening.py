@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # them
 CAPACITY = 512
 LOGITS = 1 << 25  # numbers of the largest temporary of a plain forward pass
+Embed = Callable[[Tensor], Tensor]  # ids [...] -> [..., dim]
 
 
 def start(
@@ -246,17 +247,25 @@ def predicting_states(target: Target, prefix: Tensor, valid: Tensor, tokens: Ten
     model = target.model
     if target.row_end is None:
         return model.teacher_forced(prefix, valid, tokens)
-    width = target.grid[1]
-    row_end = torch.tensor(target.row_end, device=tokens.device)
-    rows = model.tok_embeddings(tokens.view(len(tokens), -1, width))
-    ends = model.prompt_embeddings(row_end).expand_as(rows[:, :, :1])
-    image = torch.cat([rows, ends], 2).flatten(1, 2)
-    image = image[:, :-2]  # nothing reads the last two
+    image = slot_embeddings(target, tokens, model.tok_embeddings, model.prompt_embeddings)
     x = torch.cat([prefix, image], 1)
     n = x.shape[1]
     prompt = valid.shape[1]
     positions = model.position_table(prompt)[None, :n, None]
     states: Tensor = model(x, positions, prefix_mask(valid, n))
     token = torch.arange(tokens.shape[1], device=x.device)
-    row_ends_before = token // width
+    row_ends_before = token // target.row_width
     return states[:, prompt - 1 + token + row_ends_before]
+
+
+def slot_embeddings(target: Target, tokens: Tensor, embed: Embed, embed_end: Embed) -> Tensor:
+    """Tokens [R, L] -> embeddings [R, S − 1, dim] of the image's slots, row ends too, but the last,
+    which nothing reads.
+    """
+    embeddings = embed(tokens)
+    if target.row_end is not None:
+        row_end = torch.tensor(target.row_end, device=tokens.device)
+        rows = embeddings.unflatten(1, (-1, target.row_width))
+        ends = embed_end(row_end).expand_as(rows[:, :, :1])
+        embeddings = torch.cat([rows, ends], 2).flatten(1, 2)[:, :-1]
+    return embeddings[:, :-1]

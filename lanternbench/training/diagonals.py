@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.diagonals import Diagonal, Diagonals
 from lanternbench.engine.opening import predicting_states
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.flashar import FlashAR
+from lanternbench.models.grids import Grid, size
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.transformer import guide
 from lanternbench.training.losses import Logits, Losses
@@ -47,17 +47,15 @@ class Predictions(NamedTuple):
     gate: Tensor  # [R, L, 1]
 
 
-def visible(grid: tuple[int, int], causal: bool, device: torch.device) -> Tensor:
-    """Return the image tokens that each of them sees: bool [L, L]."""
-    diagonals = Diagonals.of(grid, causal, device)
-    height, width = grid
-    index = torch.arange(height * width, device=device)
-    row = index // width
-    seen = []
-    for i in range(height * width):
-        here = Diagonal(row[i : i + 1], index[i : i + 1] % width, index[:1] == 0)
-        seen.append(diagonals.seen(here, index))
-    return torch.cat(seen)
+def visible(grid: Grid, causal: bool, device: torch.device) -> Tensor:
+    """Return the image tokens that each of them sees, as in decoding: bool [L, L]."""
+    index = torch.arange(size(grid), device=device)
+    row = index // grid[1]
+    number = row + index % grid[1]
+    seen = number <= number[:, None]
+    if causal:
+        seen = seen & (row <= row[:, None])
+    return seen
 
 
 @torch.no_grad()

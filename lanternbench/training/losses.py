@@ -8,6 +8,7 @@ anchors, packed behind the context of a whole image.
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lanternbench.engine.cache import raster
+from lanternbench.engine.opening import slot_embeddings
 from lanternbench.engine.row_ends import token_in
 from lanternbench.models.decoder import prefix_mask
 from lanternbench.models.drafters.dflash import DFlash
@@ -69,25 +71,6 @@ class Feed(NamedTuple):
         return x[:, ~is_row_end]
 
 
-def slot_embeddings(target: Target, tokens: Tensor, rows: int, net: Eagle | None = None) -> Tensor:
-    """Tokens [B, L] -> embeddings [``rows``, S − 1, dim] of slots 0 … S − 2, row ends too, by
-    ``net`` or the target.
-    """
-    model = target.model
-    embeddings = model.tok_embeddings(tokens) if net is None else net.embed(tokens, model)
-    if target.row_width:
-        row_end = torch.tensor(target.row_end, device=tokens.device)
-        if net is None:
-            end = model.prompt_embeddings(row_end)
-        else:
-            end = net.embed_prompt(row_end, model)
-        image_rows = embeddings.unflatten(1, (-1, target.row_width))
-        ends = end.expand(*image_rows.shape[:2], 1, -1)
-        with_ends = torch.cat([image_rows, ends], 2).flatten(1, 2)
-        embeddings = with_ends[:, :-1]
-    return embeddings[:, :-1].repeat(rows // len(tokens), 1, 1)
-
-
 @torch.no_grad()
 def target_states(
     target: Target,
@@ -99,7 +82,8 @@ def target_states(
     conditional rows first.
     """
     model = target.model
-    image = slot_embeddings(target, tokens, len(prefix.valid))
+    rows = tokens.repeat(len(prefix.valid) // len(tokens), 1)
+    image = slot_embeddings(target, rows, model.tok_embeddings, model.prompt_embeddings)
     x = torch.cat([prefix.embeddings, image], 1)
     n = x.shape[1]
     rope = model.position_table(prefix.valid.shape[1])[None, :n, None]
@@ -118,8 +102,11 @@ def feed(
     """Return what the drafter reads; ``ahead_ids`` and ``seen`` are the prefix's, ``hidden`` the
     target's states over it and tokens [B, L].
     """
-    image = slot_embeddings(target, tokens, len(hidden), net)
-    ahead = torch.cat([net.embed_prompt(ahead_ids, target.model), image], 1)
+    embed = partial(net.embed, model=target.model)
+    embed_prompt = partial(net.embed_prompt, model=target.model)
+    rows = tokens.repeat(len(hidden) // len(tokens), 1)
+    image = slot_embeddings(target, rows, embed, embed_prompt)
+    ahead = torch.cat([embed_prompt(ahead_ids), image], 1)
     prefix = hidden.shape[1] - image.shape[1]
     n = ahead.shape[1]
     rope = target.model.rotary_table(ahead_ids.shape[1] + 1)[1 : n + 1, None]
