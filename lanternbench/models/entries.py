@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lanternbench.errors import UserError, unknown
 from lanternbench.models import MODULES
 from lanternbench.models.grids import Grid, coarse, grid_of
-from lanternbench.models.places import WEIGHTS, Files, Source, locate
+from lanternbench.models.places import WEIGHTS, Files, Source, folder_of, locate
 from lanternbench.notes import Note
 from lanternbench.registry import component, components
 from lanternbench.settings import Guidance, Sampling
@@ -226,9 +226,7 @@ def shortfall(
 
 def fingerprint(place: Path) -> str:
     """Return a digest of a file, or of the weights and settings in a folder and below."""
-    if place.is_file():
-        return _digest([place], place.parent)
-    return _digest(_digested(sorted(place.rglob("*"))), place)
+    return _digest(_digested(_tree(place)), folder_of(place))
 
 
 def fingerprints(place: Path) -> dict[str, str]:
@@ -237,14 +235,17 @@ def fingerprints(place: Path) -> dict[str, str]:
 
     Changed weights in a file over 64 MB may go unseen.
     """
-    if place.is_file():
-        return {place.stem: fingerprint(place)}
     parts = {}
-    for part in sorted(place.iterdir()) if place.is_dir() else []:
-        files = _digested([part] if part.is_file() else sorted(part.rglob("*")))
-        if files:
-            parts[part.stem if part.is_file() else part.name] = _digest(files, place)
+    for part in sorted(place.iterdir()) if place.is_dir() else [place]:
+        if files := _digested(_tree(part)):
+            name = part.stem if part.is_file() else part.name
+            parts[name] = _digest(files, folder_of(place))
     return parts
+
+
+def _tree(place: Path) -> list[Path]:
+    """Return a file, or a folder with all that is below."""
+    return [place, *sorted(place.rglob("*"))]
 
 
 def _digested(paths: Iterable[Path]) -> list[Path]:
@@ -258,7 +259,7 @@ def role_fingerprints(files: Files) -> dict[str, str]:
         own = files.place / role
         if path.is_relative_to(own):
             root = files.place
-            listed = sorted(own.rglob("*"))
+            listed = _tree(own)
         elif path.is_file():
             root = path.parent
             listed = [path, *sorted(root.glob("*.json"))]

@@ -342,8 +342,7 @@ def block_mask(net: DFlash, fed: BlockFeed, at: Tensor) -> Tensor:
     block = torch.ones(net.block, net.block, device=at.device)
     if net.causal:
         block = block.tril()
-    one_per_block = torch.eye(len(at), device=at.device)
-    itself = torch.kron(one_per_block, block).bool()
+    itself = torch.block_diag(*[block] * len(at)).bool()
     mask = torch.cat([before, itself], -1)[None, None]
     if fed.seen is None:
         return mask
