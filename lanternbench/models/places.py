@@ -25,8 +25,8 @@ ROLES = ("model", "vq", "text", "tokenizer", "diffusion", *FILED)
 # roles that belong together: no published file completes those in a user's folder
 GIVEN_WHOLE = ("model", *FILED)
 # a folder of one role alone; one known to hold it; one of other roles, in which only a file of a
-# telling name counts; the target's folder, in which any other weights are the model's
-Kind = Literal["own", "named", "shared", "root"]
+# telling name counts
+Kind = Literal["own", "named", "shared"]
 # names that do not tell what a file is: such a file next to others is the model's
 GENERIC = ("model", "pytorch_model", "diffusion_pytorch_model", "consolidated")
 # files that training scripts and their libraries write next to the weights
@@ -118,7 +118,8 @@ def _folders(root: Path, role: str, sources: Mapping[str, Source]) -> Iterator[t
                 yield place / folder, "shared" if folder == ".." else "named"
         for place in clones[1:]:
             yield place, "shared"
-    yield root, "root"
+    # in the target's folder any other weights are the model's
+    yield root, "named" if role == "model" else "shared"
 
 
 def _elsewhere(
@@ -166,7 +167,7 @@ def _found_in(
     if absent := absent_shards(present[0].parent):
         return None, f"{absent[0]} is absent"
     parent = present[0].parent
-    is_among_others = kind in ("shared", "root") and role != "model"
+    is_among_others = kind == "shared" and role != "model"
     if len(present) == 1 and (is_among_others or len(weights_files(parent)) > 1):
         return present[0], ""
     return parent, ""
@@ -187,7 +188,7 @@ def _weights_of(folder: Path, role: str, sources: Mapping[str, Source], kind: Ki
     """Return a role's weights in a folder: those that the catalogue names, or else any."""
     patterns = sources[role].files if role in sources else ()
     published = [path for path in _matches(folder, patterns) if path.suffix in WEIGHTS]
-    if kind == "shared" or (kind == "root" and role != "model"):
+    if kind == "shared":
         return [path for path in published if not path.name.startswith(GENERIC)]
     if published:
         return published
