@@ -32,7 +32,7 @@ from lanternbench.models.token_decoder import (
     WordIds,
     image_ids,
 )
-from lanternbench.models.vq import ImageTokeniser, VQConfig, VQModel, from_vqgan
+from lanternbench.models.vq import Comparison, ImageTokeniser, VQConfig, VQModel, from_vqgan
 from lanternbench.settings import Sampling
 
 Drafter = eagle.Eagle | dflash.DFlash | flashar.FlashAR
@@ -197,6 +197,8 @@ class Checkpoint(Generic[Config]):
     network: ClassVar[Any]  # a class of ``ImageDecoder``
     configuration: type[Config]  # of ``network``
     prefixes: ClassVar[tuple[str, ...]] = ("model.",)  # see ``key_names.from_published``
+    comparison: ClassVar[Comparison] = "angle"  # of the image tokeniser's codes
+    finest_first: ClassVar[bool] = False  # see ``from_vqgan``
     # what to put into ``vq`` if the model's files lack a decoder
     vq_file: ClassVar[str] = "the published tokeniser"
     eagle_pads: ClassVar[Pads] = "alone"  # see ``Target``
@@ -208,6 +210,7 @@ class Checkpoint(Generic[Config]):
         self.dtype = dtype
         self.is_random = files is NO_FILES
         self.decoder_shape = {k: v for k, v in row.shape.items() if k not in OWN_SHAPE}
+        self.vq_shape = row.shape.get("vq", {})
 
     @property
     def weights(self) -> Path:
@@ -239,13 +242,18 @@ class Checkpoint(Generic[Config]):
             return loading.random_net(new, self.device, self.dtype)
         return loading.load_layers(new, self.weights, self.renamed, self.device, self.dtype)
 
+    @cached_property
+    def vq_config(self) -> VQConfig:
+        """The shape of an image tokeniser of VQGAN's kind: by default LlamaGen's."""
+        return VQConfig(**self.vq_shape)
+
     def new_vq(self) -> Any:
-        """Return an image tokeniser without trained weights: by default of LlamaGen's kind."""
-        return VQModel(VQConfig(**self.row.shape.get("vq", {})))
+        """Return an image tokeniser without trained weights."""
+        return VQModel(self.vq_config, self.comparison)
 
     def vq_state(self, where: Path) -> loading.State:
         """Return the image tokeniser's tensors at ``where`` under our names."""
-        return from_vqgan(loading.read_state(where))
+        return from_vqgan(loading.read_state(where), self.vq_config, self.finest_first)
 
     def vq(self) -> ImageTokeniser | None:
         """Return the image tokeniser in float32; None if images cannot be decoded."""
@@ -340,32 +348,34 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
 
     @cached_property
     def described_config(self) -> TokenConfig:
-        """The configuration that config.json describes and the row overrides."""
+        """The configuration that config.json describes and the row overrides; with random weights
+        the row's.
+        """
+        if self.is_random:
+            return self.configuration(**self.decoder_shape)
         path = self.config_file
         published = loading.read_config(path)
         with loading.explain_errors(path, f"is no config of {self.title}"):
             return replace(self.described(published), **self.decoder_shape)
 
     def named_image_ids(self) -> Tensor:
-        """Return the prompt id of each image token [V] by the names in the tokeniser."""
+        """Return the prompt id of each image token [V]: by default by the names in the tokeniser."""
         return image_ids(self.tokeniser_class(self.tokeniser).names, self.image_number)
 
     @cached_property
     def image_ids(self) -> Tensor | None:
-        """The prompt id of each image token [V]; None if they have none."""
-        return self.named_image_ids()
+        """The prompt id of each image token [V]; None if they have none, or with random weights."""
+        return None if self.is_random else self.named_image_ids()
 
     @cached_property
     def config(self) -> TokenConfig:
-        if self.is_random:
-            return self.configuration(**self.decoder_shape)
         if self.image_ids is None:
             return self.described_config
         return replace(self.described_config, vocab_size=len(self.image_ids))
 
     @property
     def network_arguments(self) -> tuple[TokenConfig | Tensor, ...]:
-        if self.is_random or self.image_ids is None:
+        if self.image_ids is None:
             return (self.config,)
         return self.config, self.image_ids
 
@@ -394,9 +404,15 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
         """Return what stands around the ids of a caption.  Raises UserError."""
         raise NotImplementedError
 
+    @property
+    def row_end(self) -> int | None:
+        """``Target.row_end``."""
+        return None
+
     def complete(self, target: Target) -> None:
         frame = self.frame()
         before, after = self.template
         target.condition = frame
+        target.row_end = self.row_end
         target.prompt_template = f"{before}{frame.template}{after}"
         target.pixels = truncated

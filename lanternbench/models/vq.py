@@ -279,19 +279,20 @@ class VQModel(nn.Module):
         return self.decode_latents(self.quantize.codes()[tokens].permute(0, 3, 1, 2))
 
 
-def from_vqgan(state: State, levels: int = 0) -> State:
+def from_vqgan(state: State, config: VQConfig, finest_first: bool = True) -> State:
     """Return the tokeniser's tensors alone, VQGAN's or LlamaGen's names as ours.
 
-    ``levels``: how many there are, if the decoder's are counted from the finest.
+    ``finest_first``: whether the levels of VQGAN's decoder are counted from the finest.
     """
+    coarsest = len(config.ch_mult) - 1
     result = {}
     for key, value in state.items():
         key = re.sub(r"^(model\.vqmodel|vqmodel|gen_vision_model)\.", "", key)
         if not key.startswith(_PARTS):
             continue
         upsampling = re.match(r"decoder\.up\.(\d+)", key)
-        if levels and upsampling:
-            level = levels - 1 - int(upsampling[1])
+        if finest_first and upsampling:
+            level = coarsest - int(upsampling[1])
             key = f"decoder.up.{level}{key[upsampling.end() :]}"
         key = re.sub(r"^(decoder|encoder)\.(up|down)\.", r"\1.conv_blocks.", key)
         for theirs, ours in _BLOCKS.items():

@@ -49,7 +49,7 @@ def check(folder: Path) -> list[Found]:
     vectors = read(folder / "chameleon_vqgan.safetensors")
     cfg = VQConfig.described(vectors.meta["config"], chameleon.VQ)
     vq = loaded(
-        VQModel(cfg, comparison="distance"), from_vqgan(vectors.under("sd."), len(cfg.ch_mult))
+        VQModel(cfg, comparison="distance"), from_vqgan(vectors.under("sd."), cfg)
     )
     return [
         *decoded(vq, vectors),

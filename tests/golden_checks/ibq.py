@@ -23,7 +23,7 @@ def published_weights(vectors: Vectors) -> dict[str, Tensor]:
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "ibq_decode.safetensors")
     config = VQConfig.described(vectors.meta["config"], IBQ)
-    state = from_vqgan(published_weights(vectors), len(config.ch_mult))
+    state = from_vqgan(published_weights(vectors), config)
     ibq = loaded(VQModel(config, "product"), state)
     codes = vectors["dec.codes"]
     latents = ibq.quantize.codes()[codes].permute(0, 3, 1, 2)

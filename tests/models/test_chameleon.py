@@ -132,7 +132,7 @@ def test_the_image_encoder_computes_what_transformers_computes():
     cfg = VQConfig.described(net.config.vq_config.to_dict(), VQ)
     vq = VQModel(cfg, comparison="distance").requires_grad_(False)
     missing, unexpected = vq.load_state_dict(
-        from_vqgan(net.state_dict(), len(cfg.ch_mult)), strict=False
+        from_vqgan(net.state_dict(), cfg), strict=False
     )
     assert not unexpected
     # transformers only encodes

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily, TokenCheckpoint
-from lanternbench.models.loading import Json, State, explain_errors, read_config, read_state
+from lanternbench.models.loading import Json, explain_errors, read_config
 from lanternbench.models.places import folder_of
-from lanternbench.models.target import Options, Target
+from lanternbench.models.target import Options
 from lanternbench.models.token_decoder import (
     IdTokeniser,
     PromptFrame,
@@ -27,7 +27,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoderConfig,
     check_type,
 )
-from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
+from lanternbench.models.vq import VQConfig
 from lanternbench.registry import register
 
 # of every published Chameleon
@@ -167,6 +167,8 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
     network = Chameleon
     configuration = ChameleonConfig
     title = "Chameleon"
+    comparison = "distance"
+    finest_first = True
     vq_file = "Meta's vqgan.ckpt"
     special = SPECIAL
 
@@ -208,15 +210,9 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
     @cached_property
     def vq_config(self) -> VQConfig:
         if self.is_random:
-            return replace(VQ, **self.row.shape.get("vq", {}))
+            return replace(VQ, **self.vq_shape)
         with explain_errors(self.config_file, "has a vq_config that cannot be read"):
             return VQConfig.described(read_config(self.config_file).get("vq_config") or {}, VQ)
-
-    def new_vq(self) -> VQModel:
-        return VQModel(self.vq_config, comparison="distance")
-
-    def vq_state(self, where: Path) -> State:
-        return from_vqgan(read_state(where), len(self.vq_config.ch_mult))
 
     @cached_property
     def text(self) -> IdTokeniser:
@@ -231,9 +227,9 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
         rows, columns = self.config.grid
         return self.dialect.frame(self.text.ids, PIXELS * columns, PIXELS * rows)
 
-    def complete(self, target: Target) -> None:
-        super().complete(target)
-        target.row_end = self.dialect.row_end
+    @property
+    def row_end(self) -> int | None:
+        return self.dialect.row_end
 
 
 @register("target", "chameleon")

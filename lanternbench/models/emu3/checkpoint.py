@@ -25,7 +25,6 @@ from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import Json, State, explain_errors, read_config, read_state
 from lanternbench.models.movq import VideoMoVQ, from_movq
 from lanternbench.models.places import folder_of
-from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     IdTokeniser,
     PromptFrame,
@@ -33,7 +32,7 @@ from lanternbench.models.token_decoder import (
     TokenDecoderConfig,
     check_type,
 )
-from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
+from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 
 if TYPE_CHECKING:
@@ -133,6 +132,8 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     configuration = Emu3Config
     title = "Emu3"
     prefixes = ("model.text_model.", "text_model.model.", "text_model.", "model.", "backbone.")
+    comparison = "product"
+    finest_first = True
     vq_file = "BAAI/Emu3-VisionTokenizer"
     special = PUBLISHED
 
@@ -150,17 +151,16 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
         """A conversion's, or the releases' table, which may lie in a folder of its own."""
         return self.first_file(self.folder / "tokenizer.json", self.folder / TABLE)
 
-    @cached_property
-    def image_ids(self) -> Tensor:
-        """The ids by the names in a tokenizer.json; with the releases' table all after it."""
+    def named_image_ids(self) -> Tensor:
+        """Return ids by the names in a tokenizer.json; with the releases' table all after it."""
         if self.tokeniser.suffix == ".tiktoken":
             return torch.arange(FIRST_IMAGE_ID, self.described_config.prompt_ids)
-        return self.named_image_ids()
+        return super().named_image_ids()
 
     @cached_property
-    def ibq_config(self) -> VQConfig:
-        """The published sizes, unless the row or a config.json with the weights has others."""
-        config = replace(IBQ, **self.row.shape.get("vq", {}))
+    def vq_config(self) -> VQConfig:
+        """IBQ's published sizes, unless the row or a config.json with the weights has others."""
+        config = replace(IBQ, **self.vq_shape)
         path = folder_of(self.files.get("vq")) / "config.json"
         if self.is_random or not path.is_file():
             return config
@@ -169,12 +169,12 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
 
     def new_vq(self) -> VQModel | VideoMoVQ:
         if self.dialect.ibq:
-            return VQModel(self.ibq_config, "product")
-        return VideoMoVQ(Emu3VQVAEConfig(**self.row.shape.get("vq", {})))
+            return super().new_vq()
+        return VideoMoVQ(Emu3VQVAEConfig(**self.vq_shape))
 
     def vq_state(self, where: Path) -> State:
         if self.dialect.ibq:
-            return from_vqgan(read_state(where), len(self.ibq_config.ch_mult))
+            return super().vq_state(where)
         return from_movq(read_state(where))
 
     @cached_property
@@ -192,9 +192,9 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
         unconditional = [*before, *self.text.encode(self.dialect.negative), *after]
         return PromptFrame(before, after, unconditional, ids[PAD])
 
-    def complete(self, target: Target) -> None:
-        super().complete(target)
-        target.row_end = self.text.ids[ROW_END]
+    @property
+    def row_end(self) -> int:
+        return self.text.ids[ROW_END]
 
     def described(self, config: Json) -> Emu3Config:
         check_type(config, self.title, "emu3", "Emu3")

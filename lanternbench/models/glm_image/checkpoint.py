@@ -221,8 +221,7 @@ class GlmImageCheckpoint(TokenCheckpoint[GlmImageConfig]):
         fields["image_start"] = config.get("image_start_token_id", GlmImageConfig.image_start)
         return GlmImageConfig(**fields)
 
-    @cached_property
-    def image_ids(self) -> Tensor:
+    def named_image_ids(self) -> Tensor:
         return torch.arange(self.described_config.vocab_size)
 
     def frame(self) -> PromptFrame:

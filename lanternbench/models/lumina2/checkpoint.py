@@ -29,7 +29,6 @@ from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid
 from lanternbench.models.loading import Json, State, read_config, read_state
 from lanternbench.models.movq import MoVQ, from_movq
-from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import IdTokeniser, PromptFrame
 from lanternbench.registry import register
 
@@ -99,9 +98,8 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
         named = {name: SPECIAL[name] for name in (IMAGE_START, ROW_END, TURN_END)}
         return {self.bos: SPECIAL[BOS]} | named | sizes
 
-    @cached_property
-    def image_ids(self) -> Tensor:
-        """The ids after the first one: the code counts them, names may be absent."""
+    def named_image_ids(self) -> Tensor:
+        """Return the ids after the first one: the code counts them, names may be absent."""
         shape = self.configuration(**self.decoder_shape)
         return torch.arange(shape.vocab_size) + shape.first_image_id
 
@@ -110,7 +108,7 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
         return Lumina2Config(prompt_ids=fields.pop("vocab_size"), **fields)
 
     def new_vq(self) -> MoVQ:
-        return MoVQ(Emu3VQVAEConfig(**VQ | self.row.shape.get("vq", {})))
+        return MoVQ(Emu3VQVAEConfig(**VQ | self.vq_shape))
 
     def vq_state(self, where: Path) -> State:
         return from_movq(read_state(where))
@@ -126,7 +124,7 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
             return text
         text.reserved |= set(text.tokenizer.get_added_tokens_decoder())
         named = [number for name, number in text.names.items() if name.startswith(CODE)]
-        if named and sorted(named) != self.image_ids.tolist():
+        if named and sorted(named) != self.named_image_ids().tolist():
             raise UserError(
                 f"the tokeniser {self.tokeniser} gives {len(named)} image tokens other ids than "
                 f"{self.title} has: use the one published with the model"
@@ -145,9 +143,9 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
         template = LUMINA.format(width=width, height=height, caption="{caption}")
         return PromptFrame([ids[self.bos]], after, unconditional, ids[self.bos], template)
 
-    def complete(self, target: Target) -> None:
-        super().complete(target)
-        target.row_end = self.text.ids[ROW_END]
+    @property
+    def row_end(self) -> int:
+        return self.text.ids[ROW_END]
 
 
 @register("target", "lumina-mgpt-2")
