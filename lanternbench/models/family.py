@@ -260,7 +260,7 @@ class Checkpoint(Generic[Config]):
         if self.is_random:
             return loading.random_net(self.new_vq, self.device, torch.float32)
         where = self.files.paths.get("vq", self.weights)
-        with loading.explain_errors(where, f"holds no image tokeniser of {self.row.name}"):
+        with loading.explain_errors(f"{where} holds no image tokeniser of {self.row.name}"):
             state = self.vq_state(where)
         if not any(key.startswith("decoder.") for key in state):
             place = self.files.place / "vq"
@@ -355,7 +355,7 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
             return self.configuration(**self.decoder_shape)
         path = self.config_file
         published = loading.read_config(path)
-        with loading.explain_errors(path, f"is no config of {self.title}"):
+        with loading.explain_errors(f"{path} is no config of {self.title}"):
             return replace(self.described(published), **self.decoder_shape)
 
     def named_image_ids(self) -> Tensor:

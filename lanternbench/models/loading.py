@@ -37,17 +37,6 @@ DTYPES = {
 }
 _PLAIN = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LAYER = re.compile(r"\blayers\.\d+\.")
-# the exceptions of code that trusts the numbers and names in a file
-ODD = (
-    KeyError,
-    IndexError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    RuntimeError,
-    ArithmeticError,
-    AssertionError,
-)
 
 
 class Undrawn(TorchFunctionMode):
@@ -151,11 +140,11 @@ class Layers:
 
     def _converted(self, part: State, count: int) -> State:
         """Return the tensors of one layer under our names; ``count``: of the whole checkpoint."""
-        try:
-            with explain_errors(self.path, "is of another architecture or size"):
+        with explain_errors(f"{self.path} is of another architecture or size"):
+            try:
                 return self.convert(part)
-        except AbsentPartError as absent:
-            raise UserError(_lacks(self.path, [str(absent)], count + 1, "decoder")) from None
+            except AbsentPartError as absent:
+                raise UserError(_lacks(self.path, [str(absent)], count + 1, "decoder")) from None
 
 
 def _by_layer(state: State) -> Iterable[list[str]]:
@@ -241,7 +230,7 @@ def sketch(make: Callable[[], nn.Module], where: Path) -> tuple[str, dict[str, t
     unallocated = empty_parameters() if where.is_relative_to(WEIGHTS) else torch.device("meta")
     handle = torch.nn.modules.module.register_module_module_registration_hook(counted)
     try:
-        with explain_errors(where, "says sizes of which no network can be made"), unallocated:
+        with explain_errors(f"{where} says sizes of which no network can be made"), unallocated:
             net = make()
             size = sum(buffer.numel() for buffer in net.buffers())
             if size > MAX_BUFFERED:
@@ -259,18 +248,18 @@ def cause(error: Exception) -> str:
 
 
 @contextmanager
-def explain_errors(where: Path, what: str) -> Iterator[None]:
-    """Turn exceptions of code that interprets a file into a UserError: ``where``, ``what`` and the
-    cause.
+def explain_errors(
+    reason: str, fix: str = "use the official file of this target"
+) -> Iterator[None]:
+    """Turn exceptions of code that interprets a file, ours or a library's, into a UserError:
+    ``reason``, the cause and ``fix``.
     """
     try:
         yield
-    except ODD as error:
-        if is_out_of_memory(error):
+    except Exception as error:  # odd numbers and names in a file raise anything
+        if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        raise UserError(
-            f"{where} {what} ({cause(error)}): use the official file of this target"
-        ) from None
+        raise UserError(f"{reason} ({cause(error)}): {fix}") from None
 
 
 def _checked(value: Tensor, name: str, where: Path, moved: Moved) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.grids import Grid, grid_of
-from lanternbench.models.loading import Json, cause
+from lanternbench.models.loading import Json, explain_errors
 from lanternbench.models.target import Prefix, Target
 from lanternbench.models.transformer import DecoderConfig, rope_1d
 from lanternbench.utils.damage import damage
@@ -167,14 +167,8 @@ class IdTokeniser:
         """
         if wrong := damage(path):
             raise UserError(f"the tokeniser {path} {wrong}")
-        try:
+        with explain_errors(f"cannot read the tokeniser {path}", "use the published one"):
             self.tokenizer = self.read(path)
-        except UserError:
-            raise
-        except Exception as error:  # the library has no exception type for an invalid file
-            raise UserError(
-                f"cannot read the tokeniser {path} ({cause(error)}): use the published one"
-            ) from None
         # a training or export may have left both in the file
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()

@@ -168,7 +168,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 
 
 def test_a_lack_of_memory_while_loading_is_not_said_to_be_a_wrong_file():
-    reading = explain_errors(Path("model.pt"), "is of another architecture or size")
+    reading = explain_errors("model.pt is of another architecture or size")
     with pytest.raises(torch.OutOfMemoryError), reading:
         raise on_gpu()
 

@@ -211,7 +211,7 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
     def vq_config(self) -> VQConfig:
         if self.is_random:
             return replace(VQ, **self.vq_shape)
-        with explain_errors(self.config_file, "has a vq_config that cannot be read"):
+        with explain_errors(f"{self.config_file} has a vq_config that cannot be read"):
             return VQConfig.described(read_config(self.config_file).get("vq_config") or {}, VQ)
 
     @cached_property

@@ -215,7 +215,7 @@ def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> DF
     """
     state = read_state(path)
     decoder = model.config.decoder
-    with explain_errors(path, "holds no DFlash drafter of this target"):
+    with explain_errors(f"{path} holds no DFlash drafter of this target"):
         block = int(state.pop("block_size"))
         causal = bool(state.pop("causal"))
         depths = tuple(state.pop("target_layers").tolist())

@@ -208,7 +208,7 @@ def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> Ea
     token_ids = prompt_ids = 0
     if len(state.get(TABLE, ())):
         token_ids, prompt_ids = model.eagle_tables
-    with explain_errors(path, "is no EAGLE drafter of this target"):
+    with explain_errors(f"{path} is no EAGLE drafter of this target"):
         config = layer_shape(state, model.eagle_config)
         new = partial(
             Eagle,

@@ -138,7 +138,7 @@ def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> Fl
     """
     state = read_state(path)
     decoder = model.config.decoder
-    with explain_errors(path, "holds no FlashAR branch of this target"):
+    with explain_errors(f"{path} holds no FlashAR branch of this target"):
         start = state.pop(START, None)
         state = {key: value for key, value in state.items() if not key.startswith("backbone.")}
         for theirs, ours in RENAMED.items():

@@ -164,7 +164,7 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
         path = folder_of(self.files.get("vq")) / "config.json"
         if self.is_random or not path.is_file():
             return config
-        with explain_errors(path, "is no configuration of an image tokeniser"):
+        with explain_errors(f"{path} is no configuration of an image tokeniser"):
             return VQConfig.described(read_config(path), config)
 
     def new_vq(self) -> VQModel | VideoMoVQ:

@@ -21,10 +21,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.errors import UserError
 from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.grids import Grid, coarse
-from lanternbench.models.loading import Json, cause, read_config
+from lanternbench.models.loading import Json, explain_errors, read_config
 from lanternbench.models.target import Target
 from lanternbench.models.token_decoder import (
     PromptFrame,
@@ -33,7 +32,6 @@ from lanternbench.models.token_decoder import (
     check_type,
 )
 from lanternbench.registry import register
-from lanternbench.utils.memory import is_out_of_memory
 
 SIZE = ("<sop>", "<eop>")  # around the rows and columns of each grid, the image's first
 CAPTION = "{caption}"  # stands for one in the chat template
@@ -127,13 +125,9 @@ def chat_frame(folder: Path) -> tuple[str, str]:
         if key.endswith("_token"):
             tokens[key] = value.get("content") if isinstance(value, dict) else value
     chat = [{"role": "user", "content": [{"type": "text", "text": CAPTION}]}]
-    try:
+    with explain_errors(f"the chat template in {folder} cannot be used", "fetch it again"):
         rendered: Any = render_jinja_template([chat], chat_template=template, **tokens)
         before, after = rendered[0][0].split(CAPTION)
-    except Exception as error:  # whatever a template may raise
-        raise UserError(
-            f"the chat template in {folder} cannot be used ({cause(error)}): fetch it again"
-        ) from None
     return before, after
 
 
@@ -147,17 +141,11 @@ def diffusion(
     """
     from diffusers import GlmImagePipeline
 
-    try:
-        parts: Any = dict.fromkeys(ABSENT)
+    parts: Any = dict.fromkeys(ABSENT)
+    with explain_errors(f"{folder} is no diffusion decoder of GLM-Image", "fetch it again"):
         pipeline: Any = GlmImagePipeline.from_pretrained(
             folder, **parts, torch_dtype=dtype, local_files_only=True
         )
-    except Exception as error:  # whatever one of the parts raises
-        if is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"{folder} is no diffusion decoder of GLM-Image ({cause(error)}): fetch it again"
-        ) from None
     pipeline.to(device)
     pipeline.set_progress_bar_config(disable=True)
 

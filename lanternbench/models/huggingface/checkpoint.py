@@ -26,7 +26,6 @@ from lanternbench.models.entries import Entry
 from lanternbench.models.family import Family, drafters_in
 from lanternbench.models.grids import Grid, size, written
 from lanternbench.models.loading import (
-    cause,
     dtype_for,
     explain_errors,
     load_into,
@@ -48,7 +47,6 @@ from lanternbench.models.vq import Codebook, ImageTokeniser, VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Guidance, Sampling
 from lanternbench.utils.files import read_yaml
-from lanternbench.utils.memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -220,7 +218,7 @@ class TransformersFamily(Family):
         ids = image_ids(chosen.image_tokens, text.names)
         net = network(folder, dtype or dtype_for(device))
         nn.Module.to(net, device).eval().requires_grad_(False)
-        with explain_errors(folder / "config.json", "describes no decoder of the usual kind"):
+        with explain_errors(f"{folder / 'config.json'} describes no decoder of the usual kind"):
             config = shape(net, chosen.grid, len(ids))
         if int(ids.max()) >= config.prompt_ids:
             raise UserError(
@@ -312,7 +310,7 @@ def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             f"{folder} has code ({found}), which is never run: use a model that transformers has,"
             " without it"
         )
-    with explain_errors(path, "names no class"):
+    with explain_errors(f"{path} names no class"):
         name = str((config.get("architectures") or [None])[0])
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
@@ -322,7 +320,7 @@ def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         )
     check_size(folder, kind)
     load: Any = kind.from_pretrained
-    try:
+    with explain_errors(f"transformers cannot load {folder}", "correct it"):
         net, info = load(
             folder,
             dtype=dtype,
@@ -331,12 +329,6 @@ def network(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers has no exception type for an invalid folder
-        if is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"transformers cannot load {folder} ({cause(error)}): correct it"
-        ) from None
     if absent := sorted(info["missing_keys"]):
         raise UserError(
             f"the checkpoint in {folder} has no '{absent[0]}' ({len(absent)} weights are absent)"
@@ -348,10 +340,8 @@ def check_size(folder: Path, kind: type[PreTrainedModel]) -> None:
     """Raise UserError if config.json describes a much larger model than the folder's files hold."""
     path = folder / "config.json"
     reads_config: Any = kind.config_class
-    try:
+    with explain_errors(f"{path} cannot be read by transformers", "correct it"):
         config = reads_config.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers has no exception type for an invalid folder
-        raise UserError(f"{path} cannot be read by transformers ({cause(error)})") from None
     _, shapes = sketch(lambda: kind(config), path)
     described = sum(shape.numel() for shape in shapes.values())
     held = sum(tensor.numel() for tensor in read_state(folder).values())

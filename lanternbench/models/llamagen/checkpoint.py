@@ -28,7 +28,7 @@ from lanternbench.models.entries import DIGESTED, Entry, catalogue, fingerprint
 from lanternbench.models.family import Checkpoint, PublishedFamily
 from lanternbench.models.grids import Grid, grid_of, size
 from lanternbench.models.key_names import OFFICIAL, split
-from lanternbench.models.loading import cause, random_net, read_state
+from lanternbench.models.loading import explain_errors, random_net, read_state
 from lanternbench.models.target import Options, Prefix, Target, TextEncoder
 from lanternbench.models.token_decoder import word_id, words
 from lanternbench.models.transformer import DecoderConfig, rope_2d
@@ -36,7 +36,6 @@ from lanternbench.registry import register
 from lanternbench.utils.damage import damage
 from lanternbench.utils.device import hardware
 from lanternbench.utils.files import HOME, cache_dir, replacing, writing
-from lanternbench.utils.memory import is_out_of_memory
 from lanternbench.utils.quiet import quiet_transformers
 
 FLAN_T5_XL: dict[str, Any] = {
@@ -346,19 +345,12 @@ class T5Features:
             wrong = damage(file) if file.suffix in DIGESTED else None
             if wrong:
                 raise UserError(f"the text encoder's {file} {wrong}")
-        try:
-            with quiet_transformers():
-                tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
-                encoder = T5EncoderModel.from_pretrained(
-                    self.folder, local_files_only=True, dtype=self.dtype
-                )
-        except Exception as error:  # the library has no exception type for an invalid file
-            if is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"cannot read the text encoder in {self.folder} ({cause(error)}); "
-                "fetch the target again"
-            ) from None
+        reason = f"cannot read the text encoder in {self.folder}"
+        with explain_errors(reason, "fetch the target again"), quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            encoder = T5EncoderModel.from_pretrained(
+                self.folder, local_files_only=True, dtype=self.dtype
+            )
         if encoder.config.d_model != self.width:
             raise UserError(
                 f"the text encoder in {self.folder} gives features {encoder.config.d_model} wide "

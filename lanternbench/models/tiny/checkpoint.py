@@ -124,7 +124,7 @@ def read(path: Path) -> tuple[State, Json]:
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
     state, meta = read(path)
-    with explain_errors(path, "does not say what it is"):
+    with explain_errors(f"{path} does not say what it is"):
         config = LlamaGenConfig(**meta["config"])
         weights = from_published(state)
     return load_into(lambda: LlamaGen(config), weights, path, device, dtype)
@@ -174,7 +174,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
     encoder = load_into(TextEncoder, read(text)[0], text, device, torch.float32)
     file = folder / "vq.safetensors"
     state, meta = read(file)
-    with explain_errors(file, "does not say what it is"):
+    with explain_errors(f"{file} does not say what it is"):
         shape = VQConfig(**meta["config"])
     vq = load_into(lambda: VQModel(shape), state, file, device, torch.float32)
     drafters: dict[str, nn.Module] = {}
@@ -189,7 +189,7 @@ def load(folder: Path = WEIGHTS, device: str = "cpu", dtype: torch.dtype | None 
 
 def _medusa(path: Path, model: LlamaGen, device: str, dtype: torch.dtype) -> Medusa:
     heads, _ = read(path)
-    with explain_errors(path, "holds no Medusa heads"):
+    with explain_errors(f"{path} holds no Medusa heads"):
         count = len(heads["weight"])
     return load_into(lambda: Medusa(model.config.dim, count), heads, path, device, dtype)
 
