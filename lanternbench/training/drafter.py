@@ -34,7 +34,7 @@ from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.settings import Sampling
 from lanternbench.training import diagonals, loop
-from lanternbench.training.losses import DFLASH, EAGLE, RECIPES, Losses, Training
+from lanternbench.training.losses import DFLASH, EAGLE, Losses, Training
 from lanternbench.utils.files import OUT, WORK, replacing, writing
 from lanternbench.utils.json_values import read_object, versioned
 from lanternbench.utils.ledger import Ledger
@@ -278,8 +278,6 @@ def fit(
     """Train the drafter of ``samples``; return its last losses.  Raises UserError if it diverged."""
     net = samples.net
     learn = samples.training.losses
-    if plan.recipe in RECIPES:
-        learn = partial(learn, recipe=RECIPES[plan.recipe])
 
     def step_fn(step: int) -> Losses:
         progress(step, plan.steps, "steps")

@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
     regression: float  # weight of the distance between what it drafts and the target's states
 
 
-RECIPES = {"eagle-1": Recipe(3, 0.1), "eagle-3": Recipe(5, 0.0)}
+RECIPES = {"eagle": Recipe(3, 0.1), "eagle-3": Recipe(5, 0.0)}  # by kind of drafter
 
 Losses = dict[str, Tensor]
 Logits = Callable[[Tensor], Tensor]  # features [R, …, dim] -> guided logits [B, …, V]
@@ -232,13 +232,13 @@ def losses(
     rng: np.random.Generator,
     logits: Logits,
     wanted: Tensor,
-    recipe: Recipe = RECIPES["eagle-1"],
 ) -> Losses:
     """Return the cross entropy and total variation summed over levels; by EAGLE-1's recipe level 1
     also learns the target's states.
 
     ``wanted`` [B, L − 1, V]: q of tokens 1 … L − 1.
     """
+    recipe = RECIPES[net.kind]
     prefix = fed.prefix
     places = fed.ahead.shape[1] - prefix - recipe.levels + 2
     picked = rng.choice(places, min(DEEPER, places), replace=False)

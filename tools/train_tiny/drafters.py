@@ -88,7 +88,7 @@ def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
         states = batches.last(states)
     ahead = torch.zeros(len(states), batches.prefix - 1, dtype=torch.long)
     fed = losses.feed(batches.target, net, ahead, None, tokens, states)
-    return losses.losses(net, fed, rng, batches.logits, wanted, RECIPES[net.kind])
+    return losses.losses(net, fed, rng, batches.logits, wanted)
 
 
 def medusa_losses(net: Medusa, batches: Batches, step: int) -> Losses:
@@ -114,7 +114,6 @@ def model_losses(net: LlamaGen, batches: Batches, step: int) -> Losses:
     return {"loss": loss, "accept-1": accepted}
 
 
-RECIPES = {"eagle": losses.RECIPES["eagle-1"], "eagle-3": losses.RECIPES["eagle-3"]}
 LOSSES: dict[str, Callable[..., Losses]] = {
     "eagle": eagle_losses, "eagle3": eagle_losses, "medusa": medusa_losses, "model": model_losses,
 }  # fmt: skip
