@@ -23,7 +23,7 @@ from lanternbench.models.decoder import ImageConfig, ImageDecoder
 from lanternbench.models.drafters import dflash, eagle, flashar
 from lanternbench.models.drafters.kinds import FILED, KINDS, Sizes, kind_of
 from lanternbench.models.entries import Entry, fingerprints, role_fingerprints
-from lanternbench.models.places import NO_FILES, Files, folder_of
+from lanternbench.models.places import NO_FILES, TOKENISERS, Files, folder_of
 from lanternbench.models.target import Options, Pads, Target, TextEncoder, truncated
 from lanternbench.models.token_decoder import (
     IdTokeniser,
@@ -331,13 +331,14 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
 
     @property
     def tokeniser(self) -> Path:
-        """The file of the tokeniser of prompts."""
-        return self.folder / "tokenizer.json"
-
-    def first_file(self, *places: Path) -> Path:
-        """Return the first tokeniser that exists: of these, or in a folder of its own."""
-        own = self.files.paths.get("tokenizer", places[0])
-        return next((path for path in (*places, own) if path.is_file()), places[0])
+        """The file of the tokeniser of prompts: with the weights, in a folder of its own, or with
+        the image tokeniser.
+        """
+        places = [self.folder / name for name in TOKENISERS]
+        if "tokenizer" in self.files.paths:
+            places.append(self.files.get("tokenizer"))
+        places += [folder_of(self.files.get("vq")) / name for name in TOKENISERS]
+        return next(filter(Path.is_file, places), places[0])
 
     def described(self, config: loading.Json) -> TokenConfig:
         """A config.json -> the decoder's configuration.

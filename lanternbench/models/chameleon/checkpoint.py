@@ -18,7 +18,6 @@ from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
 from lanternbench.models.family import PublishedFamily, TokenCheckpoint
 from lanternbench.models.loading import Json, explain_errors, read_config
-from lanternbench.models.places import folder_of
 from lanternbench.models.target import Options
 from lanternbench.models.token_decoder import (
     IdTokeniser,
@@ -192,15 +191,6 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
         meta = self.folder / "params.json"
         hub = self.folder / "config.json"
         return meta if meta.is_file() and not hub.is_file() else hub
-
-    @property
-    def tokeniser(self) -> Path:
-        """That of the Hugging Face conversion, or Meta's, which lies with the image tokeniser."""
-        found = self.first_file(
-            self.folder / "tokenizer.json", self.folder / "text_tokenizer.json"
-        )
-        meta = folder_of(self.files.get("vq")) / "text_tokenizer.json"
-        return meta if meta.is_file() and not found.is_file() else found
 
     def described(self, config: Json) -> ChameleonConfig:
         if "model_type" not in config:

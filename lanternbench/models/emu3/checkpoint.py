@@ -63,7 +63,6 @@ END = " ASSISTANT: "
 _VISUAL = re.compile(r"<\|visual token (\d{6})\|>")
 # of Emu3.5's image tokeniser, IBQ (arXiv 2412.02692); 455 million weights, as the release has
 IBQ = VQConfig(ch=256, num_res_blocks=4, codebook_size=131072, codebook_dim=256)
-TABLE = "emu3.tiktoken"  # the releases' tokeniser, in place of a tokenizer.json
 
 
 class Dialect(NamedTuple):
@@ -145,11 +144,6 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     def image_number(name: str) -> int | None:
         match = _VISUAL.fullmatch(name)
         return int(match[1]) if match else None
-
-    @property
-    def tokeniser(self) -> Path:
-        """A conversion's, or the releases' table, which may lie in a folder of its own."""
-        return self.first_file(self.folder / "tokenizer.json", self.folder / TABLE)
 
     def named_image_ids(self) -> Tensor:
         """Return ids by the names in a tokenizer.json; with the releases' table all after it."""
