@@ -21,7 +21,9 @@ OFFICIAL = {
     "attention.wqkv": ("attention.wq", "attention.wk", "attention.wv"),
     "feed_forward.w13": ("feed_forward.w1", "feed_forward.w3"),
 }
+TABLE = "embed_tokens.weight"  # of all ids
 _RENAMED = {
+    TABLE: "tok_embeddings.weight",
     "self_attn.o_proj": "attention.wo",
     "self_attn.q_norm": "attention.q_norm",
     "self_attn.k_norm": "attention.k_norm",
@@ -35,7 +37,6 @@ _RENAMED = {
 # rotary frequencies, which are not read
 _COMPUTED = ("rotary_emb.inv_freq", "rope.freqs", "freqs_cis")
 _ENCODERS = ("vqmodel.", "visual.")  # of images, which a decoder's checkpoint may hold
-TABLE = "embed_tokens.weight"  # of all ids
 
 
 class AbsentPartError(Exception):
@@ -99,8 +100,7 @@ def from_published(
     for key, value in fused(state).items():
         if key.endswith(_COMPUTED):
             continue
-        name = our_name(key, prefixes)
-        result["tok_embeddings.weight" if name == TABLE else name] = value
+        result[our_name(key, prefixes)] = value
     return result
 
 
@@ -110,8 +110,8 @@ def our_name(key: str, prefixes: tuple[str, ...] | None) -> str:
         key = key.replace(theirs, ours)
     if prefixes is None:
         return key
-    prefix = next((prefix for prefix in prefixes if key.startswith(prefix)), "")
-    key = key.removeprefix(prefix).replace("horizontal_head", "lm_head")  # FlashAR's name
+    prefix = next(filter(key.startswith, prefixes), "")
+    key = key.removeprefix(prefix).replace("horizontal_head", "output")  # FlashAR's name
     return key.replace("lm_head", "output")
 
 
@@ -122,9 +122,9 @@ def to_published(state: State) -> State:
         for theirs, ours in _RENAMED.items():
             key = key.replace(ours, theirs)
         result[key] = value
-    table = result.pop("tok_embeddings.weight", None)
-    table = result.pop("prompt_embeddings.weight", table)
-    return result if table is None else result | {TABLE: table}
+    if "prompt_embeddings.weight" in result:
+        result[TABLE] = result.pop("prompt_embeddings.weight")
+    return result
 
 
 def rotary_pairs(state: State, cfg: DecoderConfig, back: bool = False) -> State:
