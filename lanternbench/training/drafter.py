@@ -170,7 +170,6 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     """
     model = target.model
     torch.manual_seed(plan.seed)
-    is_fused = plan.recipe == "eagle-3"
     if plan.start is None:
         kind = BY_RECIPE[plan.recipe]
         fresh: Drafter = kind.code.untrained(model, kind.name, plan.sizes)
@@ -181,7 +180,7 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
             f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: "
             "give another --recipe or --start"
         )
-    if is_fused and isinstance(net, Eagle) and net.fusion is None:
+    if plan.recipe == "eagle-3" and isinstance(net, Eagle) and net.kind == "eagle":
         net = net.fused()
     for name, parameter in net.named_parameters():
         is_table = "embeddings" in name  # EAGLE trains neither tables nor the head

@@ -84,7 +84,7 @@ class Batches:
 def eagle_losses(net: Eagle, batches: Batches, step: int) -> Losses:
     """What ``losses.losses`` says, of stored states."""
     rng, _, tokens, states, wanted = batches(step, 13)
-    if net.fusion is None:
+    if net.kind == "eagle":
         states = batches.last(states)
     ahead = torch.zeros(len(states), batches.prefix - 1, dtype=torch.long)
     fed = losses.feed(batches.target, net, ahead, None, tokens, states)

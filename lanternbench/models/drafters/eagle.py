@@ -7,6 +7,7 @@ single file.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -74,11 +75,7 @@ class Eagle(Direct):
         fused: bool = False,
     ):
         super().__init__()
-        self.fusion = nn.Linear(3 * config.dim, config.dim, bias=False) if fused else None
-        if self.fusion is not None:
-            # untrained, it reads the last states alone
-            alone = torch.eye(*self.fusion.weight.shape)
-            self.fusion.weight.data.copy_(alone)
+        self.fusion: nn.Module = fusion(config.dim) if fused else nn.Identity()
         self.config = replace(config, n_layer=layers, norm_eps=norm_eps)
         self.group = config.n_head // config.kv_heads
         self.tok_embeddings = nn.Embedding(token_ids, config.dim) if token_ids else None
@@ -108,13 +105,13 @@ class Eagle(Direct):
     @property
     def kind(self) -> str:
         """The kind of drafter, a key of ``Target.drafters``."""
-        return "eagle" if self.fusion is None else "eagle-3"
+        return "eagle" if isinstance(self.fusion, nn.Identity) else "eagle-3"
 
     def aux_layers(self, model: ImageDecoder) -> Depths:
         """The numbers of the target's layers, a low and a middle one, after which it reads states
         in addition to the last ones.
         """
-        if self.fusion is None:
+        if self.kind == "eagle":
             return ()
         n = model.config.n_layer
         return max(1, n // 2), max(1, 3 * n // 4)
@@ -123,8 +120,6 @@ class Eagle(Direct):
         """Target states [..., (1 + aux) · dim] -> [..., dim]: EAGLE-3 projects them (its g),
         EAGLE-1 takes the last.
         """
-        if self.fusion is None:
-            return states
         return self.fusion(states)
 
     def fuse(self, embedding: Tensor, hidden: Tensor) -> Tensor:
@@ -156,21 +151,16 @@ class Eagle(Direct):
 
     def fused(self) -> Eagle:
         """Return an EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 one."""
-        net = Eagle(
-            self.config,
-            bias=self.fc.bias is not None,
-            norm_eps=self.config.norm_eps,
-            layers=len(self.layers),
-            token_ids=rows_of(self.tok_embeddings),
-            prompt_ids=rows_of(self.prompt_embeddings),
-            fused=True,
-        )
-        net.load_state_dict(net.state_dict() | self.state_dict())
-        return net.to(self.fc.weight)
+        net = deepcopy(self)
+        net.fusion = fusion(self.config.dim).to(self.fc.weight)
+        return net
 
 
-def rows_of(table: nn.Embedding | None) -> int:
-    return 0 if table is None else table.num_embeddings
+def fusion(dim: int) -> nn.Linear:
+    """Return EAGLE-3's g, which untrained reads the last states alone."""
+    projection = nn.Linear(3 * dim, dim, bias=False)
+    projection.weight.data.copy_(torch.eye(dim, 3 * dim))
+    return projection
 
 
 def new_eagle(model: ImageDecoder, fused: bool = False) -> Eagle:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -96,13 +97,11 @@ class GlmImage(TokenDecoder):
 
     def rotary_table(self, prompt: int) -> Tensor:
         """The 1-D table at t, h or w, by pair."""
-        pair = torch.arange(self.rope.shape[1])
-        axes = torch.zeros_like(pair)
-        turning = sum(self.config.sections)
-        numbers = torch.arange(len(self.config.sections))
-        axes[:turning] = numbers.repeat_interleave(torch.tensor(self.config.sections)) % 3
-        places = positions(prompt, self.grids)[:, axes]
-        return self.rope[places.to(self.device), pair.to(self.device)]
+        sections = torch.tensor(self.config.sections)
+        axes = torch.arange(len(sections)).repeat_interleave(sections) % 3
+        still = self.rope.shape[1] - len(axes)  # pairs that do not turn
+        places = positions(prompt, self.grids)[:, F.pad(axes, (0, still))]
+        return self.rope.gather(0, places.to(self.device))
 
 
 def chat_frame(folder: Path) -> tuple[str, str]:
