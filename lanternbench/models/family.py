@@ -1,9 +1,8 @@
 """Families of targets: a folder each, with a loader and rows of the catalogue, registered as
 ``target`` components.
 
-``Family`` is the interface that the catalogue uses.  ``PublishedFamily`` implements it for
-checkpoints with a sub-folder per role, whose parts a ``Checkpoint`` reads: ``TokenCheckpoint`` if
-prompts are ids.
+``Family`` is the interface that the catalogue uses.  Checkpoints have a sub-folder per role, whose
+parts a ``Checkpoint`` reads: ``TokenCheckpoint`` if prompts are ids.
 """
 
 from __future__ import annotations
@@ -101,7 +100,8 @@ def random_drafters(model: ImageDecoder, device: str, dtype: torch.dtype) -> dic
 
 
 class Family:
-    """Targets of one kind and how they are loaded.
+    """Targets of one kind and how they are loaded: by default from published files, which
+    ``checkpoint`` reads.
 
     Methods raise UserError for what is missing, damaged or of another size.
     """
@@ -110,6 +110,14 @@ class Family:
     rows: ClassVar[Path]
     needs: ClassVar[tuple[str, ...]] = ("model",)  # roles without which nothing can be decoded
     defaults: ClassVar[Options] = {}
+    checkpoint: ClassVar[type[Checkpoint]]
+
+    def at(
+        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
+    ) -> Checkpoint:
+        """Return a row's files in ``folder``, or random weights."""
+        files = NO_FILES if folder is None else row.locate(folder)
+        return self.checkpoint(row, files, device, dtype or loading.dtype_for(device))
 
     def load(
         self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
@@ -118,7 +126,9 @@ class Family:
 
         ``dtype``: of decoder and drafters.
         """
-        raise NotImplementedError
+        target = self.at(row, folder, device, dtype).target()
+        target.options = self.options(row)
+        return target
 
     def random_target(self, row: Entry, device: str, dtype: torch.dtype | None = None) -> Target:
         """Return the same architecture with random weights and drafters: its images are noise, its
@@ -132,7 +142,7 @@ class Family:
         """Return the decoder alone, to draft for another target; without ``folder`` with random
         weights.
         """
-        raise NotImplementedError
+        return self.at(row, folder, device, dtype).decoder()
 
     def options(self, row: Entry) -> Options:
         """Return the target's defaults of methods' options (``Target.options``)."""
@@ -149,7 +159,11 @@ class Family:
         return row.absent(folder)
 
     def fingerprints(self, row: Entry, folder: Path) -> dict[str, str]:
-        """Return digests of the files in ``folder`` by part."""
+        """Return digests of the files by role, or of those in ``folder`` by part if none are
+        published.
+        """
+        if row.files:
+            return role_fingerprints(row.locate(folder))
         return fingerprints(folder)
 
     def reads(self, path: Path) -> Path | None:
@@ -159,32 +173,7 @@ class Family:
         return None
 
 
-class PublishedFamily(Family):
-    """Targets with published checkpoints, which ``checkpoint`` reads."""
-
-    checkpoint: ClassVar[type[Checkpoint]]
-
-    def at(
-        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
-    ) -> Checkpoint:
-        """Return a row's files in ``folder``, or random weights."""
-        files = NO_FILES if folder is None else row.locate(folder)
-        return self.checkpoint(row, files, device, dtype or loading.dtype_for(device))
-
-    def load(
-        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
-    ) -> Target:
-        target = self.at(row, folder, device, dtype).target()
-        target.options = self.options(row)
-        return target
-
-    def decoder(
-        self, row: Entry, folder: Path | None, device: str, dtype: torch.dtype | None = None
-    ) -> ImageDecoder:
-        return self.at(row, folder, device, dtype).decoder()
-
-    def fingerprints(self, row: Entry, folder: Path) -> dict[str, str]:
-        return role_fingerprints(row.locate(folder))
+PublishedFamily = Family  # a name that plug-ins may derive from
 
 
 class Checkpoint(Generic[Config]):

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import Entry
-from lanternbench.models.family import PublishedFamily, TokenCheckpoint
+from lanternbench.models.family import Family, TokenCheckpoint
 from lanternbench.models.loading import Json, explain_errors, read_config
 from lanternbench.models.target import Options
 from lanternbench.models.token_decoder import (
@@ -223,7 +223,7 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
 
 
 @register("target", "chameleon")
-class ChameleonFamily(PublishedFamily):
+class ChameleonFamily(Family):
     checkpoint = ChameleonCheckpoint
 
     def options(self, row: Entry) -> Options:

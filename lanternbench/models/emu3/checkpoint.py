@@ -20,7 +20,7 @@ from transformers import Emu3VQVAEConfig
 
 from lanternbench.errors import UserError
 from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, read_tokeniser
-from lanternbench.models.family import PublishedFamily, TokenCheckpoint
+from lanternbench.models.family import Family, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of, written
 from lanternbench.models.loading import Json, State, explain_errors, read_config, read_state
 from lanternbench.models.movq import VideoMoVQ, from_movq
@@ -204,5 +204,5 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
 
 
 @register("target", "emu3")
-class Emu3Family(PublishedFamily):
+class Emu3Family(Family):
     checkpoint = Emu3Checkpoint

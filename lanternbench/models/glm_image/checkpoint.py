@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lanternbench.models.family import PublishedFamily, TokenCheckpoint
+from lanternbench.models.family import Family, TokenCheckpoint
 from lanternbench.models.grids import Grid, coarse
 from lanternbench.models.loading import Json, explain_errors, read_config
 from lanternbench.models.target import Target
@@ -235,5 +235,5 @@ class GlmImageCheckpoint(TokenCheckpoint[GlmImageConfig]):
 
 
 @register("target", "glm-image")
-class GlmImageFamily(PublishedFamily):
+class GlmImageFamily(Family):
     checkpoint = GlmImageCheckpoint

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.family import PublishedFamily, TokenCheckpoint
+from lanternbench.models.family import Family, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of
 from lanternbench.models.loading import Json, State
 from lanternbench.models.target import Options
@@ -175,6 +175,6 @@ class JanusCheckpoint(TokenCheckpoint[JanusConfig]):
 
 
 @register("target", "janus")
-class JanusFamily(PublishedFamily):
+class JanusFamily(Family):
     checkpoint = JanusCheckpoint
     defaults: ClassVar[Options] = {"l_k": 10, "width_range": (3, 40)}

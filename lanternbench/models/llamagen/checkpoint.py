@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
 from lanternbench.models.entries import DIGESTED, Entry, catalogue, fingerprint
-from lanternbench.models.family import Checkpoint, PublishedFamily
+from lanternbench.models.family import Checkpoint, Family
 from lanternbench.models.grids import Grid, grid_of, size
 from lanternbench.models.key_names import OFFICIAL, split
 from lanternbench.models.loading import explain_errors, random_net, read_state
@@ -435,7 +435,7 @@ class LlamaGenCheckpoint(Checkpoint[LlamaGenConfig]):
 
 
 @register("target", "llamagen")
-class LlamaGenFamily(PublishedFamily):
+class LlamaGenFamily(Family):
     checkpoint = LlamaGenCheckpoint
     needs = ("model", "vq", "text")
     # LANTERN++'s tree, and ADT-Tree's bounds for LlamaGen

@@ -25,7 +25,7 @@ from lanternbench.models.chameleon.checkpoint import (
     described_decoder,
     size_units,
 )
-from lanternbench.models.family import PublishedFamily, TokenCheckpoint
+from lanternbench.models.family import Family, TokenCheckpoint
 from lanternbench.models.grids import Grid
 from lanternbench.models.loading import Json, State, read_config, read_state
 from lanternbench.models.movq import MoVQ, from_movq
@@ -149,6 +149,6 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
 
 
 @register("target", "lumina-mgpt-2")
-class Lumina2Family(PublishedFamily):
+class Lumina2Family(Family):
     checkpoint = Lumina2Checkpoint
     defaults = DIALECTS["lumina"].options
