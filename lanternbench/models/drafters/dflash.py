@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.drafters.eagle import counted_layers, wrong_width
+from lanternbench.models.drafters.eagle import counted_layers, unread_states
 from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.loading import (
     State,
@@ -122,11 +122,7 @@ class DFlash(Direct):
 
     def misfit(self, target: Target) -> str | None:
         """Return why it cannot draft for ``target``, as a clause; None if it can."""
-        deepest = max(self.depths, default=0)
-        layers = target.model.config.n_layer
-        if deepest > layers:
-            return f"it reads states after {deepest} layers, the target has {layers}"
-        return wrong_width(self.config.dim, target)
+        return unread_states(target, self.config.dim, self.depths)
 
 
 class Medusa(nn.Module):
@@ -149,7 +145,7 @@ class Medusa(nn.Module):
 
     def misfit(self, target: Target) -> str | None:
         """Return why it cannot draft for ``target``, as a clause; None if it can."""
-        return wrong_width(self.weight.shape[-1], target)
+        return unread_states(target, self.weight.shape[-1])
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The target's last hidden states [..., dim] -> inputs of the output head [..., heads,

@@ -43,8 +43,14 @@ if TYPE_CHECKING:
     from lanternbench.models.target import Target
 
 
-def wrong_width(dim: int, target: Target) -> str | None:
-    """Return why a drafter that reads hidden states ``dim`` wide cannot draft for ``target``."""
+def unread_states(target: Target, dim: int, depths: Depths = ()) -> str | None:
+    """Return why a drafter that reads hidden states ``dim`` wide, also after so many layers, cannot
+    draft for ``target``, as a clause; None if it can.
+    """
+    deepest = max(depths, default=0)
+    layers = target.model.config.n_layer
+    if deepest > layers:
+        return f"it reads states after {deepest} layers, the target has {layers}"
     width = target.model.config.dim
     if dim == width:
         return None
@@ -147,7 +153,7 @@ class Eagle(Direct):
 
     def misfit(self, target: Target) -> str | None:
         """Return why it cannot draft for ``target``, as a clause; None if it can."""
-        return wrong_width(self.config.dim, target)
+        return unread_states(target, self.config.dim)
 
     def fused(self) -> Eagle:
         """Return an EAGLE-3 drafter that, before training, drafts the same as this EAGLE-1 one."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lanternbench.errors import UserError
 from lanternbench.models.decoder import ImageDecoder
-from lanternbench.models.drafters.eagle import counted_layers, wrong_width
+from lanternbench.models.drafters.eagle import counted_layers, unread_states
 from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.key_names import from_published, rotary_pairs, to_published
 from lanternbench.models.loading import (
@@ -90,10 +90,7 @@ class FlashAR(Stack):
 
     def misfit(self, target: Target) -> str | None:
         """Return why it cannot draw for ``target``, as a clause; None if it can."""
-        depth = target.model.config.n_layer
-        if self.start > depth:
-            return f"it reads states after {self.start} layers, the target has {depth}"
-        return wrong_width(self.config.dim, target)
+        return unread_states(target, self.config.dim, (self.start,))
 
 
 def to_file(net: FlashAR, model: ImageDecoder) -> State:
