@@ -312,14 +312,11 @@ def read_config(path: Path) -> Json:
     """Return the content of a config.json or params.json.  Raises UserError."""
     if wrong := damage(path):
         raise UserError(f"{path} {wrong}")
-    try:
+    fix = f"use the {path.name} published with the weights"
+    with explain_errors(f"cannot read {path}", fix):
         if path.is_file() and path.stat().st_size > MAX_CONFIG:
             raise ValueError("it is too large")
         return read_object(path)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read {path} ({error}); use the {path.name} published with the weights"
-        ) from None
 
 
 def dtype_for(device: str) -> torch.dtype:

@@ -57,7 +57,8 @@ class TokenDecoderConfig(DecoderConfig):
         fill gaps.
 
         ``allowed``: variants that make no difference.  Raises UserError for others of
-        ``VARIANTS``, which no published model of this kind uses, and for a size that is absent.
+        ``VARIANTS``, which no published model of this kind uses, and KeyError for a size that is
+        absent.
         """
         rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
         for name in variants(text, rope):
@@ -68,23 +69,18 @@ class TokenDecoderConfig(DecoderConfig):
                     f"config.json asks for {asked}, which no {family} uses: "
                     "use the original checkpoint"
                 )
-        try:
-            return {
-                "dim": text["hidden_size"],
-                "n_layer": text["num_hidden_layers"],
-                "n_head": text["num_attention_heads"],
-                "hidden": text["intermediate_size"],
-                "n_kv_head": text.get("num_key_value_heads") or 0,
-                "head_width": text.get("head_dim") or 0,
-                "vocab_size": text["vocab_size"],
-                "positions": max(text.get("max_position_embeddings", 0), cls.positions),
-                "rope_base": rope.get("rope_theta") or text.get("rope_theta") or cls.rope_base,
-                "norm_eps": text.get("rms_norm_eps", cls.norm_eps),
-            }
-        except KeyError as missing:
-            raise UserError(
-                f"config.json has no {missing}; use the one published with the weights"
-            ) from None
+        return {
+            "dim": text["hidden_size"],
+            "n_layer": text["num_hidden_layers"],
+            "n_head": text["num_attention_heads"],
+            "hidden": text["intermediate_size"],
+            "n_kv_head": text.get("num_key_value_heads") or 0,
+            "head_width": text.get("head_dim") or 0,
+            "vocab_size": text["vocab_size"],
+            "positions": max(text.get("max_position_embeddings", 0), cls.positions),
+            "rope_base": rope.get("rope_theta") or text.get("rope_theta") or cls.rope_base,
+            "norm_eps": text.get("rms_norm_eps", cls.norm_eps),
+        }
 
 
 def variants(text: Json, rope: Json) -> list[str]:

@@ -6,13 +6,13 @@ after them; these are no part of the ``tokenizers`` object, which would take min
 """
 
 import base64
-import binascii
 from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from lanternbench.errors import UserError
+from lanternbench.models.loading import explain_errors
 from lanternbench.utils.damage import damage
 
 MERGED = 151_643  # tokens of the table
@@ -38,12 +38,10 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     if wrong := damage(path):
         raise UserError(f"{path} {wrong}")
     ranks: dict[bytes, int] = {}
-    try:
+    with explain_errors(f"{path} is no table of merges", "use the published one"):
         for line in path.read_bytes().splitlines():
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
-    except (OSError, ValueError, binascii.Error) as error:
-        raise UserError(f"{path} is no table of merges ({error}): use the published one") from None
     if sorted(ranks.values()) != list(range(MERGED)):
         raise UserError(
             f"{path} has {len(ranks):,} tokens, Emu3's table {MERGED:,}: use the published one"

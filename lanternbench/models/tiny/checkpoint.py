@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -112,14 +112,10 @@ def read(path: Path) -> tuple[State, Json]:
     """Return the tensors and header of a bundled file.  Raises UserError if it is missing or
     damaged.
     """
-    try:
-        with safe_open(path, "pt") as file:
-            meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
-            return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot read {path} ({error}): reinstall, or run `lanternbench train tiny`"
-        ) from None
+    fix = "reinstall, or run `lanternbench train tiny`"
+    with explain_errors(f"cannot read {path}", fix), safe_open(path, "pt") as file:
+        meta = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+        return {k: file.get_tensor(k) for k in file.keys()}, meta  # noqa: SIM118
 
 
 def _llamagen(path: Path, device: str, dtype: torch.dtype) -> LlamaGen:
