@@ -39,7 +39,7 @@ from lanternbench.models.chameleon.checkpoint import (
 )
 from lanternbench.models.entries import entry
 from lanternbench.models.key_names import from_published
-from lanternbench.models.loading import load_into
+from lanternbench.models.loading import explain_errors, load_into
 from lanternbench.models.target import truncated
 from lanternbench.models.token_decoder import IdTokeniser, padded
 from lanternbench.models.vq import VQConfig, VQModel, from_vqgan
@@ -63,7 +63,8 @@ NAMES = {
 
 
 def config_from_hf(config: dict[str, Any]) -> ChameleonConfig:
-    return ChameleonFamily().at(entry("anole-7b"), None, "cpu").described(config)
+    with explain_errors("config.json is no config of Chameleon"):
+        return ChameleonFamily().at(entry("anole-7b"), None, "cpu").described(config)
 
 
 def tiny(cfg: ChameleonConfig = TINY) -> Chameleon:
