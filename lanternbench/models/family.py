@@ -58,12 +58,11 @@ def drafter_at(
     """
     code = kind_of(loading.read_state(path)).code
     drafter: Drafter = code.load(path, model, device, dtype or model.dtype)
-    config = folder_of(path) / "config.json"
-    named = layers_named(loading.read_config(config)) if config.is_file() else None
+    named = layers_named(loading.config_next_to(path))
     read = [*drafter.aux_layers(model), model.config.n_layer]
     if named is not None and named not in (read, read[:-1]):
         raise UserError(
-            f"{config} says that the drafter reads the target's states after the layers {named}, "
+            f"{folder_of(path) / 'config.json'} says that the drafter reads the target's states after the layers {named}, "
             f"but this one is run on those after {read}: it cannot be used"
         )
     return drafter

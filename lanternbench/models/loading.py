@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from lanternbench.errors import UserError
 from lanternbench.models.key_names import AbsentPartError
+from lanternbench.models.places import folder_of
 from lanternbench.models.state_files import State, mappable, read_state, state_files
 from lanternbench.utils.damage import damage
 from lanternbench.utils.device import hardware, has_bfloat16
@@ -317,6 +318,12 @@ def read_config(path: Path) -> Json:
         if path.is_file() and path.stat().st_size > MAX_CONFIG:
             raise ValueError("it is too large")
         return read_object(path)
+
+
+def config_next_to(weights: Path) -> Json:
+    """Return the content of the config.json in the folder of weights, or nothing."""
+    path = folder_of(weights) / "config.json"
+    return read_config(path) if path.is_file() else {}
 
 
 def dtype_for(device: str) -> torch.dtype:

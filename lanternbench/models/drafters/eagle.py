@@ -22,10 +22,10 @@ from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.key_names import TABLE, from_published, rotary_pairs, to_published
 from lanternbench.models.loading import (
     State,
+    config_next_to,
     count_layers,
     explain_errors,
     load_layers,
-    read_config,
     read_state,
 )
 from lanternbench.models.places import folder_of
@@ -231,14 +231,11 @@ def published_eps(path: Path, config: DecoderConfig) -> float:
 
     Raises UserError if the drafter has another number of heads.
     """
-    file = folder_of(path) / "config.json"
-    if not file.is_file():
-        return config.norm_eps
-    published = read_config(file)
+    published = config_next_to(path)
     heads = published.get("num_attention_heads", config.n_head)
     if heads != config.n_head:
         raise UserError(
-            f"{file}: the drafter has {heads} attention heads but the target has"
+            f"{folder_of(path) / 'config.json'}: the drafter has {heads} attention heads but the target has"
             f" {config.n_head}: give another"
         )
     return published.get("rms_norm_eps") or config.norm_eps

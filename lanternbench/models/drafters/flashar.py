@@ -21,13 +21,12 @@ from lanternbench.models.drafters.kinds import Sizes
 from lanternbench.models.key_names import from_published, rotary_pairs, to_published
 from lanternbench.models.loading import (
     State,
+    config_next_to,
     count_layers,
     explain_errors,
     load_into,
-    read_config,
     read_state,
 )
-from lanternbench.models.places import folder_of
 from lanternbench.models.transformer import DecoderConfig, Depths, Stack
 
 if TYPE_CHECKING:
@@ -136,16 +135,13 @@ def load(path: Path, model: ImageDecoder, device: str, dtype: torch.dtype) -> Fl
     state = read_state(path)
     decoder = model.config.decoder
     with explain_errors(f"{path} holds no FlashAR branch of this target"):
-        start = state.pop(START, None)
         state = {key: value for key, value in state.items() if not key.startswith("backbone.")}
         for theirs, ours in RENAMED.items():
             state = {key.replace(theirs, ours): value for key, value in state.items()}
         state = from_published(state, halves=decoder if model.rotates_halves else None)
         layers = count_layers(state)
-        depth = model.config.n_layer - layers if start is None else int(start)
-        config_file = folder_of(path) / "config.json"
-        if start is None and config_file.is_file():
-            depth = int(read_config(config_file).get(START, depth))
+        start = config_next_to(path).get(START, model.config.n_layer - layers)
+        depth = int(state.pop(START, start))
         head = state["vertical_head.weight"]
         if len(head) > model.config.vocab_size:
             state["vertical_head.weight"] = head[model.image_ids.cpu()]

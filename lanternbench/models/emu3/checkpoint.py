@@ -22,9 +22,8 @@ from lanternbench.errors import UserError
 from lanternbench.models.emu3.tiktoken import FIRST_IMAGE_ID, read_tokeniser
 from lanternbench.models.family import Family, TokenCheckpoint
 from lanternbench.models.grids import Grid, grid_of, written
-from lanternbench.models.loading import Json, State, explain_errors, read_config, read_state
+from lanternbench.models.loading import Json, State, config_next_to, explain_errors, read_state
 from lanternbench.models.movq import VideoMoVQ, from_movq
-from lanternbench.models.places import folder_of
 from lanternbench.models.token_decoder import (
     IdTokeniser,
     PromptFrame,
@@ -155,11 +154,12 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     def vq_config(self) -> VQConfig:
         """IBQ's published sizes, unless the row or a config.json with the weights has others."""
         config = replace(IBQ, **self.vq_shape)
-        path = folder_of(self.files.get("vq")) / "config.json"
-        if self.is_random or not path.is_file():
+        if self.is_random:
             return config
-        with explain_errors(f"{path} is no configuration of an image tokeniser"):
-            return VQConfig.described(read_config(path), config)
+        where = self.files.get("vq")
+        reason = f"the config.json of {where} is no configuration of an image tokeniser"
+        with explain_errors(reason):
+            return VQConfig.described(config_next_to(where), config)
 
     def new_vq(self) -> VQModel | VideoMoVQ:
         if self.dialect.ibq:

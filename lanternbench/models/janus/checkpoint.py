@@ -138,24 +138,16 @@ class JanusCheckpoint(TokenCheckpoint[JanusConfig]):
     def described(self, config: Json) -> JanusConfig:
         """Either layout's config.json; what it leaves out has transformers' default for Llama."""
         check_type(config, self.title, "janus", "multi_modality")
-        if config["model_type"] == "multi_modality":
-            text = config.get("language_config") or {}
-            vq = (config.get("gen_vision_config") or {}).get("params") or {}
-            codes = vq.get("image_token_size", JanusConfig.vocab_size)
-            code_dim = vq.get("n_embed", JanusConfig.code_dim)
-            grid = JanusConfig.grid
-        else:
-            text = config.get("text_config") or {}
-            vq = config.get("vq_config") or {}
-            codes = vq.get("num_embeddings", JanusConfig.vocab_size)
-            code_dim = vq.get("embed_dim", JanusConfig.code_dim)
-            pixels = (config.get("vision_config") or {}).get("image_size", 384)
-            grid = grid_of(pixels // PATCH)
+        text = config.get("language_config") or config.get("text_config") or {}
+        vq = (config.get("gen_vision_config") or {}).get("params") or config.get("vq_config") or {}
+        codes = vq.get("image_token_size") or vq.get("num_embeddings", JanusConfig.vocab_size)
+        code_dim = vq.get("n_embed") or vq.get("embed_dim", JanusConfig.code_dim)
+        pixels = (config.get("vision_config") or {}).get("image_size", 384)
         # its text head is not used
         fields = JanusConfig.llama_fields(_LLAMA | text, allowed=("tie_word_embeddings",))
         fields["prompt_ids"] = fields["vocab_size"]
         fields["vocab_size"] = codes
-        return JanusConfig(**fields, grid=grid, code_dim=code_dim)
+        return JanusConfig(**fields, grid=grid_of(pixels // PATCH), code_dim=code_dim)
 
     def renamed(self, state: State) -> State:
         """The parts that read images and the text head are left out."""
