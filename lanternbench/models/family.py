@@ -62,8 +62,8 @@ def drafter_at(
     read = [*drafter.aux_layers(model), model.config.n_layer]
     if named is not None and named not in (read, read[:-1]):
         raise UserError(
-            f"{folder_of(path) / 'config.json'} says that the drafter reads the target's states after the layers {named}, "
-            f"but this one is run on those after {read}: it cannot be used"
+            f"{folder_of(path) / 'config.json'} says that the drafter reads the target's states "
+            f"after the layers {named}, but this one is run on those after {read}: it cannot be used"
         )
     return drafter
 
@@ -348,12 +348,12 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
             return replace(self.described(published), **self.decoder_shape)
 
     def named_image_ids(self) -> Tensor:
-        """Return the prompt id of each image token [V]: by default by the names in the tokeniser."""
+        """Return the prompt id of each image token [V]: by default by names in the tokeniser."""
         return image_ids(self.tokeniser_class(self.tokeniser).names, self.image_number)
 
     @cached_property
     def image_ids(self) -> Tensor | None:
-        """The prompt id of each image token [V]; None if they have none, or with random weights."""
+        """The prompt id of each image token [V]; None without one, and with random weights."""
         return None if self.is_random else self.named_image_ids()
 
     @cached_property

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 def unread_states(target: Target, dim: int, depths: Depths = ()) -> str | None:
-    """Return why a drafter that reads hidden states ``dim`` wide, also after so many layers, cannot
-    draft for ``target``, as a clause; None if it can.
+    """Return why a drafter that reads hidden states ``dim`` wide, also after ``depths`` layers,
+    cannot draft for ``target``, as a clause; None if it can.
     """
     deepest = max(depths, default=0)
     layers = target.model.config.n_layer
@@ -235,8 +235,8 @@ def published_eps(path: Path, config: DecoderConfig) -> float:
     heads = published.get("num_attention_heads", config.n_head)
     if heads != config.n_head:
         raise UserError(
-            f"{folder_of(path) / 'config.json'}: the drafter has {heads} attention heads but the target has"
-            f" {config.n_head}: give another"
+            f"{folder_of(path) / 'config.json'}: the drafter has {heads} attention heads but the "
+            f"target has {config.n_head}: give another"
         )
     return published.get("rms_norm_eps") or config.norm_eps
 
