@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -107,6 +108,7 @@ def load_layers(
     return _filled(make, layers, path, layers.moved, device, strict)
 
 
+@dataclass
 class Layers:
     """The tensors of a checkpoint, converted layer by layer; those of no layer come together.
 
@@ -114,12 +116,12 @@ class Layers:
     disk is opened anew for each layer.
     """
 
-    def __init__(self, path: Path, convert: Convert, device: str, dtype: torch.dtype):
-        self.path = path
-        self.convert = convert
-        self.device = device
-        self.dtype = dtype
-        self.on_disk: set[int] = set()  # storages of the current layer that lie in the file
+    path: Path
+    convert: Convert
+    device: str
+    dtype: torch.dtype
+    # storages of the current layer that lie in the file
+    on_disk: set[int] = field(default_factory=set)
 
     def moved(self, value: Tensor) -> Tensor:
         """Return a tensor on the device, copied only where it would stay in the file."""

@@ -210,6 +210,7 @@ def clean(caption: str) -> str:
     return re.sub(r"\s+", " ", text).strip().strip("'_,-:;+ ")
 
 
+@dataclass(eq=False)
 class T5Features:
     """Captions -> Flan-T5-XL's features [B, length, 2048] and mask [B, length], right-padded.
 
@@ -219,15 +220,12 @@ class T5Features:
     end-to-end times can count them.
     """
 
+    folder: Path
+    length: int
+    device: str
+    dtype: torch.dtype
+    width: int  # of the features that the decoder reads
     layers: int = FLAN_T5_XL["num_layers"]
-
-    def __init__(self, folder: Path, length: int, device: str, dtype: torch.dtype, width: int):
-        """``width``: that of the features that the decoder reads."""
-        self.folder = folder
-        self.length = length
-        self.device = device
-        self.dtype = dtype
-        self.width = width
 
     @cached_property
     def store(self) -> Path:
