@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lanternbench.engine.cache import raster
 from lanternbench.engine.opening import slot_embeddings
 from lanternbench.engine.row_ends import token_in
 from lanternbench.models.decoder import prefix_mask
@@ -285,13 +284,13 @@ def block_read(
     model = target.model
     states = target_states(target, prefix, tokens, net.depths)
     length = tokens.shape[1]
-    has_row_ends = bool(target.row_width)
-    prefix_length = states.shape[1] + 1 - target.image_slots + has_row_ends
-    capacity = prefix_length + target.image_slots + net.block * (1 + has_row_ends)
-    layout = raster(length, target.row_width, prefix_length, 0, capacity, tokens.device)
-    slots = layout.slot_of[1 : length + net.block + 1]
-    before_image = torch.arange(prefix_length - 1, device=tokens.device)
-    places = torch.cat([before_image, slots[:length] - 1])
+    prompt = torch.arange(prefix.valid.shape[1], device=tokens.device)
+    token = torch.arange(length + net.block, device=tokens.device)
+    slots = len(prompt) + token
+    if target.row_width:
+        row_ends_before = token // target.row_width
+        slots = slots + row_ends_before
+    places = torch.cat([prompt[:-1], slots[:length] - 1])
     positions = torch.cat([places, slots]).clamp(max=len(model.rope) - 1)
     rows_per_image = len(states) // len(tokens)
     anchors = model.tok_embeddings(tokens).repeat(rows_per_image, 1, 1)
