@@ -55,13 +55,11 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
     past_prefix = (0, n - valid.shape[1])
     keys = F.pad(valid.bool(), past_prefix, value=True)  # [B, n]
     causal = torch.ones(n, n, dtype=torch.bool, device=valid.device).tril()
+    seen_by_pads = torch.eye(n, dtype=torch.bool, device=valid.device)
     if pad_rows == "uniform":
         caption = F.pad(valid.bool(), past_prefix)
-        seen = causal & keys[:, None]
         seen_by_pads = causal | caption[:, None]
-        return torch.where(keys[..., None], seen, seen_by_pads)[:, None]
-    itself = torch.eye(n, dtype=torch.bool, device=valid.device)
-    return (causal & keys[:, None] | itself)[:, None]
+    return torch.where(keys[..., None], causal & keys[:, None], seen_by_pads)[:, None]
 
 
 class ImageDecoder(Stack):

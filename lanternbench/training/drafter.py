@@ -170,12 +170,12 @@ def initial_drafter(target: Target, plan: Plan) -> Drafter:
     """
     model = target.model
     torch.manual_seed(plan.seed)
+    kind = BY_RECIPE[plan.recipe]
     if plan.start is None:
-        kind = BY_RECIPE[plan.recipe]
         fresh: Drafter = kind.code.untrained(model, kind.name, plan.sizes)
         return fresh.to(target.device)
     net = drafter_at(plan.start, model, str(target.device), torch.float32)
-    if net.kind not in BY_RECIPE[plan.recipe].starts:
+    if net.kind not in (kind.name, *kind.starts):
         raise UserError(
             f"{plan.start} holds a drafter of kind {net.kind}, of which {plan.recipe} makes none: "
             "give another --recipe or --start"
@@ -212,7 +212,7 @@ def sample_images(
             done = start * target.length + tokens
             progress(done, len(prompts) * target.length, "image tokens of samples")
 
-        def make(start: int = start, shard: Sequence[Prompt] = shard) -> bytes:
+        def make(shard: Sequence[Prompt] = shard) -> bytes:
             file = io.BytesIO()
             torch.save(images(decoder, shard, plan.seed, on_step), file)
             return file.getvalue()

@@ -169,13 +169,13 @@ def shape(config: DecoderConfig, layers: int) -> DecoderConfig:
     )
 
 
-def spread(n_layer: int, count: int = 5) -> Depths:
-    """Return the numbers of the target's layers to read: the layers with the ids
-    round(1 + i(N − 4)/(L − 1)); fewer for a small target.
+def spread(n_layer: int) -> Depths:
+    """Return the numbers of the target's layers to read: the five with the ids
+    round(1 + i(N − 4)/4); fewer for a small target.
     """
     if n_layer <= 4:
         return tuple(range(1, n_layer))
-    ids = {round(1 + i * (n_layer - 4) / (count - 1)) for i in range(count)}
+    ids = {round(1 + i * (n_layer - 4) / 4) for i in range(5)}
     return tuple(sorted(1 + i for i in ids))
 
 

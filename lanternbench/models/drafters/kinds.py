@@ -25,7 +25,7 @@ class DrafterKind(NamedTuple):
     module: str = ""
     tensor: str = ""  # in its files, and in those of no other kind
     recipe: str = ""  # name of the training that makes it
-    starts: tuple[str, ...] = ()  # kinds that this training can go on from
+    starts: tuple[str, ...] = ()  # other kinds that this training can go on from
     is_bundled: bool = True  # with the bundled target
 
     @property
@@ -33,16 +33,15 @@ class DrafterKind(NamedTuple):
         return import_module(self.module)
 
 
-EAGLE = DrafterKind("eagle", f"{__package__}.eagle", recipe="eagle-1", starts=("eagle",))
+EAGLE = DrafterKind("eagle", f"{__package__}.eagle", recipe="eagle-1")
 _ROWS = (
     EAGLE,
-    DrafterKind("eagle-3", f"{__package__}.eagle", recipe="eagle-3", starts=("eagle", "eagle-3")),
+    DrafterKind("eagle-3", f"{__package__}.eagle", recipe="eagle-3", starts=("eagle",)),
     DrafterKind(
         "dflash",
         f"{__package__}.dflash",
         tensor="target_layers",
         recipe="dflash",
-        starts=("dflash",),
         is_bundled=False,
     ),
     DrafterKind(
@@ -50,7 +49,6 @@ _ROWS = (
         f"{__package__}.flashar",
         tensor="hv_gate_mlp.0.weight",
         recipe="flashar",
-        starts=("flashar",),
         is_bundled=False,
     ),
     DrafterKind("model"),  # a target by itself
