@@ -231,11 +231,12 @@ def read_tokens(path: Path, shape: tuple[int, int], vocab: int) -> Tensor:
     """Return tokens of this shape from a file of samples.  Raises UserError if it holds anything
     else.
     """
-    tokens = loop.load_saved(path)
-    if not isinstance(tokens, Tensor) or tokens.shape != shape or tokens.dtype != torch.int16:
-        raise loop.damaged(path, f"it holds no tokens of {shape[0]} images")
-    if tokens.min() < 0 or tokens.max() >= vocab:
-        raise loop.damaged(path, f"it has tokens beyond the vocabulary of {vocab}")
+    tokens: Tensor = loop.load_saved(path)
+    with loop.explain_damage(path):
+        if tokens.shape != shape or tokens.dtype != torch.int16:
+            raise ValueError(f"it holds no tokens of {shape[0]} images")
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            raise ValueError(f"it has tokens beyond the vocabulary of {vocab}")
     return tokens
 
 

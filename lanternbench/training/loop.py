@@ -5,13 +5,14 @@ its optimisers.
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lanternbench.errors import UserError
+from lanternbench.models.loading import explain_errors
 from lanternbench.utils.files import WORK, replacing
 
 Step = Callable[[int], dict[str, Tensor]]
@@ -45,16 +46,13 @@ def load_saved(path: Path) -> Any:
     """Return what ``save_atomically`` wrote.  Raises UserError for a file that is damaged, or holds
     anything but tensors.
     """
-    try:
+    with explain_damage(path):
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the bytes of a damaged file make of the unpickler
-        raise damaged(path, error) from None
 
 
-def damaged(path: Path, cause: object) -> UserError:
-    """Return the error for a file of an interrupted training that cannot be used."""
-    text = " ".join(str(cause).split())[:200] or type(cause).__name__
-    return UserError(f"{path} is damaged ({text}): delete it, and it is made again, or {WORK}")
+def explain_damage(path: Path) -> AbstractContextManager[None]:
+    """Turn exceptions of code that reads a file of an interrupted training into a UserError."""
+    return explain_errors(f"{path} is damaged", f"delete it, and it is made again, or {WORK}")
 
 
 def optimizers(model: nn.Module, lr: float, muon_lr: float | None = None) -> Optimizers:
@@ -193,12 +191,10 @@ def _resume(path: Path, model: nn.Module, optims: Optimizers) -> tuple[int, dict
     Raises UserError if it is damaged, or of another training.
     """
     state = load_saved(path)
-    try:
+    with explain_damage(path):
         model.load_state_dict(state["model"])
         for optim, saved in zip(optims, state["optims"], strict=True):
             optim.load_state_dict(saved)
             if not all("initial_lr" in group for group in optim.param_groups):
                 raise KeyError("initial_lr")
         return int(state["step"]), dict(state.get("losses", {}))
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise damaged(path, error) from None

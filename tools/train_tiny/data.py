@@ -32,12 +32,10 @@ def images(folder: Path, count: int) -> np.ndarray:
             array = np.concatenate(list(blocks))
         with replacing(path, WORK) as file:
             np.save(file, array)
-    try:
+    with loop.explain_damage(path):
         found = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise loop.damaged(path, error) from None
-    if found.shape != (count, 64, 64, 3) or found.dtype != np.uint8:
-        raise loop.damaged(path, f"it holds no {count} scenes")
+        if found.shape != (count, 64, 64, 3) or found.dtype != np.uint8:
+            raise ValueError(f"it holds no {count} scenes")
     return found
 
 

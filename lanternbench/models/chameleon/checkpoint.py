@@ -113,10 +113,9 @@ def size_id(pixels: int) -> int:
 
 def check_sizes(names: dict[str, int]) -> None:
     """Raise UserError for a vocabulary that gives row ends and sizes other ids."""
-    known = {"<reserved08799>": ROW_END}
-    for units in (16, 24, 32):
-        known[f"<reserved{8800 + units:05d}>"] = SIZE_ZERO + units
-    for name, wanted in known.items():
+    for number in (8799, 8816, 8824, 8832):  # the row end, and sizes of 512, 768 and 1024 pixels
+        name = f"<reserved{number:05d}>"
+        wanted = number + 4
         found = names.get(name, wanted)
         if found != wanted:
             raise UserError(
