@@ -109,8 +109,7 @@ class DFlash(Direct):
         count = inputs or self.block
         context = x[:, :-count]
         x = x[:, -count:]
-        if self.group > 1 or x.is_cuda:
-            mask = mask_of_heads(mask, self.group)
+        mask = mask_of_heads(mask, self.group)
         for layer in self.layers:
             x = layer(x, context, rope, mask, put)
         return self.norm(x)
