@@ -51,17 +51,15 @@ def fused(state: State) -> State:
     result = dict(state)
     for whole, parts in (*HF.items(), *OFFICIAL.items()):
         for key in state:
-            if key not in result or not any(f"{part}." in key for part in parts):
+            part = next((part for part in parts if f"{part}." in key), None)
+            if part is None or key not in result:
                 continue
-            for part in parts:
-                key = key.replace(part, whole)
-            pieces = []
-            for part in parts:
-                name = key.replace(whole, part)
+            names = [key.replace(part, other) for other in parts]
+            for name in names:
                 if name not in result:
                     raise AbsentPartError(name)
-                pieces.append(result.pop(name))
-            result[key] = torch.cat(pieces)
+            pieces = [result.pop(name) for name in names]
+            result[key.replace(part, whole)] = torch.cat(pieces)
     return result
 
 
@@ -100,19 +98,14 @@ def from_published(
     for key, value in fused(state).items():
         if key.endswith(_COMPUTED):
             continue
-        result[our_name(key, prefixes)] = value
+        for theirs, ours in _RENAMED.items():
+            key = key.replace(theirs, ours)
+        if prefixes is not None:
+            key = key.removeprefix(next(filter(key.startswith, prefixes), ""))
+            key = key.replace("horizontal_head", "lm_head")  # FlashAR's name
+            key = key.replace("lm_head", "output")
+        result[key] = value
     return result
-
-
-def our_name(key: str, prefixes: tuple[str, ...] | None) -> str:
-    """Return our name of a published one; ``prefixes`` as in ``from_published``."""
-    for theirs, ours in _RENAMED.items():
-        key = key.replace(theirs, ours)
-    if prefixes is None:
-        return key
-    prefix = next(filter(key.startswith, prefixes), "")
-    key = key.removeprefix(prefix).replace("horizontal_head", "output")  # FlashAR's name
-    return key.replace("lm_head", "output")
 
 
 def to_published(state: State) -> State:

@@ -92,7 +92,6 @@ def small_target(
         family="llamagen",
         about="",
         shape=SMALL | {"n_layer": layers},
-        guidance=3.0,
         top_k=32,
     )
     target = without_encoder(LlamaGenFamily().random_target(row, device, dtype))
