@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from lanternbench.errors import UserError, unknown
 from lanternbench.models import MODULES
@@ -44,11 +44,7 @@ BLOCK = 2**16
 BLOCKS = 256
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Expected(_Row):
+class Expected(BaseModel, extra="forbid", frozen=True):
     """A published lower limit of how often the first drafted token is accepted on trees of kind
     ``tree``.
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from lanternbench.errors import UserError
 from lanternbench.models.drafters.kinds import FILED
@@ -37,14 +37,12 @@ TRAINING_STATE = re.compile(
 SHARD = re.compile(r"(.*?)[-.](\d+)-of-(\d+)\.\w+")
 
 
-class Source(BaseModel):
+class Source(BaseModel, extra="forbid", frozen=True):
     """Files of one repository on the Hugging Face hub; names may be patterns.
 
     ``folders``: other places of the same files, relative to the folder of a target, in clones and
     in the trees that the published code asks for.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     repo: str
     files: tuple[str, ...]
