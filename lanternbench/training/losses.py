@@ -64,8 +64,6 @@ class Feed(NamedTuple):
 
     def of_tokens(self, x: Tensor) -> Tensor:
         """x [R, S − 1, …] for slots 1 … S − 1 -> [R, L − 1, …] for tokens 1 … L − 1."""
-        if not self.row_width:
-            return x
         is_row_end = token_in(self.slots, self.row_width)[1]
         return x[:, ~is_row_end]
 
@@ -251,9 +249,8 @@ def losses(
     for level, feature in enumerate(drafted.deeper, start=1):
         slot = drafted.at + level + 1 - prefix
         token, is_row_end = token_in(slot, fed.row_width)
-        if fed.row_width:
-            token = token[~is_row_end]
-            feature = feature[:, ~is_row_end]
+        token = token[~is_row_end]
+        feature = feature[:, ~is_row_end]
         level_loss, accepted = divergence(logits(feature), wanted[:, token - 1])
         loss = loss + FALL**level * level_loss
         found[f"accept-{level + 1}"] = accepted
