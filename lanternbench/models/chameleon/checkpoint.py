@@ -44,16 +44,6 @@ PIXELS = 16  # a side of one image token
 # in pixels
 LUMINA = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
-_PARAMS = {  # transformers' names in a config.json -> Meta's in params.json
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "vocab_size": "vocab_size",
-    "num_key_value_heads": "n_kv_heads",
-    "rope_theta": "rope_theta",
-    "rms_norm_eps": "norm_eps",
-    "swin_norm": "swin_norm",
-}
 
 
 @dataclass(frozen=True)
@@ -69,19 +59,21 @@ class Chameleon(TokenDecoder):
 
 
 def from_params(params: Json) -> Json:
-    """Meta's params.json -> the entries of a config.json.  Raises KeyError for absent ones."""
+    """Meta's params.json -> fields of a ``ChameleonConfig``.  Raises KeyError for absent ones."""
     model = params.get("model", params)
     multiple = model.get("multiple_of", 256)
     width = int(model.get("ffn_dim_multiplier", 1.0) * int(8 * model["dim"] / 3))
-    config = {
-        "vocab_size": ChameleonConfig.vocab_size,
-        "intermediate_size": -(-width // multiple) * multiple,  # rounded up
-        "model_type": "chameleon",
+    return {
+        "dim": model["dim"],
+        "n_layer": model["n_layers"],
+        "n_head": model["n_heads"],
+        "n_kv_head": model.get("n_kv_heads") or 0,
+        "hidden": -(-width // multiple) * multiple,  # rounded up
+        "vocab_size": model.get("vocab_size") or ChameleonConfig.vocab_size,
+        "rope_base": model.get("rope_theta") or ChameleonConfig.rope_base,
+        "norm_eps": model.get("norm_eps") or ChameleonConfig.norm_eps,
+        "swin_norm": bool(model.get("swin_norm")),
     }
-    for theirs, ours in _PARAMS.items():
-        if model.get(ours):
-            config[theirs] = model[ours]
-    return config
 
 
 def described_decoder(config: Json, title: str) -> Json:
@@ -192,9 +184,9 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
         return meta if meta.is_file() and not hub.is_file() else hub
 
     def described(self, config: Json) -> ChameleonConfig:
-        if "model_type" not in config:
-            config = from_params(config)
-        return ChameleonConfig(**described_decoder(config, self.title))
+        if "model_type" in config:
+            return ChameleonConfig(**described_decoder(config, self.title))
+        return ChameleonConfig(**from_params(config))
 
     @cached_property
     def vq_config(self) -> VQConfig:
