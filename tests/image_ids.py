@@ -51,7 +51,7 @@ def published(codes: int = 8192) -> Vocabulary:
 
 def of_names(names: Mapping[str, int]) -> Vocabulary:
     return Vocabulary(
-        image_ids(names, ChameleonCheckpoint.image_number), {name: names[name] for name in SPECIAL}
+        image_ids(names, ChameleonCheckpoint.image_name), {name: names[name] for name in SPECIAL}
     )
 
 

@@ -7,6 +7,7 @@ parts a ``Checkpoint`` reads: ``TokenCheckpoint`` if prompts are ids.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -300,13 +301,7 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
     tokeniser_class: ClassVar[type[IdTokeniser]] = IdTokeniser
     # the published ids of the tokens around a caption, by name
     special: ClassVar[dict[str, int]] = {}
-
-    @staticmethod
-    def image_number(name: str) -> int | None:
-        """Return the index of the image token that the tokeniser calls ``name``; None for other
-        tokens.
-        """
-        return None
+    image_name: ClassVar[re.Pattern[str]]  # of image tokens, see ``image_ids``
 
     @property
     def named_tokens(self) -> dict[str, int]:
@@ -349,7 +344,7 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
 
     def named_image_ids(self) -> Tensor:
         """Return the prompt id of each image token [V]: by default by names in the tokeniser."""
-        return image_ids(self.tokeniser_class(self.tokeniser).names, self.image_number)
+        return image_ids(self.tokeniser_class(self.tokeniser).names, self.image_name)
 
     @cached_property
     def image_ids(self) -> Tensor | None:

@@ -5,7 +5,7 @@ Janus, Emu3), and their prompts.
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -25,6 +25,7 @@ from lanternbench.utils.damage import damage
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 BUCKETS = 4096  # ids of words without a tokeniser; the first is padding
 # entries of a config.json that change Llama's architecture
 VARIANTS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "rope_scaling", "hidden_act")
@@ -232,16 +233,17 @@ class WordIds(IdTokeniser):
         return [first + word_id(word) for word in words(f"{before}{caption}{after}")]
 
 
-def image_ids(names: Mapping[str, int], number: Callable[[str], int | None]) -> Tensor:
-    """Return the id of each image token in a vocabulary [V]; ``number``: its index by name.
+def image_ids(names: Mapping[str, int], image_name: re.Pattern[str]) -> Tensor:
+    """Return the id of each image token in a vocabulary [V].
 
-    Raises UserError for gaps.
+    ``image_name``: its names, with a group for its index, in digits or in letters from A for 0 to
+    J for 9.  Raises UserError for gaps.
     """
     found: list[tuple[int, int]] = []
     for name, token_id in names.items():
-        index = number(name)
-        if index is not None:
-            found.append((index, token_id))
+        if match := image_name.fullmatch(name):
+            digits = match[1].translate(_DIGITS)
+            found.append((int(digits) if digits.isdigit() else -1, token_id))
     indices, ids = torch.tensor(sorted(found)).view(-1, 2).T
     if not found or not torch.equal(indices, torch.arange(len(found))):
         raise UserError(

@@ -8,6 +8,7 @@ in LANTERN's layout), and ``vq`` (Meta's vqgan.ckpt) if the model's checkpoint h
 decoder.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,7 +44,6 @@ SIZE_ZERO = 8804  # the size id of n units is SIZE_ZERO + n
 PIXELS = 16  # a side of one image token
 # in pixels
 LUMINA = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"
-_DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
 @dataclass(frozen=True)
@@ -161,20 +161,11 @@ class ChameleonCheckpoint(TokenCheckpoint[ChameleonConfig]):
     finest_first = True
     vq_file = "Meta's vqgan.ckpt"
     special = SPECIAL
+    image_name = re.compile("IMGIMG(.*?)Z?")
 
     @property
     def dialect(self) -> Dialect:
         return dialect_of(self.row)
-
-    @staticmethod
-    def image_number(name: str) -> int | None:
-        """Return the number of an image token called IMGIMG…Z: the digits in it, A for 0 to J for
-        9; −1 if there is no number in it.
-        """
-        if not name.startswith("IMGIMG"):
-            return None
-        digits = name.removeprefix("IMGIMG").removesuffix("Z").translate(_DIGITS)
-        return int(digits) if digits.isdigit() else -1
 
     @property
     def config_file(self) -> Path:

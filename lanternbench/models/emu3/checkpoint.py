@@ -134,15 +134,11 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     finest_first = True
     vq_file = "BAAI/Emu3-VisionTokenizer"
     special = PUBLISHED
+    image_name = _VISUAL
 
     @property
     def dialect(self) -> Dialect:
         return DIALECTS[self.row.shape.get("dialect", "emu3")]
-
-    @staticmethod
-    def image_number(name: str) -> int | None:
-        match = _VISUAL.fullmatch(name)
-        return int(match[1]) if match else None
 
     def named_image_ids(self) -> Tensor:
         """Return ids by the names in a tokenizer.json; with the releases' table all after it."""
