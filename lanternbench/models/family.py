@@ -302,6 +302,7 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
     # the published ids of the tokens around a caption, by name
     special: ClassVar[dict[str, int]] = {}
     image_name: ClassVar[re.Pattern[str]]  # of image tokens, see ``image_ids``
+    row_end_name: ClassVar[str] = ""  # of the token after each row of an image, if there is one
 
     @property
     def named_tokens(self) -> dict[str, int]:
@@ -391,7 +392,7 @@ class TokenCheckpoint(Checkpoint[TokenConfig]):
     @property
     def row_end(self) -> int | None:
         """``Target.row_end``."""
-        return None
+        return self.text.ids.get(self.row_end_name)
 
     def complete(self, target: Target) -> None:
         frame = self.frame()

@@ -135,6 +135,7 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
     vq_file = "BAAI/Emu3-VisionTokenizer"
     special = PUBLISHED
     image_name = _VISUAL
+    row_end_name = ROW_END
 
     @property
     def dialect(self) -> Dialect:
@@ -181,10 +182,6 @@ class Emu3Checkpoint(TokenCheckpoint[Emu3Config]):
         before = [ids[BOS]]
         unconditional = [*before, *self.text.encode(self.dialect.negative), *after]
         return PromptFrame(before, after, unconditional, ids[PAD])
-
-    @property
-    def row_end(self) -> int:
-        return self.text.ids[ROW_END]
 
     def described(self, config: Json) -> Emu3Config:
         check_type(config, self.title, "emu3", "Emu3")

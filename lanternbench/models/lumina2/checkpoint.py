@@ -70,6 +70,7 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
     network = Chameleon
     configuration = Lumina2Config
     title = "Lumina-mGPT 2.0"
+    row_end_name = ROW_END
     vq_file = "movqgan_270M.ckpt of ai-forever/MoVQGAN"
 
     @cached_property
@@ -142,10 +143,6 @@ class Lumina2Checkpoint(TokenCheckpoint[Lumina2Config]):
         unconditional = after if self.row.shape.get("dialect") == "jacobi" else image
         template = LUMINA.format(width=width, height=height, caption="{caption}")
         return PromptFrame([ids[self.bos]], after, unconditional, ids[self.bos], template)
-
-    @property
-    def row_end(self) -> int:
-        return self.text.ids[ROW_END]
 
 
 @register("target", "lumina-mgpt-2")
