@@ -48,9 +48,7 @@ def centre_square(image: Image.Image, size: int) -> Image.Image:
 def check(folder: Path) -> list[Found]:
     vectors = read(folder / "chameleon_vqgan.safetensors")
     cfg = VQConfig.described(vectors.meta["config"], chameleon.VQ)
-    vq = loaded(
-        VQModel(cfg, comparison="distance"), from_vqgan(vectors.under("sd."), cfg)
-    )
+    vq = loaded(VQModel(cfg, comparison="distance"), from_vqgan(vectors.under("sd."), cfg))
     return [
         *decoded(vq, vectors),
         *encoded(vq, vectors),

@@ -132,9 +132,7 @@ def test_the_image_encoder_computes_what_transformers_computes():
     net = reference(False)
     cfg = VQConfig.described(net.config.vq_config.to_dict(), VQ)
     vq = VQModel(cfg, comparison="distance").requires_grad_(False)
-    missing, unexpected = vq.load_state_dict(
-        from_vqgan(net.state_dict(), cfg), strict=False
-    )
+    missing, unexpected = vq.load_state_dict(from_vqgan(net.state_dict(), cfg), strict=False)
     assert not unexpected
     # transformers only encodes
     assert all(k.startswith(("decoder.", "post_quant_conv.")) for k in missing)

@@ -352,7 +352,10 @@ def test_a_drafter_is_written_and_read_whole(target, tmp_path):
     ("change", "says"),
     [
         ({"model_type": "glm4v"}, "describes a model of type 'glm4v', not GLM-Image"),
-        ({"text_config": {"hidden_size": 64}}, r"no config of GLM-Image \(it has no 'num_hidden_layers'\): use the official"),
+        (
+            {"text_config": {"hidden_size": 64}},
+            r"no config of GLM-Image \(it has no 'num_hidden_layers'\): use the official",
+        ),
         ({"text_config": None}, "is no config of GLM-Image"),
         ({"rope": {"mrope_section": [8, 12, 12]}}, r"rotary sections \[8, 12, 12\] of 8"),
         ({"rope": {"rope_type": "yarn"}}, "asks for rope_scaling"),
