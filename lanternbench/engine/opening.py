@@ -262,10 +262,9 @@ def slot_embeddings(target: Target, tokens: Tensor, embed: Embed, embed_end: Emb
     """Tokens [R, L] -> embeddings [R, S − 1, dim] of the image's slots, row ends too, but the last,
     which nothing reads.
     """
-    embeddings = embed(tokens)
-    if target.row_end is not None:
-        row_end = torch.tensor(target.row_end, device=tokens.device)
-        rows = embeddings.unflatten(1, (-1, target.row_width))
-        ends = embed_end(row_end).expand_as(rows[:, :, :1])
-        embeddings = torch.cat([rows, ends], 2).flatten(1, 2)[:, :-1]
-    return embeddings[:, :-1]
+    if target.row_end is None:
+        return embed(tokens)[:, :-1]
+    row_end = torch.tensor(target.row_end, device=tokens.device)
+    rows = embed(tokens.view(len(tokens), -1, target.row_width))
+    ends = embed_end(row_end).expand_as(rows[:, :, :1])
+    return torch.cat([rows, ends], 2).flatten(1, 2)[:, :-2]
