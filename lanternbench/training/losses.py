@@ -243,7 +243,7 @@ def losses(
     drafted = drafts(net, fed, at, recipe.levels)
     loss, accepted = divergence(logits(drafted.first), wanted)
     if recipe.regression:
-        loss += recipe.regression * F.smooth_l1_loss(drafted.level_1, fed.hidden[:, prefix:])
+        loss = loss + recipe.regression * F.smooth_l1_loss(drafted.level_1, fed.hidden[:, prefix:])
     found = {"accept-1": accepted}
     for level, feature in enumerate(drafted.deeper, start=1):
         slot = drafted.at + level + 1 - prefix
