@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lanternbench.models.grids import Grid, written
-from lanternbench.models.transformer import DecoderConfig, Mask, Stack, guide
+from lanternbench.models.transformer import DecoderConfig, Mask, TokenStack
 
 if TYPE_CHECKING:
     from lanternbench.models.target import Prefix, Target
@@ -62,7 +62,7 @@ def prefix_mask(valid: Tensor, n: int, pad_rows: str = "alone") -> Tensor:
     return torch.where(keys[..., None], causal & keys[:, None], seen_by_pads)[:, None]
 
 
-class ImageDecoder(Stack):
+class ImageDecoder(TokenStack):
     """A stack, prompt encoder, image tokens' table, and head."""
 
     # entries of ``config`` in which an independent drafter must equal its target, and their nouns
@@ -71,8 +71,6 @@ class ImageDecoder(Stack):
         ("grid", "image tokens"),
     )
     rotates_halves: ClassVar[bool] = False  # in published checkpoints, see ``rotary_pairs``
-    tok_embeddings: nn.Embedding  # image tokens [...] -> [..., dim]
-    output: nn.Module  # hidden states [..., dim] -> logits [..., V]
     rope: Tensor  # complex [positions, head_dim / 2]
     cls_embedding: nn.Module  # ``Prefix.features`` -> [R, P, dim]
     image_ids: Tensor  # [vocab_size] the prompt id of each image token, if it has one
@@ -84,16 +82,6 @@ class ImageDecoder(Stack):
     @property
     def device(self) -> torch.device:
         return self.tok_embeddings.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tok_embeddings.weight.dtype
-
-    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
-        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to
-        the guided state.
-        """
-        return self.output(guide(hidden, guidance).to(self.dtype))
 
     @property
     def grids(self) -> tuple[Grid, ...]:

@@ -438,3 +438,20 @@ class Stack(Direct):
         if not aux_layers:
             return final
         return torch.cat([final, *[inner[number] for number in aux_layers]], -1)
+
+
+class TokenStack(Stack):
+    """A stack with a table of tokens, and a head."""
+
+    tok_embeddings: nn.Embedding  # image tokens [...] -> [..., dim]
+    output: nn.Module  # hidden states [..., dim] -> logits [..., V]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tok_embeddings.weight.dtype
+
+    def logits(self, hidden: Tensor, guidance: float = 1.0) -> Tensor:
+        """Hidden states [R, …, dim] -> guided logits [B, …, V].  A linear head may be applied to
+        the guided state.
+        """
+        return self.output(guide(hidden, guidance).to(self.dtype))
