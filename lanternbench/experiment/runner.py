@@ -25,11 +25,10 @@ from lanternbench.experiment.shards import Shard
 from lanternbench.experiment.worker import Executor, Facts, Finished, Job, OnStep, Say, Unit
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_notes import noisy_prompts
-from lanternbench.measure.run_record import MethodRecord, PromptsRecord, RunConfig, RunRecord
+from lanternbench.measure.run_record import PromptsRecord, RunConfig, RunRecord
 from lanternbench.measure.samples import sample_key
 from lanternbench.measure.statistics import look_sizes
 from lanternbench.measure.summary import Costs, Summary, all_told_apart, kept_sets, summarise
-from lanternbench.methods.method import Method
 from lanternbench.metrics import (
     ImageMetric,
     Setup,
@@ -94,7 +93,7 @@ def run(
         if not config.draws_noise:
             scorers = scorers_for(config.metrics, facts.target.evaluators or "none", setup)
         weights = weights_of(scorers)
-        record = record_of(config, facts, prompts, expand(config))
+        record = record_of(config, facts, prompts)
         with _open(out, record, weights, fresh, shard) as folder:
             folder.score_with(weights)
             record_memory_rate(folder, workers.memory_rate)
@@ -169,9 +168,7 @@ def check_all(runs: Sequence[Sweep], has_files: bool) -> None:
         prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
 
 
-def record_of(
-    config: Sweep, facts: Facts, prompts: PromptSet, methods: Sequence[Method]
-) -> RunRecord:
+def record_of(config: Sweep, facts: Facts, prompts: PromptSet) -> RunRecord:
     """Return ``run.json`` of a run with these settings and prompts that starts now."""
     settings = config.record(facts.sampling) | {"device": facts.device}
     digest = config_hash(settings | prompts.record())[:8]
@@ -183,16 +180,7 @@ def record_of(
         environment=facts.environment,
         prompts=PromptsRecord.model_validate(prompts.record()),
         target=facts.target,
-        methods=[
-            MethodRecord(
-                label=one.label,
-                key=one.key,
-                method=one.preset,
-                options=one.options,
-                lossless=facts.lossless[one.label],
-            )
-            for one in methods
-        ],
+        methods=facts.methods,
     )
 
 

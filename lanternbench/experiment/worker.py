@@ -27,8 +27,8 @@ from lanternbench.experiment.config import expand
 from lanternbench.experiment.environment import environment
 from lanternbench.experiment.run_folder import Device
 from lanternbench.measure.fidelity import decode_loss, drafter_figures, row_losses, target_figures
-from lanternbench.measure.run_record import Environment, TargetRecord
-from lanternbench.measure.samples import Sample, sample_key
+from lanternbench.measure.run_record import Environment, MethodRecord, TargetRecord
+from lanternbench.measure.samples import Sample, fields_of
 from lanternbench.measure.summary import Cost, Costs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import Method
@@ -79,7 +79,7 @@ class Facts(NamedTuple):
 
     device: str
     sampling: Sampling
-    lossless: dict[str, bool | None]  # by label
+    methods: list[MethodRecord]
     target: TargetRecord
     environment: Environment
 
@@ -167,7 +167,7 @@ class Worker:
         return Facts(
             self.device,
             target.sampling.updated(self.config.part(Sampling)),
-            {label: decoder.lossless for label, decoder in self.decoders.items()},
+            list(map(method_record, self.decoders.values())),
             TargetRecord.model_validate(facts),
             Environment.model_validate(machine),
         )
@@ -369,6 +369,18 @@ def add_costs(total: Costs, more: Costs) -> None:
         total[name] = Cost(before.images + cost.images, before.seconds + cost.seconds)
 
 
+def method_record(decoder: SpeculativeDecoder) -> MethodRecord:
+    """Return what run.json says of a method."""
+    method = decoder.method
+    return MethodRecord(
+        label=method.label,
+        key=method.key,
+        method=method.preset,
+        options=method.options,
+        lossless=decoder.lossless,
+    )
+
+
 def mode(target: Target) -> dict[str, str]:
     """Return how the target runs: device, dtype, and whether forward passes are recorded."""
     dtype = str(target.dtype).removeprefix("torch.")
@@ -398,6 +410,7 @@ def make_samples(
 ) -> Iterator[tuple[Sample, Image.Image]]:
     """Yield an image per prompt; ``on_step``: called after each step, in one process alone."""
     target = decoder.target
+    record = method_record(decoder)
     count = process_count(target.model, len(prompts))
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
@@ -414,7 +427,6 @@ def make_samples(
         # of the features that were stored before the clock started, too
         encode_s = generations[0].encode_s + target.encode_seconds(captions)
         shared: dict[str, Any] = {
-            "seed": seed,
             "timed": timed,
             "noise": "shared" if decoder.warp.shares_noise else None,
             "encode_s": encode_s / len(part),
@@ -430,7 +442,7 @@ def make_samples(
         for prompt, generation, fields in zip(part, generations, of_trace, strict=True):
             fields |= shared
             fields |= decode_fields(decoder, generation, together)
-            fields |= prompt_fields(decoder.method, prompt, seed)
+            fields |= fields_of(prompt, record, seed)
             if timed:
                 fields["step_s"] = [round(seconds, 7) for seconds in generation.step_s]
                 fields["cpu_s"] = generation.cpu_s
@@ -482,20 +494,6 @@ def _of_image(columns: dict[str, torch.Tensor], i: int) -> dict[str, float] | No
     """Return the defined figures of image ``i``; None if there are none."""
     values = {name: float(column[i]) for name, column in columns.items()}
     return {name: value for name, value in values.items() if not math.isnan(value)} or None
-
-
-def prompt_fields(method: Method, prompt: Prompt, seed: int) -> dict[str, object]:
-    """Return the fields of a sample that its prompt and method give."""
-    return {
-        "key": sample_key(prompt.id, method.key, seed),
-        "prompt_id": prompt.id,
-        "prompt": prompt.text,
-        "category": prompt.category,
-        "challenge": prompt.challenge,
-        "label": method.label,
-        "method": method.preset,
-        "options": method.options,
-    }
 
 
 def decode_fields(decoder: SpeculativeDecoder, image: Generation, batch: int) -> dict[str, object]:

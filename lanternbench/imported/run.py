@@ -18,14 +18,13 @@ from lanternbench.engine.opening import pieces
 from lanternbench.engine.sampling import at
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder
-from lanternbench.experiment.config import expand
 from lanternbench.experiment.runner import record_memory_rate, record_of
 from lanternbench.experiment.worker import Job, Worker
 from lanternbench.imported.layouts import Entry
 from lanternbench.measure.fidelity import FLOOR
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.run_record import MethodRecord
-from lanternbench.measure.samples import IMPORTED, Sample, sample_key
+from lanternbench.measure.samples import IMPORTED, Sample, fields_of, sample_key
 from lanternbench.measure.summary import summarise
 from lanternbench.metrics import read_image
 from lanternbench.models.target import Target
@@ -201,8 +200,9 @@ def import_run(
     chosen = _prompts_of(items, prompts, config.seed)
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
-    methods = expand(config)[:1] if config.baseline else []
-    record = record_of(config, worker.facts(), chosen, methods)
+    record = record_of(config, worker.facts(), chosen)
+    if not config.baseline:
+        record = record.model_copy(update={"methods": []})
     with RunFolder.open(out, record, fresh) as folder:
         record_memory_rate(folder, partial(memory_rate, device))
         digest = config_hash({"entries": [_plain(entry) for entry in entries]})
@@ -308,7 +308,7 @@ def _scored(worker: Worker, item: Matched, tokens: NDArray) -> Tensor:
 
 def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecord) -> None:
     """Store one entry, with the share of its tokens that the warped target excludes."""
-    entry, prompt = item.entry, item.prompt
+    entry = item.entry
     target = worker.target
     stats: dict[str, float] = {}
     metrics: dict[str, float | None] = {}
@@ -319,7 +319,7 @@ def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecor
         stats["outside_support"] = (scored < EXCLUDED).double().mean().item()
         token_ids = entry.tokens.tolist()
         tokens = torch.from_numpy(entry.tokens)[None].to(target.device)
-        image = target.images(tokens, [prompt.text])[0]
+        image = target.images(tokens, [item.prompt.text])[0]
     elif isinstance(entry.image, np.ndarray):
         image = Image.fromarray(entry.image)
     else:
@@ -328,15 +328,7 @@ def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecor
     if entry.per_step:
         steps = round(target.length / entry.per_step)
     sample = Sample(
-        key=item.key(str(method.key)),
-        prompt_id=prompt.id,
-        prompt=prompt.text,
-        category=prompt.category,
-        challenge=prompt.challenge,
-        label=method.label,
-        method=IMPORTED,
-        options=method.options,
-        seed=item.seed,
+        **fields_of(item.prompt, method, item.seed),
         tokens=target.length,
         steps=steps,
         accept_lengths=[],

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from lanternbench.measure.run_record import IMPORTED
+from lanternbench.measure.run_record import IMPORTED, MethodRecord
+from lanternbench.prompts import Prompt
 from lanternbench.settings import Noise
 from lanternbench.utils.json_values import plain
 
@@ -184,6 +185,21 @@ def sample_key(prompt_id: str, method: str, seed: int) -> str:
     recorded no keys.
     """
     return f"{prompt_id}|{method}|{seed}"
+
+
+def fields_of(prompt: Prompt, method: MethodRecord, seed: int) -> dict[str, Any]:
+    """Return the fields of a sample that its prompt, method and seed give."""
+    return {
+        "key": sample_key(prompt.id, str(method.key), seed),
+        "prompt_id": prompt.id,
+        "prompt": prompt.text,
+        "category": prompt.category,
+        "challenge": prompt.challenge,
+        "label": method.label,
+        "method": method.method,
+        "options": method.options,
+        "seed": seed,
+    }
 
 
 def image_name(sample: Sample) -> str:

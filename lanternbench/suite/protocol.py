@@ -24,7 +24,7 @@ from lanternbench.experiment.environment import commit
 from lanternbench.experiment.run_folder import iter_samples, read_run, reason
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_record import IMPORTED, MethodRecord, RunRecord
-from lanternbench.measure.samples import Sample, sample_key
+from lanternbench.measure.samples import Sample, fields_of
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import NOTHING, Row, Summary, read_summary, summarise
 from lanternbench.methods.method import Method, method
@@ -244,15 +244,7 @@ def samples_of(run: RunRecord, selected: Sequence[Prompt], samples: Measured) ->
             if prompt is None or values.keys() - MEASURED:
                 text = f"a sample of {one.label} has no prompt, or what no sample has"
                 raise ValueError(text)
-            known = {
-                "key": sample_key(prompt.id, str(one.key), values.get("seed", 0)),
-                "label": one.label,
-                "method": one.method,
-                "options": one.options,
-                "prompt": prompt.text,
-                "category": prompt.category,
-                "challenge": prompt.challenge,
-            }
+            known = fields_of(prompt, one, values["seed"])
             yield Sample.model_validate(values | known)
 
 

@@ -140,12 +140,15 @@ class Pretended:
 
     def start(self, asked, device, units):
         from lanternbench.experiment.worker import Facts
-        from lanternbench.measure.run_record import Environment, TargetRecord
+        from lanternbench.measure.run_record import Environment, MethodRecord, TargetRecord
         from lanternbench.settings import Sampling
 
-        lossless = dict.fromkeys(self.seconds, True)
+        methods = [
+            MethodRecord(label=label, key=method(label).key, method=label, lossless=True)
+            for label in self.seconds
+        ]
         target = TargetRecord(name="tiny", evaluators="tiny")
-        return Facts(device, Sampling(), lossless, target, Environment(device="cpu"))
+        return Facts(device, Sampling(), methods, target, Environment(device="cpu"))
 
     def memory_rate(self):
         return None
