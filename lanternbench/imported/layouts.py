@@ -15,10 +15,8 @@ import json
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from tokenize import TokenError
 from typing import Annotated, NamedTuple, Self
 
 import numpy as np
@@ -33,7 +31,7 @@ from pydantic import (
     TypeAdapter,
     model_validator,
 )
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import reason
@@ -43,24 +41,6 @@ from lanternbench.utils.files import open_file
 INFLATED = 2**26  # bytes that any array may take
 RATIO = 100  # bytes of an array for each compressed byte, of larger ones
 LAYOUTS = "a .jsonl, .npz or .safetensors file, or a folder of images (docs/import.md)"
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    EOFError,
-    MemoryError,
-    ArithmeticError,
-    RecursionError,
-    TypeError,
-    NotImplementedError,
-    RuntimeError,
-    AttributeError,
-    SyntaxError,
-    TokenError,
-    zlib.error,
-    zipfile.BadZipFile,
-    SafetensorError,
-)
 
 
 class Entry(NamedTuple):
@@ -171,7 +151,7 @@ def read(path: Path) -> list[Entry]:
         raise UserError(f"{path} is nothing to import: give {LAYOUTS}.")
     try:
         entries = readers[suffix](path)
-    except _UNREADABLE as error:
+    except Exception as error:  # a damaged file makes its library raise almost anything
         why = reason(error).partition("\n")[0]
         raise UserError(f"{path} cannot be imported ({why}): give {LAYOUTS}.") from None
     if not entries:
@@ -259,25 +239,26 @@ def arrays(columns: Mapping[str, NDArray]) -> list[Entry]:
     if tokens is not None:
         _check_tokens(tokens)
         flat = tokens.reshape(len(tokens), math.prod(tokens.shape[1:])).astype(np.int64)
-        entries = [Entry("", tokens=image, shape=tokens.shape[1:]) for image in flat]
+        unnamed = [Entry("", tokens=image, shape=tokens.shape[1:]) for image in flat]
     elif images is not None:
         _check_pixels(images)
-        entries = [Entry("", image=image) for image in images]
+        unnamed = [Entry("", image=image) for image in images]
     else:
         raise ValueError("it has no 'tokens'")
-    entries = [entry._replace(where=f"image {i + 1}") for i, entry in enumerate(entries)]
     given = {name: columns[name].tolist() for name in FIELDS if name in columns}
     stated = _Columns.model_validate(given).model_dump(exclude_unset=True)
     for name, column in stated.items():
-        if len(column) != len(entries):
+        if len(column) != len(unnamed):
             raise ValueError(
-                f"{name} are {len(column)}, and not one for each of {len(entries)} images"
+                f"{name} are {len(column)}, and not one for each of {len(unnamed)} images"
             )
-        field = FIELDS[name]
-        entries = [entry._replace(**{field: x}) for entry, x in zip(entries, column)]
-    if "ids" in stated:
-        return entries
-    return [entry._replace(number=i) for i, entry in enumerate(entries)]
+    entries = []
+    for i, entry in enumerate(unnamed):
+        about = {FIELDS[name]: column[i] for name, column in stated.items()}
+        if "ids" not in stated:
+            about["number"] = i
+        entries.append(entry._replace(where=f"image {i + 1}", **about))
+    return entries
 
 
 def _check_tokens(tokens: NDArray) -> None:
@@ -307,8 +288,7 @@ def _folder(path: Path) -> list[Entry]:
         raise UserError(f"{text}: give {LAYOUTS}.")
     _check_names(path, images)
     if statistics:
-        entries = [_with_statistics(image, statistics) for image in images]
-        return sorted(entries, key=lambda entry: entry.where)
+        return [_with_statistics(image, statistics) for image in images]
     images.sort(key=lambda image: [int(digits) for digits in re.findall(r"\d{1,18}", image.stem)])
     return [_named(image) for image in images]
 
@@ -347,13 +327,10 @@ def _named(image: Path) -> Entry:
     after words, such as image-P.png.
     """
     entry = Entry(image.name, image=image, id=image.stem)
-    numbers = re.findall(r"\d+", image.stem)
-    named = re.fullmatch(r"(?:.*[^\d])?(\d{1,9})", image.stem)
-    if len(numbers) == 2:
-        named = re.fullmatch(r"(?:.*[_-])?(\d{1,9})[_-]\d{1,9}", image.stem)
-    if named is None or len(numbers) > 2:
-        return entry
-    return entry._replace(number=int(named[1]))
+    alone = r"\D*(\d{1,9})"
+    with_sample = r"(?:\D*[_-])?(\d{1,9})[_-]\d{1,9}"
+    named = re.fullmatch(f"{alone}|{with_sample}", image.stem)
+    return entry._replace(number=int(named[1] or named[2])) if named else entry
 
 
 def _statistics(path: Path) -> dict[str, _Statistics]:

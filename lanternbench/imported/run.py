@@ -52,9 +52,9 @@ class Matched(NamedTuple):
 class Known:
     """The prompts of a set by what files call them."""
 
-    def __init__(self, prompts: Sequence[Prompt], source: str | None):
-        self.prompts = prompts
-        self.source = source
+    def __init__(self, prompts: PromptSet):
+        self.prompts = prompts.prompts
+        self.source = prompts.source
         self.by_text: dict[str, list[Prompt]] = {}
         self.by_name: dict[str, Prompt] = {}  # ids, and names of reference images
         for prompt in prompts:
@@ -83,7 +83,7 @@ class Known:
         if entry.caption is not None:
             what = f"caption '{entry.caption[:60]}'"
         fix = "give the --prompts that it was made with"
-        if self.source is not None:
+        if self.source != IMPORTED:
             fix = f"{self.source} is another set"
         return UserError(f"{entry.where}: there is no {what} among the prompts: {fix}.")
 
@@ -94,9 +94,7 @@ def matched(entries: Sequence[Entry], prompts: PromptSet | None, first: int = 0)
 
     ``first``: the seed of the first image of a prompt.
     """
-    known = Known(_captions(entries), None)
-    if prompts is not None:
-        known = Known(prompts.prompts, prompts.source)
+    known = Known(prompts or captions_of(entries))
     named = [entry for entry in entries if entry.caption is None]
     of_names = iter(_by_name(named, known))
     seeds: dict[str, int] = {}
@@ -111,7 +109,7 @@ def matched(entries: Sequence[Entry], prompts: PromptSet | None, first: int = 0)
     return items
 
 
-def _captions(entries: Sequence[Entry]) -> list[Prompt]:
+def captions_of(entries: Sequence[Entry]) -> PromptSet:
     """Return the captions of entries as prompts, by their ids if they have some.  Raises UserError
     for two captions of one id.
     """
@@ -123,7 +121,7 @@ def _captions(entries: Sequence[Entry]) -> list[Prompt]:
             prompts.setdefault((entry.id, text), Prompt(name.replace("|", "_"), text))
     if len({prompt.id for prompt in prompts.values()}) < len(prompts):
         raise UserError("two captions have the same id: give each prompt one of its own, or none.")
-    return list(prompts.values())
+    return PromptSet(tuple(prompts.values()), IMPORTED, IMPORTED, 0)
 
 
 def _by_name(entries: Sequence[Entry], known: Known) -> list[Prompt]:
@@ -194,10 +192,14 @@ def import_run(
     ``ar`` is measured once.  Raises UserError for entries that do not fit the target or the
     prompts, before anything is computed.
     """
+    prompts = prompts or captions_of(entries)
     items = matched(entries, prompts, config.seed)
     worker = Worker(config, device)
     check_tokens(entries, worker.target)
-    chosen = _prompts_of(items, prompts, config.seed)
+    with_images = {item.prompt.id: item.prompt for item in items}
+    chosen = PromptSet(
+        tuple(with_images.values()), prompts.source, prompts.dataset, config.seed
+    )
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
     record = record_of(config, worker.facts(), chosen)
@@ -210,17 +212,6 @@ def import_run(
         _store_all(folder, worker, items, method, progress)
         folder.finish(summarise(folder.figures, folder.run))
         return folder.path
-
-
-def _prompts_of(items: Sequence[Matched], prompts: PromptSet | None, seed: int) -> PromptSet:
-    """Return the prompts that have images, each once."""
-    chosen = {item.prompt.id: item.prompt for item in items}
-    source = IMPORTED
-    dataset = IMPORTED
-    if prompts is not None:
-        source = prompts.source
-        dataset = prompts.dataset
-    return PromptSet(tuple(chosen.values()), source, dataset, seed)
 
 
 def _store_all(
