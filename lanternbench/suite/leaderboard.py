@@ -74,6 +74,10 @@ class Line(NamedTuple):
     file: int
     row: Row
 
+    @property
+    def speedup(self) -> float:
+        return self.row.value("speedup") or 0.0
+
 
 class Board(NamedTuple):
     """The entries of one suite on one device, in the order of their files."""
@@ -98,8 +102,7 @@ class Board(NamedTuple):
                 if row.label != BASELINE:
                     figures = row.figures | {AR.key: ar}
                     lines.append(Line(0, number, row.model_copy(update={"figures": figures})))
-        lines.sort(key=lambda line: (line.row.label, line.file))
-        return sorted(lines, key=lambda line: line.row.value("speedup") or 0.0, reverse=True)
+        return sorted(lines, key=lambda line: (-line.speedup, line.row.label, line.file))
 
     @property
     def rankings(self) -> dict[str, list[Line]]:
@@ -119,11 +122,10 @@ def ranked(lines: Sequence[Line]) -> list[Line]:
     lowest = inf
     for place, line in enumerate(lines, 1):
         speedup = line.row.figure("speedup")
-        value = speedup.value or 0.0
-        highest = value if speedup.hi is None else speedup.hi
+        highest = line.speedup if speedup.hi is None else speedup.hi
         if place == 1 or highest < lowest:
             rank = place
-            lowest = value if speedup.lo is None else speedup.lo
+            lowest = line.speedup if speedup.lo is None else speedup.lo
         found.append(line._replace(rank=rank))
     return found
 
