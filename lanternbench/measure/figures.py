@@ -8,12 +8,12 @@ whatever their number of tokens.
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly 
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
 Flags = NDArray[np.bool_]
-Value = TypeVar("Value")
 
 
 def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -231,13 +230,9 @@ class Figures:
         self._codes = {
             name: array("q") for name in ("label", "id", "prompt", "category", "seed", "setting")
         }
-        # sample, top, bottom
-        self._columns = defaultdict[str, tuple[array, array, array]](
-            lambda: (array("q"), array("d"), array("d"))
-        )
-        # of images that share noise, by prompt and seed: the baseline's tokens, and what came before
-        self._of_baseline: dict[tuple[str, int], NDArray[np.int32]] = {}
-        self._waiting = defaultdict[tuple[str, int], list[tuple[int, NDArray[np.int32]]]](list)
+        # of each figure: sample, top and bottom, one after the other
+        self._columns = defaultdict[str, array](lambda: array("d"))
+        self._tokens: dict[int, NDArray[np.int32]] = {}  # of images that share noise, by sample
         for sample in samples:
             self.add(sample)
 
@@ -255,38 +250,10 @@ class Figures:
         ):
             self._codes[name].append(codes.setdefault(value, len(codes)))  # type: ignore[arg-type, call-overload]
         self._codes["seed"].append(sample.seed)
-        for figure, *numbers in of_sample(sample):
-            self._append(figure, index, *numbers)
+        for figure, *fraction in of_sample(sample):
+            self._columns[figure].extend((index, *fraction))
         if sample.noise == "shared":
-            self._compare(index, sample)
-
-    def relabel(self, names: Mapping[str, str]) -> None:
-        """Give methods other labels, which are given by their own."""
-
-        def renamed(by_label: Mapping[str, Value]) -> dict[str, Value]:
-            return {names.get(label, label): value for label, value in by_label.items()}
-
-        self.labels = renamed(self.labels)
-        self.methods = renamed(self.methods)
-        self.steps = defaultdict(Steps, renamed(self.steps))
-        for name in ("paired", "comparable"):  # another method may be the baseline
-            vars(self).pop(name, None)
-
-    def _append(self, figure: str, index: int, top: float, bottom: float) -> None:
-        for column, number in zip(self._columns[figure], (index, top, bottom)):
-            column.append(number)
-
-    def _compare(self, index: int, sample: Sample) -> None:
-        """Count the tokens that are those of the baseline's image, once both are there."""
-        pair = (sample.prompt_id, sample.seed)
-        tokens = np.array(sample.token_ids, np.int32)
-        self._waiting[pair].append((index, tokens))
-        if sample.label == BASELINE:
-            self._of_baseline[pair] = tokens
-        if pair in self._of_baseline:
-            for other, drawn in self._waiting.pop(pair):
-                same = drawn == self._of_baseline[pair]
-                self._append("token_agreement", other, same.sum(), same.size)
+            self._tokens[index] = np.array(sample.token_ids, np.int32)
 
     def __len__(self) -> int:
         return len(self._codes["label"])
@@ -309,10 +276,12 @@ class Figures:
             both = self.comparable & (counts > 0) & (counts[self.paired] > 0)
             return np.where(both, of_baseline, 0.0), np.where(both, own, 0.0)
         top, bottom = np.zeros((2, len(self)))
-        if name in self._columns:
-            index, top_values, bottom_values = map(np.asarray, self._columns[name])
-            top[index] = top_values
-            bottom[index] = bottom_values
+        if name == "token_agreement":
+            self._compare(top, bottom)
+            return top, bottom
+        numbers = np.reshape(self._columns.get(name, []), (-1, 3))
+        index = numbers[:, 0].astype(np.int64)
+        top[index], bottom[index] = numbers[:, 1:].T
         if name in self.metrics and metrics.column(name).over_categories:
             # weights of 1 / (samples of its label and category) make a mean one over categories
             groups = self.codes("label") * len(self.categories) + self.codes("category")
@@ -320,6 +289,14 @@ class Figures:
             weights = 1 / np.maximum(sizes[groups], 1)
             return top * weights, bottom * weights
         return top, bottom
+
+    def _compare(self, same: Floats, tokens: Floats) -> None:
+        """Fill in how many tokens of each image are those of the baseline's, and of how many."""
+        for index, drawn in self._tokens.items():
+            of_baseline = self._tokens.get(self.paired[index])
+            if of_baseline is not None:
+                same[index] = (drawn == of_baseline).sum()
+                tokens[index] = drawn.size
 
     @cached_property
     def paired(self) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from lanternbench.measure.change import (
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.margins import MarginTest, judge_margins
 from lanternbench.measure.run_record import RunRecord
+from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import notes_of
 from lanternbench.metrics import key_of
 from lanternbench.notes import Note
@@ -186,7 +187,9 @@ def compared_runs(results: Path, old: str, new: str, mapped: Sequence[str]) -> l
     before = read_compared(results, old)
     after = read_compared(results, new)
     names = renamings(mapped, before.figures.labels, after.figures.labels)
-    before.figures.relabel(names)
+    if names:
+        samples = relabelled(iter_samples(before.folder), names)
+        before = before._replace(figures=Figures(samples))
     return [before, after]
 
 
@@ -195,6 +198,13 @@ def read_compared(results: Path, name: str) -> ComparedRun:
     run = read_run(folder)
     figures = Figures(iter_samples(folder))
     return ComparedRun(folder, run, figures, notes_of(figures, run))
+
+
+def relabelled(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterator[Sample]:
+    """Yield the samples with other labels, which are given by their own."""
+    for sample in samples:
+        label = names.get(sample.label, sample.label)
+        yield sample.model_copy(update={"label": label})
 
 
 def renamings(texts: Sequence[str], old: Iterable[str], new: Iterable[str]) -> dict[str, str]:
