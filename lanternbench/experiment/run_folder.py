@@ -461,12 +461,11 @@ def joined(path: Path) -> Path:
             old = folder.summary()
             sets = kept_sets(folder.figures, old)
             new = summarise(folder.figures, folder.run, sets)
-            notes = list(new.notes)
+            notes = []
             is_scored = any(sets.values()) or not folder.run.config.metrics
             if folder.run.target.draws_images and not is_scored:
                 notes.append(Note("missing", None, SETS_LATER))
-            changes = {"notes": notes, "costs": old.costs, "reference": old.reference}
-            folder.finish(new.model_copy(update=changes))
+            folder.finish(new.after(old, notes))
     return path
 
 

@@ -198,8 +198,7 @@ def _finish(
     intact = all(path.is_file() for paths in folder.images.values() for path in paths)
     scoring = Scoring(scorers, Setup(), again=intact)
     scoring.score_sets(folder.images, kept_sets(folder.figures, old))
-    summary = summarise(folder.figures, folder.run, scoring.sets)
-    notes = summary.notes + scoring.notes
+    notes = list(scoring.notes)
     for scorer in scorers:
         missing = scorer.available()
         if isinstance(scorer, ImageMetric) and missing:
@@ -209,12 +208,8 @@ def _finish(
         notes += [note for note in old.notes if note.metric in unchanged]
     notes += [Note("info", None, text) for text in remarks]
     notes += drafter_notes(folder, config)
-    changes = {
-        "notes": list(dict.fromkeys(notes)),
-        "costs": old.costs | costs | scoring.costs,
-        "reference": old.reference,
-    }
-    summary = summary.model_copy(update=changes)
+    new = summarise(folder.figures, folder.run, scoring.sets)
+    summary = new.after(old, notes, costs | scoring.costs)
     folder.finish(summary)
     return summary
 

@@ -412,13 +412,11 @@ def read_items(folder: RunFolder) -> tuple[list[Item], set[tuple[str, str]]]:
 
 def rescored_summary(folder: RunFolder, scoring: Scoring, old: Summary) -> Summary:
     """Return the summary of a run with its new scores."""
-    summary = summarise(folder.figures, folder.run, scoring.sets)
     real = scoring.real_images(scoring.compared, old.reference)
     kept = [note for note in old.notes if note.metric not in scoring.computed]
-    notes = dict.fromkeys(summary.notes + kept + scoring.notes)
-    costs = old.costs | scoring.costs
-    changes = {"notes": list(notes), "costs": costs, "reference": real}
-    return summary.model_copy(update=changes)
+    new = summarise(folder.figures, folder.run, scoring.sets)
+    summary = new.after(old, kept + scoring.notes, scoring.costs)
+    return summary.model_copy(update={"reference": real})
 
 
 def score_folder(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +116,15 @@ class Summary(Part):
     lanternbench: str | None = None  # the version that wrote it
     seal: str | None = None  # SHA-256 of the other fields
     suite: str | None = None  # the name and hash of the suite that was run
+
+    def after(self, old: Summary, notes: Iterable[Note], costs: Costs | None = None) -> Summary:
+        """Return it with more notes, and with the costs and real images that ``old`` names."""
+        changes = {
+            "notes": list(dict.fromkeys([*self.notes, *notes])),
+            "costs": old.costs | (costs or {}),
+            "reference": old.reference,
+        }
+        return self.model_copy(update=changes)
 
     def all_notes(self) -> list[Note]:
         """Return the notes, with one on the real images and one on the time of each metric."""
@@ -261,9 +270,7 @@ def renewed(figures: Figures, run: RunRecord, old: Summary) -> Summary:
         " summary.json does not sum up."
     )
     kept = [note for note in old.notes if note.metric not in stale and note.fact is None]
-    notes = [*dict.fromkeys([*new.notes, *kept]), Note("info", None, text)]
-    changes = {"notes": notes, "costs": old.costs, "reference": old.reference}
-    return new.model_copy(update=changes)
+    return new.after(old, [*kept, Note("info", None, text)])
 
 
 def _row(
