@@ -5,7 +5,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
 
 from lanternbench.errors import UserError
 from lanternbench.metrics import names, scorers_for
@@ -16,8 +17,10 @@ from lanternbench.utils.download import Remote, checked, digest, file_errors, re
 from lanternbench.utils.files import HOME, acquire, cache_dir
 
 
-class File(NamedTuple):
+class File(BaseModel):
     """One file on the hub: size in bytes, and SHA-256 where the hub gives one (large files)."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
     role: str
     repo: str
@@ -89,15 +92,16 @@ def _listed(role: str, repo: str) -> list[File]:
 
     with hub_errors(repo), suppress(ValueError, TypeError, LookupError, AttributeError):
         siblings = HfApi().model_info(repo, files_metadata=True).siblings or []
-        files = [
-            File(role, repo, s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None)
-            for s in siblings
+        return [
+            File(
+                role=role,
+                repo=repo,
+                name=found.rfilename,
+                size=found.size or 0,
+                sha256=found.lfs.sha256 if found.lfs else None,
+            )
+            for found in siblings
         ]
-        if all(
-            type(f.name) is str and type(f.size) is int and isinstance(f.sha256, str | None)
-            for f in files
-        ):
-            return files
     raise UserError(
         f"the hub's answer for {repo} is no list of files, perhaps a network's login page: try again later"
     )
