@@ -3,9 +3,8 @@ of the loop.
 """
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from lanternbench.costs.forward_cost import read_bytes
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
@@ -38,33 +37,15 @@ class Profile:
     achieved: float
     syncs_per_step: float
 
-
-class MeanStep(NamedTuple):
-    """The mean step of several images: the tokens it commits, its seconds, and those of phases."""
-
-    tokens: float
-    seconds: float
-    draft: float
-    verify: float
-    commit: float
-
     @property
-    def forwards(self) -> float:
-        """Seconds of forward passes."""
-        return self.draft + self.verify
+    def forward_ms(self) -> float:
+        return self.draft_ms + self.verify_ms
 
-    @staticmethod
-    def of(images: list[Generation]) -> "MeanStep":
-        steps = sum(image.steps for image in images)
-        tokens = sum(sum(image.accept_lengths) for image in images)
-        seconds = sum(image.decode_s for image in images)
-
-        def phase(name: str) -> float:
-            return sum(image.phases.get(name, 0.0) for image in images) / steps
-
-        return MeanStep(
-            tokens / steps, seconds / steps, phase("draft"), phase("verify"), phase("commit")
-        )
+    def over(self, ar: "Profile") -> "Profile":
+        """Return it with its speedups over ``ar``, token by token."""
+        speedup = ar.step_ms / ar.tau / (self.step_ms / self.tau)
+        roofline = ar.forward_ms / ar.tau / (self.forward_ms / self.tau)
+        return replace(self, speedup=speedup, roofline=roofline)
 
 
 def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Profile]:
@@ -77,31 +58,39 @@ def profile(decoders: list[SpeculativeDecoder], captions: list[str]) -> list[Pro
     for caption in captions:
         for decoder, own in zip(decoders, images, strict=True):
             own += generate(decoder, [caption])
-    ar = MeanStep.of(images[0])
     weights = read_bytes(decoders[0].target.model)
     profiles = []
     for decoder, own in zip(decoders, images, strict=True):
-        profiles.append(_profile(decoder.method.label, own, ar, weights))
-    return profiles
+        profiles.append(_mean_step(decoder.method.label, own, weights))
+    return [one.over(profiles[0]) for one in profiles]
 
 
-def _profile(label: str, images: list[Generation], ar: MeanStep, weights: int) -> Profile:
-    mean = MeanStep.of(images)
+def _mean_step(label: str, images: list[Generation], weights: int) -> Profile:
+    """Return the mean step of a method's images, as yet without its speedups."""
     steps = sum(image.steps for image in images)
-    other = mean.seconds - mean.forwards - mean.commit
+    tokens = sum(sum(image.accept_lengths) for image in images)
+    step_ms = 1e3 * sum(image.decode_s for image in images) / steps
+
+    def phase_ms(name: str) -> float:
+        return 1e3 * sum(image.phases.get(name, 0.0) for image in images) / steps
+
+    draft_ms = phase_ms("draft")
+    verify_ms = phase_ms("verify")
+    commit_ms = phase_ms("commit")
+    outside_ms = step_ms - draft_ms - verify_ms
     return Profile(
         label=label,
         steps=steps,
-        tau=mean.tokens,
-        step_ms=1e3 * mean.seconds,
-        draft_ms=1e3 * mean.draft,
-        verify_ms=1e3 * mean.verify,
-        commit_ms=1e3 * mean.commit,
-        other_ms=1e3 * other,
-        overhead_fraction=1 - mean.forwards / mean.seconds,
-        speedup=ar.seconds / ar.tokens / (mean.seconds / mean.tokens),
-        roofline=ar.forwards / ar.tokens / (mean.forwards / mean.tokens),
-        achieved=weights / mean.verify / 1e9,
+        tau=tokens / steps,
+        step_ms=step_ms,
+        draft_ms=draft_ms,
+        verify_ms=verify_ms,
+        commit_ms=commit_ms,
+        other_ms=outside_ms - commit_ms,
+        overhead_fraction=outside_ms / step_ms,
+        speedup=1.0,
+        roofline=1.0,
+        achieved=weights / verify_ms / 1e6,
         syncs_per_step=sum(image.syncs for image in images) / steps,
     )
 
