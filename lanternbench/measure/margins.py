@@ -99,25 +99,23 @@ def judge_margins(
 ) -> list[MarginTest]:
     """Return the test of each difference against the margin of its figure, as one family."""
     sizes = [margins[one.figure] for one in differences]
-    not_worse = [_p_above(one, -size) for one, size in zip(differences, sizes, strict=True)]
-    worse = [_p_below_zero(one) for one in differences]
+    not_worse = holm([_p_above(one, -size) for one, size in zip(differences, sizes)])
+    worse = holm([_p_above(one._replace(value=-one.value), 0.0) for one in differences])
     tests = []
-    adjusted = holm(not_worse)
-    adjusted_worse = holm(worse)
-    for i, one in enumerate(differences):
+    for one, size, p, p_worse in zip(differences, sizes, not_worse, worse, strict=True):
         reach = float(_quantile(one, 1 - ALPHA) * one.error)
         test = MarginTest(
             figure=one.figure,
             method=one.method,
             against=one.against,
-            margin=sizes[i],
+            margin=size,
             prompts=one.prompts,
             difference=one.value,
             low=one.value - reach,
             high=one.value + reach,
-            p=float(adjusted[i]),
-            conclusion=_conclusion(adjusted[i], adjusted_worse[i]),
-            prompts_needed=prompts_to_decide(one, sizes[i], len(differences)),
+            p=float(p),
+            conclusion=_conclusion(p, p_worse),
+            prompts_needed=prompts_to_decide(one, size, len(differences)),
         )
         tests.append(test)
     return tests
@@ -133,22 +131,12 @@ def _p_above(one: Difference, bound: float) -> float:
     """Return the p-value of the hypothesis that the difference is ``bound`` or less."""
     if one.error == 0:
         return float(one.value <= bound)
-    return _upper_tail(one, (one.value - bound) / one.error)
-
-
-def _p_below_zero(one: Difference) -> float:
-    """Return the p-value of the hypothesis that the difference is 0 or more."""
-    if one.error == 0:
-        return float(one.value >= 0)
-    return _upper_tail(one, -one.value / one.error)
-
-
-def _upper_tail(one: Difference, t: float) -> float:
+    t = (bound - one.value) / one.error
     if one.freedom is None:
-        return NormalDist().cdf(-t)
+        return NormalDist().cdf(t)
     from scipy.special import stdtr  # takes longer to import than most commands run
 
-    return float(stdtr(one.freedom, -t))
+    return float(stdtr(one.freedom, t))
 
 
 def _quantile(one: Difference, share: float) -> float:

@@ -71,13 +71,9 @@ def bootstrap_ratios(
     """Return Σ top / Σ bottom of each column [prompts, columns], in which 0 is no value, on the
     same ``n`` resamplings.
     """
-    columns = top.shape[1]
     sums = resampled(np.concatenate([top, bottom], 1), n, seed)
-    above = sums[:, :columns]
-    below = sums[:, columns:]
-    return [
-        _percentiles(top[:, c], bottom[:, c], above[:, c], below[:, c]) for c in range(columns)
-    ]
+    above, below = np.hsplit(sums, 2)
+    return list(map(_percentiles, top.T, bottom.T, above.T, below.T))
 
 
 def resampled(values: Floats, n: int = RESAMPLES, seed: int = 0) -> Floats:
