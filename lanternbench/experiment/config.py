@@ -28,17 +28,17 @@ def sweep(values: Mapping[str, object], where: str = "the configuration") -> Swe
     """
     config = checked(Sweep, values, where)
     check_specs(config.methods, where)
-    if config.until_told_apart:
-        return _until_told_apart(config)
-    if "num_prompts" in values:
+    if "num_prompts" in values and not config.until_told_apart:
         return config
     compared = sum(m.label != BASELINE for m in expand(config))
-    return config.model_copy(update={"num_prompts": prompts_needed(compared)})
+    count = prompts_needed(compared)
+    if config.until_told_apart:
+        count = _most_prompts(config, compared)
+    return config.model_copy(update={"num_prompts": count})
 
 
-def _until_told_apart(config: Sweep) -> Sweep:
-    """Return the settings with the most prompts that the sweep may look at."""
-    compared = sum(m.label != BASELINE for m in expand(config))
+def _most_prompts(config: Sweep, compared: int) -> int:
+    """Return how many prompts a sweep may look at until its methods are told apart."""
     several = config.batch > 1 or config.repeats > 1
     if several or not compared or not config.baseline:
         raise UserError(
@@ -48,7 +48,7 @@ def _until_told_apart(config: Sweep) -> Sweep:
     most = look_sizes(compared)[-1]
     if "num_prompts" in config.model_fields_set and config.num_prompts is not None:
         most = min(most, config.num_prompts)
-    return config.model_copy(update={"num_prompts": most})
+    return most
 
 
 def of_methods(
@@ -139,12 +139,10 @@ def check_specs(specs: list[MethodSpec], where: str) -> None:
                 raise UserError(
                     f"{where}: {option!r} of method '{name}' has a value that is no name"
                 )
-        lists = [value for value in spec.values() if isinstance(value, list)]
-        if [] in lists:
-            empty = next(option for option, value in spec.items() if value == [])
-            text = f"option '{empty}' of method '{name}' is an empty list"
-            raise UserError(f"{where}: {text}: give a value")
-        count += math.prod(len(values) for values in lists)
+            if value == []:
+                text = f"option '{option}' of method '{name}' is an empty list"
+                raise UserError(f"{where}: {text}: give a value")
+        count += math.prod(len(value) for value in spec.values() if isinstance(value, list))
     if count > MAX_METHODS:
         text = f"lists of options make {count} methods"
         raise UserError(f"{where}: {text}, and at most {MAX_METHODS} fit in one sweep")
@@ -253,8 +251,8 @@ def _axes(path: Path, values: Mapping[str, object]) -> dict[str, list[object]]:
         value = values.get(name)
         if isinstance(value, list):
             axes[name] = value
-    if empty := [name for name, choices in axes.items() if not choices]:
-        raise UserError(f"{path}: '{empty[0]}' is an empty list: give a value")
+        if value == []:
+            raise UserError(f"{path}: '{name}' is an empty list: give a value")
     count = math.prod(len(choices) for choices in axes.values())
     if count > MAX_RUNS:
         text = f"{path} is {count} runs: give at most {MAX_RUNS} combinations of"
