@@ -77,17 +77,8 @@ def commit() -> str | None:
     # else git would answer for a project that merely contains our environment
     if not (root / ".git").exists():
         return None
-    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
-    changes = _output(
-        "git",
-        "--no-optional-locks",
-        "-C",
-        str(root),
-        "status",
-        "--porcelain",
-        "--untracked-files=no",
-    )
-    return f"{commit}+changes" if commit and changes else commit
+    describe = ("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
+    return _output("git", "--no-optional-locks", "-C", str(root), *describe)
 
 
 def _cpu() -> str | None:
