@@ -131,8 +131,10 @@ def check_specs(specs: list[MethodSpec], where: str) -> None:
     for spec in specs:
         name = spec.get("method")
         if not isinstance(name, str):
-            text = f"{where}: a method entry needs the key 'method' with one name"
-            raise UserError(f"{text}, not {spec}: give every method an entry")
+            raise UserError(
+                f"{where}: a method entry needs the key 'method' with one name,"
+                f" not {spec}: give every method an entry"
+            )
         preset(name)
         for option, value in spec.items():
             if not is_readable(option, value):
@@ -190,8 +192,10 @@ def _check_drafter(drafter: str, methods: list[Method]) -> None:
     """Raise UserError if methods draft with one drafter as with drafters of several kinds."""
     kinds = sorted({str(m.proposal.drafter_kind) for m in methods if m.drafter == drafter})
     if len(kinds) > 1:
-        text = f"'{drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once"
-        raise UserError(f"{text}: name it as `drafter` of the methods that it is for")
+        raise UserError(
+            f"'{drafter}' cannot be a drafter of kind {' and '.join(kinds)} at once:"
+            " name it as `drafter` of the methods that it is for"
+        )
 
 
 def _grid(spec: MethodSpec, drafter: str | None) -> Iterator[Method]:
@@ -255,8 +259,10 @@ def _axes(path: Path, values: Mapping[str, object]) -> dict[str, list[object]]:
             raise UserError(f"{path}: '{name}' is an empty list: give a value")
     count = math.prod(len(choices) for choices in axes.values())
     if count > MAX_RUNS:
-        text = f"{path} is {count} runs: give at most {MAX_RUNS} combinations of"
-        raise UserError(f"{text} {', '.join(axes)}")
+        raise UserError(
+            f"{path} is {count} runs: give at most {MAX_RUNS} combinations of"
+            f" {', '.join(axes)}"
+        )
     return axes
 
 

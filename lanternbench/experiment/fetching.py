@@ -121,8 +121,10 @@ def fetch(
     needed = sum(f.size for f in files if not f.has_size(folder))
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if needed > (free := shutil.disk_usage(existing).free):
-        text = f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room"
-        raise UserError(f"{text}, or {HOME} to a folder on another disk")
+        raise UserError(
+            f"{needed / 1e9:.1f} GB are needed in {folder} but {free / 1e9:.1f} GB are free: make room,"
+            f" or {HOME} to a folder on another disk"
+        )
     with ExitStack() as locks:
         if not all(f.is_whole(folder) for f in files):
             with file_errors(str(folder)):

@@ -83,9 +83,9 @@ class Connection:
         ):
             while address and not is_listening(address):
                 if time.monotonic() > deadline:
-                    text = f"the {process} of the Ray cluster at {address} is gone: what is finished is kept"
                     raise UserError(
-                        f"{text}, and {CONTINUES} on a running cluster, or with --executor local"
+                        f"the {process} of the Ray cluster at {address} is gone: what is finished is kept,"
+                        f" and {CONTINUES} on a running cluster, or with --executor local"
                     )
                 time.sleep(0.1)
 
@@ -102,9 +102,9 @@ class Connection:
             return
         self.no_node_since = min(self.no_node_since, time.monotonic())
         if time.monotonic() > self.no_node_since + NEW_NODE:
-            text = f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker"
             raise UserError(
-                f"{text}: {CONTINUES} when it has such a node again, or with --executor local"
+                f"no node that is left in the Ray cluster has {self.count} {self.kind}(s) for a worker:"
+                f" {CONTINUES} when it has such a node again, or with --executor local"
             )
 
 
@@ -392,9 +392,9 @@ class RayExecutor(Executor):
         self._ray.kill(worker)  # it may be out of reach only
         self._losses[what] += 1
         if self._losses[what] >= ATTEMPTS:
-            text = f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory"
             raise UserError(
-                f"{text}: give fewer --workers; what is finished is kept, and the same command continues"
+                f"lost {self._losses[what]} worker(s) in turn over {what}, perhaps for want of memory:"
+                " give fewer --workers; what is finished is kept, and the same command continues"
             )
         self.pool[self.pool.index(worker)] = started = self._start_worker()
         return started

@@ -323,8 +323,10 @@ class RunFolder(Ledger):
         """Write run.json of a new run.  Raises UserError if the folder is somebody else's."""
         foreign = {entry.name for entry in self.path.iterdir()} - OWN_FILES
         if foreign:
-            text = f"{self.path} exists but is no run folder (it has {min(foreign)})"
-            raise UserError(f"{text}: choose another --out or run name.")
+            raise UserError(
+                f"{self.path} exists but is no run folder (it has {min(foreign)}):"
+                " choose another --out or run name."
+            )
         self.run = record
         self._write(RUN, record.written())
 
@@ -534,8 +536,10 @@ def _check_alone(root: Path, new: RunRecord) -> None:
     for path, old in runs(root):
         if old.unfinished_shards and old.run_id.rpartition("-")[0] == name:
             changes = first_of(_other_settings(old, new), SHOWN, "; ")
-            text = f"the shards of {path} are not finished, and this one has other settings"
-            raise UserError(f"{text} ({changes}): repeat those of the run, or {SHARDS_ANEW}.")
+            raise UserError(
+                f"the shards of {path} are not finished, and this one has other settings"
+                f" ({changes}): repeat those of the run, or {SHARDS_ANEW}."
+            )
 
 
 def _other_settings(old: RunRecord, new: RunRecord) -> list[str]:

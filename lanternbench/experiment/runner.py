@@ -271,9 +271,9 @@ def _check_keys(folder: RunFolder, keys: Mapping[str, str]) -> None:
     recorded = {method.label: method.key for method in folder.run.methods}
     for label, key in keys.items():
         if recorded.get(label) != key:
-            text = f"run {folder.path.name!r} was begun with other options of '{label}', by another version of"
             raise UserError(
-                f"{text} lanternbench or of a plug-in: give --fresh to start a new run next to it"
+                f"run {folder.path.name!r} was begun with other options of '{label}', by another version of"
+                " lanternbench or of a plug-in: give --fresh to start a new run next to it"
             )
 
 

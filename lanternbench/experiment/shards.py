@@ -62,6 +62,8 @@ class Shard(NamedTuple):
     def part(self, prompts: PromptSet) -> PromptSet:
         """Return every ``of``-th prompt.  Raises UserError if a shard would have none."""
         if len(prompts) < self.of:
-            text = f"--shard {self}: {len(prompts)} prompts are too few for {self.of} shards"
-            raise UserError(f"{text}: give at most one shard per prompt")
+            raise UserError(
+                f"--shard {self}: {len(prompts)} prompts are too few for {self.of} shards:"
+                " give at most one shard per prompt"
+            )
         return replace(prompts, prompts=prompts.prompts[self.number - 1 :: self.of])

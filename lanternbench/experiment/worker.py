@@ -129,9 +129,9 @@ class Worker:
             self.target, str(method.drafter), self.device, self.config.random_weights
         )
         if kind != method.proposal.drafter_kind:
-            text = f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use"
             raise UserError(
-                f"{text}: choose one of `lanternbench methods` that does, or give --proposal {kind}"
+                f"'{method.drafter}' is a drafter of kind '{kind}', which '{method.label}' does not use:"
+                f" choose one of `lanternbench methods` that does, or give --proposal {kind}"
             )
         return target
 

@@ -263,16 +263,20 @@ def arrays(columns: Mapping[str, NDArray]) -> list[Entry]:
 
 def _check_tokens(tokens: NDArray) -> None:
     if tokens.dtype.kind not in "iu" or tokens.ndim < 2:
-        text = f"tokens are {tokens.dtype}{list(tokens.shape)}"
-        raise ValueError(f"{text}, and not whole numbers [images, tokens]")
+        raise ValueError(
+            f"tokens are {tokens.dtype}{list(tokens.shape)},"
+            " and not whole numbers [images, tokens]"
+        )
     if tokens.size and int(tokens.max()) >= 2**31:
         raise ValueError(f"tokens has {tokens.max()}, which no codebook has")
 
 
 def _check_pixels(images: NDArray) -> None:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or not images.size:
-        text = f"images are {images.dtype}{list(images.shape)}"
-        raise ValueError(f"{text}, and not uint8 [images, height, width, 3]")
+        raise ValueError(
+            f"images are {images.dtype}{list(images.shape)},"
+            " and not uint8 [images, height, width, 3]"
+        )
 
 
 def _folder(path: Path) -> list[Entry]:
@@ -310,8 +314,10 @@ def _check_names(path: Path, images: Sequence[Path]) -> None:
 
 def _with_statistics(image: Path, statistics: Mapping[str, _Statistics]) -> Entry:
     if image.stem not in statistics:
-        text = f"{image} is not in the global_statistics of its folder"
-        raise UserError(f"{text}: remove it, or put them back.")
+        raise UserError(
+            f"{image} is not in the global_statistics of its folder:"
+            " remove it, or put them back."
+        )
     known = statistics[image.stem]
     return Entry(
         image.name,

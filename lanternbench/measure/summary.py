@@ -162,8 +162,10 @@ def read_summary(folder: Path) -> Summary:
             return Summary()
         return Summary.model_validate(content)
     except FileNotFoundError:
-        text = f"{folder} has no summary.json, so the run did not finish"
-        raise UserError(f"{text}: continue it with --resume.") from None
+        raise UserError(
+            f"{folder} has no summary.json, so the run did not finish:"
+            " continue it with --resume."
+        ) from None
     except ValidationError as error:
         reason = " ".join(first_mistake(error))
     except (ValueError, OSError, RecursionError) as error:

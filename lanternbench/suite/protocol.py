@@ -171,8 +171,10 @@ def submission(folder: Path) -> Submission:
     """
     run = read_run(folder)
     if run.config.suite is None:
-        text = f"{folder} does not follow the suite"
-        raise UserError(f"{text}: make a run that does with `lanternbench suite NAME`.")
+        raise UserError(
+            f"{folder} does not follow the suite:"
+            " make a run that does with `lanternbench suite NAME`."
+        )
     stored = [sample.model_copy(update={"token_ids": []}) for sample in iter_samples(folder)]
     selected = _prompts(run, stored)
     samples = _measured(run, selected, stored)
@@ -414,5 +416,7 @@ def read(path: Path) -> Submission:
     try:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
-        text = f"{path} is no submission ({reason(error)})"
-        raise UserError(f"{text}: make one with `submit RUN`.") from None
+        raise UserError(
+            f"{path} is no submission ({reason(error)}):"
+            " make one with `submit RUN`."
+        ) from None
