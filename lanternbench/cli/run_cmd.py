@@ -415,7 +415,7 @@ def plan_of(config: Sweep, device: str, shard: Shard | None = None) -> list[Plan
     from lanternbench import prompts as sources
     from lanternbench.experiment.worker import Worker
 
-    prompts = sources.load(config.prompts, config.num_prompts, config.seed, config.caption)
+    prompts = sources.selection(config)
     if shard is not None:
         prompts = shard.part(prompts)
     captions = [prompt.text for prompt in prompts.prompts[: config.batch]]

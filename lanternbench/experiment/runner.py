@@ -85,7 +85,7 @@ def run(
     """
     check(config)
     with closing(executor or Executor()) as workers:
-        prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        prompts = prompt_sets.selection(config)
         own = prompts if shard is None else shard.part(prompts)
         facts = workers.start(config, device, -(-len(own) // config.batch) * config.repeats)
         setup = Setup(device=facts.device if torch.cuda.is_available() else "cpu")
@@ -165,7 +165,7 @@ def check_all(runs: Sequence[Sweep], has_files: bool) -> None:
         if has_files:
             located(config.target, config.random_weights)
     for config in {(run.prompts, run.num_prompts, run.caption): run for run in runs}.values():
-        prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        prompt_sets.selection(config)
 
 
 def record_of(config: Sweep, facts: Facts, prompts: PromptSet) -> RunRecord:

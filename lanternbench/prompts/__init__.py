@@ -10,6 +10,7 @@ from lanternbench.prompts.sources import (
     PromptSource,
     captions_for,
     load,
+    selection,
 )
 
-__all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load"]
+__all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load", "selection"]

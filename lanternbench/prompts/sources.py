@@ -21,7 +21,7 @@ from lanternbench.errors import UserError, first_mistake
 from lanternbench.prompts import formats
 from lanternbench.prompts.formats import Fields, Rows, clean, json_lines, read_text
 from lanternbench.registry import components, plugin_errors, register
-from lanternbench.settings import Caption
+from lanternbench.settings import Caption, PromptSpec
 from lanternbench.utils.download import digest
 from lanternbench.utils.files import cache_dir, shipped
 from lanternbench.utils.text import one_line
@@ -170,6 +170,11 @@ def load(
             "of one caption as one."
         )
     return PromptSet(tuple(chosen), whole.title, whole.name, seed, tuple(notes))
+
+
+def selection(asked: PromptSpec) -> PromptSet:
+    """Return the prompts that settings ask for.  Raises UserError as ``load``."""
+    return load(asked.prompts, asked.num_prompts, asked.seed, asked.caption)
 
 
 def _selected(prompts: list[Prompt], count: int | None, seed: int | None) -> list[Prompt]:

@@ -92,7 +92,7 @@ class Protocol(NamedTuple):
         """
         values = self.run.model_dump(exclude_unset=True) | dict(changes)
         config = sweep(values, self.name).model_copy(update={"suite": self.stamp})
-        chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
+        chosen = prompts.selection(config)
         expected = self.settings["prompts_hash"]
         if chosen.hash != expected:
             text = f"the prompts of {config.prompts} are not those of {self.name}"
@@ -222,7 +222,7 @@ def _prompts(run: RunRecord, samples: list[Sample]) -> list[Prompt]:
     has_source = "prompts" in config.model_fields_set
     if prompts_hash(by_id.values()) == run.prompts.hash or not has_source:
         return list(by_id.values())
-    chosen = prompts.load(config.prompts, config.num_prompts, config.seed, config.caption)
+    chosen = prompts.selection(config)
     return [prompt._replace(image=None) for prompt in chosen]
 
 
