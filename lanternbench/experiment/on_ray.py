@@ -242,8 +242,10 @@ class RayWorker:
     def work(self, job: Job) -> Answer:
         node = ray().get_runtime_context().get_node_id()[:8]
         name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
-        where = Device(node=node, process=os.getpid(), device=name)
-        samples = [Finished(sample, image, where) for sample, image in self.worker.work(job)]
+        samples = []
+        for sample, image in self.worker.work(job):
+            where = Device(key=sample.key, node=node, process=os.getpid(), device=name)
+            samples.append(Finished(sample, image, where))
         costs, self.worker.costs = self.worker.costs, {}
         return samples, costs, peak_memory()
 

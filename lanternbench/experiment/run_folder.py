@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import heapq
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -224,7 +223,7 @@ class Device(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    key: str = ""  # of the sample
+    key: str  # of the sample
     node: str
     process: int = 0
     device: str = ""
@@ -355,7 +354,7 @@ class RunFolder(Ledger):
             with replacing(self.whole / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         if where is not None:
-            self._append_device(where.model_copy(update={"key": sample.key}))
+            self._append_device(where)
         self.samples.append(sample)
         self._count(sample)
         return sample
@@ -558,10 +557,9 @@ def _other_weights(old: RunRecord, new: RunRecord) -> list[str]:
     changes: list[str] = []
     if old.target.weights and new.target.weights:
         changes = differences(old.target.weights, new.target.weights)
-    known = new.metric_weights.keys() & old.metric_weights.keys()
-    before = {name: old.metric_weights[name] for name in known}
-    after = {name: new.metric_weights[name] for name in known}
-    return changes or differences(before, after)
+    known = old.metric_weights
+    now = {name: digest for name, digest in new.metric_weights.items() if name in known}
+    return changes or differences(known, known | now)
 
 
 def _other_prompts(old: RunRecord, new: RunRecord) -> list[str]:
@@ -579,7 +577,9 @@ def _other_prompts(old: RunRecord, new: RunRecord) -> list[str]:
 
 def free(path: Path) -> Path:
     """Return the first of ``path``, ``path-2``, ``path-3``, … that does not exist yet."""
-    if not path.exists():
-        return path
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(place for place in numbered if not place.exists())
+    place = path
+    number = 2
+    while place.exists():
+        place = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return place

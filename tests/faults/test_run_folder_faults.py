@@ -102,7 +102,7 @@ def test_a_planted_link_is_not_followed(name, tmp_path):
     (path / name).unlink(missing_ok=True)
     (path / name).symlink_to(tmp_path / "victim")
     with suppress(UserError), RunFolder.open(tmp_path, run_record("r", {"seed": 0})) as run:
-        run.append(sample("9"), where=Device(node="x"))
+        run.append(sample("9"), where=Device(key="9|ar|0", node="x"))
     assert (tmp_path / "victim").read_text() == "precious"
 
 
