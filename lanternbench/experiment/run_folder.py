@@ -356,7 +356,6 @@ class RunFolder(Ledger):
         if where is not None:
             self._append_device(where)
         self.samples.append(sample)
-        self._count(sample)
         return sample
 
     def _count(self, sample: Sample) -> None:
@@ -395,11 +394,9 @@ class RunFolder(Ledger):
 
     def replace(self, samples: Iterable[Sample]) -> None:
         """Rewrite ``samples.jsonl`` as a whole: with other metrics, or without some samples."""
-        self.samples.rewrite(samples)
         self.figures = Figures()
         self.images = {}
-        for sample in self.samples:
-            self._count(sample)
+        self.samples.rewrite(samples)
 
     def join(self, of: int) -> None:
         """Take over what the ``of`` shards have stored so far, in the order in which one process

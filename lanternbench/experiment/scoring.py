@@ -142,8 +142,6 @@ class Journal:
             )
             scores.append(score)
         self._lines.extend(scores)
-        for score in scores:
-            self._remember(score)
 
 
 class Scoring:

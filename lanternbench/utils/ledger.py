@@ -117,7 +117,8 @@ class Lines(Generic[Entry]):
         found: Callable[[Entry], object] = lambda entry: None,
         lenient: bool = False,
     ):
-        """``found`` is called with each stored entry.  A torn last line is removed.
+        """``found`` is called with each entry, those that are stored already and those that are
+        added.  A torn last line is removed.
 
         ``lenient``: damaged lines are skipped and keys may be repeated; otherwise both raise
         UserError, as a file that is in use does.
@@ -125,11 +126,12 @@ class Lines(Generic[Entry]):
         self.path = path
         self.kind = kind
         self.key_of = key_of
+        self.found = found
         self.lenient = lenient
         self.keys: set[Hashable] = set()
         self._fd = self._open()
         try:
-            self._load(found)
+            self._load()
         except BaseException:
             self.close()
             raise
@@ -149,14 +151,17 @@ class Lines(Generic[Entry]):
             raise UserError(f"{text}: choose a local folder.") from None
         return fd
 
-    def _load(self, found: Callable[[Entry], object]) -> None:
+    def _load(self) -> None:
         end = 0
         for end, entry in self._stored():  # noqa: B007  the last one counts
             if entry is not None:
-                self.keys.add(self.key_of(entry))
-                found(entry)
+                self._take(entry)
         with writing(self.path, OUT):
             os.ftruncate(self._fd, end)
+
+    def _take(self, entry: Entry) -> None:
+        self.keys.add(self.key_of(entry))
+        self.found(entry)
 
     def _stored(self) -> Iterator[tuple[int, Entry | None]]:
         if not self.lenient:
@@ -198,7 +203,8 @@ class Lines(Generic[Entry]):
         text = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
         with writing(self.path, OUT):
             self._append_whole(text.encode())
-        self.keys.update(map(self.key_of, entries))
+        for entry in entries:
+            self._take(entry)
 
     def _append_whole(self, lines: bytes) -> None:
         """Append in one write; what was written of it (disk full) is taken back."""
@@ -214,12 +220,11 @@ class Lines(Generic[Entry]):
 
     def rewrite(self, entries: Iterable[Entry]) -> None:
         """Replace the file as a whole, atomically."""
-        keys: set[Hashable] = set()
+        self.keys.clear()
         with replacing(self.path, OUT) as file:
             for entry in entries:
                 file.write(entry.model_dump_json().encode() + b"\n")
-                keys.add(self.key_of(entry))
-        self.keys = keys
+                self._take(entry)
         self.close()
         self._fd = self._open()
 
