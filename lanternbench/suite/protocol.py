@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,26 +101,26 @@ class Protocol(NamedTuple):
             raise UserError(f"{text} {digests}: {fix}")
         return config
 
-    def deviations(self, run: RunRecord) -> list[str]:
-        """Return what of a run is not as the protocol has it."""
+    def deviations(self, run: RunRecord) -> Iterator[str]:
+        """Yield what of a run is not as the protocol has it."""
         actual = run.config.model_dump() | {
             "target": run.target.name,
             "prompts_hash": run.prompts.hash,
             "weights": {p: run.target.weights.get(p) for p in self.settings.get("weights", ())},
         }
-        reasons = []
+        if run.config.suite != self.stamp:
+            yield "its run followed another suite"
         for name, value in self.settings.items():
             if name != "prompts" and actual.get(name) != value:  # prompts: by their hash
-                reasons.append(f"{name} is {actual.get(name)}, not {value}")
+                yield f"{name} is {actual.get(name)}, not {value}"
         if run.config.part(Sampling) != self.run.part(Sampling):
-            reasons.append("it samples otherwise")
+            yield "it samples otherwise"
         if run.config.draws_noise:
-            reasons.append("it draws noise")
+            yield "it draws noise"
         if run.config.until_told_apart:
-            reasons.append("until_told_apart is True")
+            yield "until_told_apart is True"
         if BASELINE not in run.labels:
-            reasons.append(f"it has no baseline {BASELINE}")
-        return reasons
+            yield f"it has no baseline {BASELINE}"
 
 
 def names() -> list[str]:
@@ -284,26 +284,28 @@ def judged(stated: Submission) -> tuple[Summary | None, list[str]]:
 
 def _judged(stated: Submission, frozen: Protocol) -> tuple[Summary | None, list[str]]:
     samples = list(samples_of(stated.run, stated.prompts, stated.samples))
-    reasons = []
-    if stated.run.config.suite != stated.suite:
-        reasons.append("its run followed another suite")
-    reasons += frozen.deviations(stated.run) + _incomplete(stated, frozen, samples)
-    reasons += _misdated(stated) + _unregistered(stated.run)
-    if not samples:
-        reasons = reasons or ["it has no samples"]
+    reasons = [
+        *frozen.deviations(stated.run),
+        *_incomplete(stated, frozen, samples),
+        *_misdated(stated),
+        *_unregistered(stated.run),
+    ]
     if reasons:
         return None, reasons
     figures = Figures(samples)
     summary = recomputed(stated.run, figures, stated)
-    reasons = _tampered(stated, summary, figures)
+    reasons += islice(_tampered(stated, summary, figures), 1)
     unfit = [note.text.partition(": ")[0] for note in summary.notes if note.kind == "unfit"]
     return summary, reasons + unfit
 
 
-def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample]) -> list[str]:
-    """Return what its prompts and samples lack, or have that no run of the protocol has."""
+def _incomplete(
+    stated: Submission, frozen: Protocol, samples: Sequence[Sample]
+) -> Iterator[str]:
+    """Yield what its prompts and samples lack, or have that no run of the protocol has."""
     if prompts_hash(stated.prompts) != frozen.settings["prompts_hash"]:
-        return ["its prompts are not the suite's"]
+        yield "its prompts are not the suite's"
+        return
     labels = list(dict.fromkeys(stated.run.labels))
     seeds = frozen.run.seeds
     ids = [prompt.id for prompt in stated.prompts]
@@ -312,82 +314,79 @@ def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample])
     counts = Counter(label for label, *_ in expected.keys() & found.keys())
     of = len(ids) * len(seeds)
     incomplete = [label for label in labels if counts[label] < of]
-    reasons = [f"it has {counts[label]} of {of} samples of {label}" for label in incomplete]
-    if not reasons and (found != expected or stated.samples.keys() - set(labels)):
-        reasons.append("it has samples that no run of the suite has")
-    return reasons + _impossible(stated.run, samples)
+    for label in incomplete:
+        yield f"it has {counts[label]} of {of} samples of {label}"
+    if not incomplete and (found != expected or stated.samples.keys() - set(labels)):
+        yield "it has samples that no run of the suite has"
+    yield from _impossible(stated.run, samples)
 
 
-def _misdated(stated: Submission) -> list[str]:
-    """Return what is wrong with its dates: they are in order, and none is yet to come."""
+def _misdated(stated: Submission) -> Iterator[str]:
+    """Yield what is wrong with its dates: they are in order, and none is yet to come."""
     run = stated.run
     texts = [run.created, *(entry.at for entry in run.resumed), str(stated.submitted.get("at"))]
     try:
         dates = [datetime.fromisoformat(text).astimezone(UTC) for text in texts]
     except ValueError:
-        return [f"it has a date that is none ({', '.join(texts)})"]
+        yield f"it has a date that is none ({', '.join(texts)})"
+        return
     if dates != sorted(dates) or dates[-1] > datetime.now(UTC) + CLOCKS_DIFFER:
-        return [f"its dates are not in order, or yet to come ({', '.join(texts)})"]
-    return []
+        yield f"its dates are not in order, or yet to come ({', '.join(texts)})"
 
 
-def _unregistered(run: RunRecord) -> list[str]:
-    """Return what its methods claim and the registry does not say of them."""
-    reasons = []
+def _unregistered(run: RunRecord) -> Iterator[str]:
+    """Yield what its methods claim and the registry does not say of them."""
     pairs: list[tuple[MethodRecord, Method]] = []
     for one in run.methods:
         try:
             pairs.append((one, method(one.method, **one.options)))
         except UserError:
             if one.lossless:
-                reasons.append(f"{one.label} claims to be lossless, and is not registered")
+                yield f"{one.label} claims to be lossless, and is not registered"
     methods = [known for _, known in pairs]
     labels = {known.label for known in [*methods, *labelled(methods)]}
     for one, known in pairs:
         if one.lossless != known.lossless:
             claim = "lossless" if one.lossless else "not lossless"
-            reasons.append(f"{one.label} claims to be {claim}, unlike the method of its options")
+            yield f"{one.label} claims to be {claim}, unlike the method of its options"
         if one.label not in labels:
-            reasons.append(f"{one.label} is no label of the method of its options")
-    return reasons
+            yield f"{one.label} is no label of the method of its options"
 
 
-def _impossible(run: RunRecord, samples: Sequence[Sample]) -> list[str]:
-    """Return what samples have that a run of the suite cannot measure."""
-    reasons = []
+def _impossible(run: RunRecord, samples: Sequence[Sample]) -> Iterator[str]:
+    """Yield what samples have that a run of the suite cannot measure."""
     if any(sample.method == IMPORTED for sample in samples):
-        reasons.append("it has imported figures, which were not measured")
+        yield "it has imported figures, which were not measured"
     tokens = math.prod(run.target.grid or (0,))
     if other := {sample.tokens for sample in samples} - {tokens}:
-        reasons.append(f"it has images of {other.pop()} tokens")
+        yield f"it has images of {other.pop()} tokens"
     if any(s.step_s and sum(s.step_s) > s.decode_s + 1e-3 for s in samples):
-        reasons.append("it has steps that took longer than their decode")
-    return reasons
+        yield "it has steps that took longer than their decode"
 
 
-def _tampered(stated: Submission, summary: Summary, figures: Figures) -> list[str]:
-    """Return a figure that does not follow from the samples."""
+def _tampered(stated: Submission, summary: Summary, figures: Figures) -> Iterator[str]:
+    """Yield what does not follow from the samples."""
     if [row.label for row in stated.rows] != [row.label for row in summary.rows]:
-        return ["its rows are not those that its samples give"]
-    wrong = []
+        yield "its rows are not those that its samples give"
+        return
     for row, computed in zip(stated.rows, summary.rows, strict=True):
-        wrong += [f"{name} of {row.label}" for name in _unequal(row, computed)]
+        for name in _unequal(row, computed):
+            yield f"its samples give another {name} of {row.label}"
     if not _close(stated.ar_ms_per_token, ms_per_token(summary.rows)):
-        wrong.append("ar_ms_per_token")
+        yield "its samples give another ar_ms_per_token"
     for name, value in clock(figures).items():
         if not _close([stated.clock.get(name)], [value]):
-            wrong.append(name)
-    return [f"its samples give another {wrong[0]}"] if wrong else []
+            yield f"its samples give another {name}"
 
 
-def _unequal(row: Row, computed: Row) -> list[str]:
-    """Return what a row has that differs from the one that is computed."""
-    facts = ("method", "n", "lossless", "options")
-    names = [name for name in facts if getattr(row, name) != getattr(computed, name)]
+def _unequal(row: Row, computed: Row) -> Iterator[str]:
+    """Yield what a row has that differs from the one that is computed."""
+    for name in ("method", "n", "lossless", "options"):
+        if getattr(row, name) != getattr(computed, name):
+            yield name
     for name, figure in row.figures.items():
         if not _close(figure, computed.figure(name)):
-            names.append(name)
-    return names
+            yield name
 
 
 def _close(stated: Sequence[float | None], computed: Sequence[float | None]) -> bool:

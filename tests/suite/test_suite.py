@@ -110,7 +110,7 @@ def test_a_run_of_the_suite_says_so_in_every_result(short):
 def test_what_departs_from_the_protocol_is_named(short):
     found, folder = short
     about = json.loads((folder / "run.json").read_text())
-    assert found.deviations(RunRecord.model_validate(about)) == []
+    assert list(found.deviations(RunRecord.model_validate(about))) == []
     config = about["config"]
     for changes, says in (
         ({"config": config | {"seed": 1}}, "seed is 1, not 0"),
