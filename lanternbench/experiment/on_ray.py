@@ -401,10 +401,9 @@ class RayExecutor(Executor):
         self.pool[self.pool.index(worker)] = started = self._start_worker()
         return started
 
-    def notes(self) -> list[str]:
-        if self.device != "cpu" or not self._peak:
-            return []
-        return [f"The largest of the workers held {self._peak / 1e6:,.0f} MB at its peak."]
+    def notes(self) -> Iterator[str]:
+        if self.device == "cpu" and self._peak:
+            yield f"The largest of the workers held {self._peak / 1e6:,.0f} MB at its peak."
 
     def _dismiss(self) -> None:
         while self.pool:

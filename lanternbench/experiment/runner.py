@@ -100,10 +100,10 @@ def run(
             costs = _measure(folder, config, workers, own, watch)
             if watch.remeasure and _discard_noisy(folder):
                 costs = _measure(folder, config, workers, own, watch)
-            remarks = workers.notes()
+            remarks = list(workers.notes())
             if facts.target.remark:
                 remarks.append(facts.target.remark)
-            finish = partial(_finish, config=config, costs=costs, remarks=remarks)
+            finish = partial(_finish, costs=costs, remarks=remarks)
             if shard is None:
                 return folder.path, finish(folder, scorers)
             return _finish_shard(folder, shard, scorers, finish)
@@ -185,11 +185,7 @@ def record_of(config: Sweep, facts: Facts, prompts: PromptSet) -> RunRecord:
 
 
 def _finish(
-    folder: RunFolder,
-    scorers: Sequence[Scorer],
-    config: Sweep,
-    costs: Costs,
-    remarks: list[str],
+    folder: RunFolder, scorers: Sequence[Scorer], costs: Costs, remarks: list[str]
 ) -> Summary:
     """Score whole sets of images if that is still to be done, and write the summary; ``costs``:
     of scores of single images.
@@ -207,22 +203,22 @@ def _finish(
         unchanged = columns.keys() - scoring.computed
         notes += [note for note in old.notes if note.metric in unchanged]
     notes += [Note("info", None, text) for text in remarks]
-    notes += drafter_notes(folder, config)
+    notes += drafter_notes(folder)
     new = summarise(folder.figures, folder.run, scoring.sets)
     summary = new.after(old, notes, costs | scoring.costs)
     folder.finish(summary)
     return summary
 
 
-def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
-    """Return a warning for each method whose published drafter starts far below what the catalogue
+def drafter_notes(folder: RunFolder) -> Iterator[Note]:
+    """Yield a warning for each method whose published drafter starts far below what the catalogue
     expects of it.
     """
+    config = folder.run.config
     row = catalogue().get(config.target.partition("=")[0])
     if row is None or config.draws_noise:
-        return []
+        return
     top, bottom = folder.figures.column("first_token_acceptance")
-    notes = []
     for method in expand(config):
         if method.drafter:
             continue
@@ -231,13 +227,12 @@ def drafter_notes(folder: RunFolder, config: Sweep) -> list[Note]:
             row,
             method.proposal.drafter_kind or "",
             method.choices.tree,
-            folder.run.config.temperature,
+            config.temperature,
             accepted=round(top[of_method].sum()),
             steps=round(bottom[of_method].sum()),
         )
         if note:
-            notes.append(note._replace(text=f"{method.label}: {note.text}"))
-    return notes
+            yield note._replace(text=f"{method.label}: {note.text}")
 
 
 def missing_units(folder: RunFolder, config: Sweep, prompts: PromptSet) -> list[Unit]:

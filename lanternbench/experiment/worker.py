@@ -317,23 +317,20 @@ class Executor:
         labels, _ = self.named(units)
         return {label: self.worker.seconds_per_image(label, captions) for label in labels}
 
-    def notes(self) -> list[str]:
-        """Return notes for the reader of the results; on a CPU memory is the process's, whichever
+    def notes(self) -> Iterator[str]:
+        """Yield notes for the reader of the results; on a CPU memory is the process's, whichever
         method runs.
         """
-        notes = list(self.worker.target.caption_notes(list(self.captions)))
+        yield from self.worker.target.caption_notes(list(self.captions))
         for label, limit in self.worker.batch_limits.items():
             if limit.items is not None:
-                notes.append(
-                    f"{label} decoded {limit.items} prompts at once, because memory ran out for "
-                    "more: images are the same, a smaller --batch saves the attempts."
+                yield (
+                    f"{label} decoded {limit.items} prompts at once, because memory ran out for"
+                    " more: images are the same, a smaller --batch saves the attempts."
                 )
         peak = peak_memory()
         if self.worker.device == "cpu" and peak is not None:
-            notes.append(
-                f"The process held {peak / 1e6:,.0f} MB at its peak, evaluators included."
-            )
-        return notes
+            yield f"The process held {peak / 1e6:,.0f} MB at its peak, evaluators included."
 
     def close(self) -> None:
         """End what was started; calling it twice is harmless."""

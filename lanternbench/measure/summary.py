@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +188,7 @@ def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Sum
         if label == BASELINE and used is not None:
             of_sets["bandwidth_share"] = Estimate(used.share, n=used.images)
         rows.append(_row(figures, label, run, of_sets, lossless[label]))
-    notes = notes_of(figures, run)
+    notes = list(notes_of(figures, run))
     if any(metrics.column(name).random for name in [*figures.metrics, *whole]):
         notes.append(RANDOM_NOTE)
     return Summary(rows=rows, notes=notes, sets=whole, suite=run.config.suite)
@@ -207,26 +207,27 @@ def claims(figures: Figures, run: RunRecord) -> dict[str, bool | None]:
     return lossless
 
 
-def notes_of(figures: Figures, run: RunRecord) -> list[Note]:
-    """Return the notes on a run, its baseline and its methods, which need no intervals."""
-    notes = list(run_notes(figures, run))
+def notes_of(figures: Figures, run: RunRecord) -> Iterator[Note]:
+    """Yield the notes on a run, its baseline and its methods, which need no intervals."""
+    yield from run_notes(figures, run)
     used = utilisation(figures, run)
     if used is not None:
-        notes.append(used.note)
+        yield used.note
     lossless = claims(figures, run)
     for method in run.methods:
         if method.lossless and lossless[method.label] is False:
             text = f"{method.label} promises to be lossless, but its samples show a loss."
-            notes.append(Note("warning", "fidelity_loss", text))
-    return notes + support_notes(figures, lossless)
+            yield Note("warning", "fidelity_loss", text)
+    yield from support_notes(figures, lossless)
 
 
-def support_notes(figures: Figures, lossless: Mapping[str, bool | None]) -> list[Note]:
-    """Return a warning for each imported method that draws tokens which the target excludes, and
+def support_notes(
+    figures: Figures, lossless: Mapping[str, bool | None]
+) -> Iterator[Note]:
+    """Yield a warning for each imported method that draws tokens which the target excludes, and
     for each lossy one whose distance from the target nothing bounds.
     """
     baseline = figures.mean("log_prob", BASELINE)
-    notes: list[Note] = []
     for label, is_lossless in lossless.items():
         if label not in figures.methods:
             continue
@@ -238,7 +239,7 @@ def support_notes(figures: Figures, lossless: Mapping[str, bool | None]) -> list
                 " top-p and count as probability 1e-10: give the --temperature, --top-k, --top-p"
                 " and --guidance that they were drawn with."
             )
-            notes.append(Note("warning", "log-prob", text, "outside the support", label))
+            yield Note("warning", "log-prob", text, "outside the support", label)
         bounded = is_lossless is not False or figures.mean("fidelity_loss", label) is not None
         if bounded or log_prob is None or outside is None:
             continue
@@ -248,8 +249,7 @@ def support_notes(figures: Figures, lossless: Mapping[str, bool | None]) -> list
             f" nothing bounds how far it is from the target: the mean log-probability of its"
             f" tokens is {log_prob:.2f}{compared}."
         )
-        notes.append(Note("warning", "fidelity_loss", text, "outside the support", label))
-    return notes
+        yield Note("warning", "fidelity_loss", text, "outside the support", label)
 
 
 def kept_sets(figures: Figures, summary: Summary) -> Sets:

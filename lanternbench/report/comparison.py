@@ -197,7 +197,7 @@ def read_compared(results: Path, name: str) -> ComparedRun:
     folder = find(results, [name])[0]
     run = read_run(folder)
     figures = Figures(iter_samples(folder))
-    return ComparedRun(folder, run, figures, notes_of(figures, run))
+    return ComparedRun(folder, run, figures, list(notes_of(figures, run)))
 
 
 def relabelled(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterator[Sample]:

@@ -288,7 +288,7 @@ def test_a_lossy_method_without_a_bound_has_a_note_on_the_tokens_that_it_drew():
     assert note.kind == "warning"
     for part in ("sjd-sv", "15.8% of its tokens", "-5.80", "ar's tokens -1.15"):
         assert part in str(note)
-    assert not support_notes(Figures([baseline, bounded]), lossless)
+    assert not list(support_notes(Figures([baseline, bounded]), lossless))
 
 
 def test_the_share_of_tokens_outside_the_support_counts_those_that_the_target_excludes():
