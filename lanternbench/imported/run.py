@@ -145,33 +145,36 @@ def _by_name(entries: Sequence[Entry], known: Known) -> list[Prompt]:
 
 def check_tokens(entries: Sequence[Entry], target: Target) -> None:
     """Raise UserError for tokens that the target cannot have drawn, or more steps than tokens."""
+    grid = " × ".join(map(str, target.grid))
     for entry in entries:
         steps = max(entry.steps or 0, entry.per_step or 0)
         if steps > target.length:
-            text = f"{entry.where} has {steps:g} steps or tokens a step"
             raise UserError(
-                f"{text}, and an image of {target.name} has {target.length} tokens: give the"
-                " forward passes of the target for one image."
+                f"{entry.where} has {steps:g} steps or tokens a step, and an image of"
+                f" {target.name} has {target.length} tokens: give the forward passes of the target"
+                " for one image."
             )
         tokens = entry.tokens
         if tokens is None:
             continue
         if tokens.shape != (target.length,):
-            rows, columns = target.grid
-            text = f"{entry.where} has {tokens.size} tokens, and {target.name} draws {target.length} ({rows} × {columns})"
-            raise UserError(f"{text}: give its image tokens alone, without text and row ends.")
+            raise UserError(
+                f"{entry.where} has {tokens.size} tokens, and {target.name} draws"
+                f" {target.length} ({grid}): give its image tokens alone, without text and row"
+                " ends."
+            )
         if len(entry.shape) > 1 and entry.shape != target.grid:
-            rows, columns = target.grid
             shape = " × ".join(map(str, entry.shape))
             raise UserError(
-                f"{entry.where} has {shape} tokens, and {target.name} draws {rows} × {columns}:"
-                " give rows of that grid, or all tokens in one row."
+                f"{entry.where} has {shape} tokens, and {target.name} draws {grid}: give rows of"
+                " that grid, or all tokens in one row."
             )
         wrong = tokens[(tokens < 0) | (tokens >= target.vocab)]
         if wrong.size:
-            text = f"{entry.where} has token {wrong[0]}, and the codebook of {target.name} {target.vocab}"
             raise UserError(
-                f"{text}: give indices of the codebook, not ids of the language model's vocabulary."
+                f"{entry.where} has token {wrong[0]}, and the codebook of {target.name}"
+                f" {target.vocab}: give indices of the codebook, not ids of the language model's"
+                " vocabulary."
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import as_file, files
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -125,8 +125,7 @@ class Plan(NamedTuple):
 @cache
 def recipes() -> dict[str, Recipe]:
     """Return the recipes by the name of their paper."""
-    with as_file(files("lanternbench.reproduce").joinpath("recipes.yaml")) as path:
-        values = read_yaml(path, "the recipes")
+    values = read_yaml(Path(__file__).with_name("recipes.yaml"), "the recipes")
     return {name: Recipe.model_validate(value) for name, value in values.items()}
 
 
@@ -214,10 +213,9 @@ def plan(group: Group, given: Mapping[str, object]) -> Plan:
         values.pop("num_prompts", None)
     for name in ("prompts", "temperature", *OPEN):
         sources.setdefault(name, REHEARSAL if rehearsal else NOT_KNOWN)
-    for name, value in given.items():
-        values[name] = value
-        sources[name] = "given"
-    values["metrics"] = given.get("metrics", [] if rehearsal else _metrics(group))
+    values["metrics"] = [] if rehearsal else _metrics(group)
+    values |= given
+    sources |= dict.fromkeys(given, "given")
     specs: list[MethodSpec] = []
     published: dict[str, dict[str, str]] = {}
     for row in group.rows:
