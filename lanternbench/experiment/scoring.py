@@ -386,21 +386,20 @@ def read_items(folder: RunFolder) -> tuple[list[Item], set[tuple[str, str]]]:
     items = []
     scored = set()
     labels = folder.run.target.labels
-    baselines: dict[tuple[str, int], str] = {}
+    baselines: dict[tuple[str, int], Path] = {}
     for sample in folder.samples:
         if sample.label == BASELINE and sample.image:
-            baselines[sample.prompt_id, sample.seed] = sample.image
+            baselines[sample.prompt_id, sample.seed] = folder.path / sample.image
     for sample in folder.samples:
         for name, value in sample.metrics.items():
             if value is not None:
                 scored.add((name, sample.key))
         if sample.image:
             caption = class_caption(sample.prompt) if labels else sample.prompt
-            item = Item(sample.key, folder.path / sample.image, caption)
-            baseline = baselines.get((sample.prompt_id, sample.seed))
-            if baseline and sample.label != BASELINE:
-                item = item._replace(baseline=folder.path / baseline)
-            items.append(item)
+            baseline = None
+            if sample.label != BASELINE:
+                baseline = baselines.get((sample.prompt_id, sample.seed))
+            items.append(Item(sample.key, folder.path / sample.image, caption, baseline))
     if not any(item.path.is_file() for item in items):
         raise UserError(
             f"{folder.path} has no images left: put them back, or draw them again with --fresh."
