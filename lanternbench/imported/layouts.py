@@ -35,6 +35,7 @@ from safetensors import safe_open
 
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import reason
+from lanternbench.measure.samples import Seconds
 from lanternbench.metrics.images import images_in
 from lanternbench.utils.files import open_file
 
@@ -70,7 +71,6 @@ class _Part(BaseModel):
 
 
 Steps = Annotated[int, Field(ge=1, le=2**24)]
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Token = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Name = Annotated[str, Field(min_length=1)]
 Id = Annotated[Name, BeforeValidator(lambda name: str(name) if isinstance(name, int) else name)]

@@ -79,8 +79,9 @@ def _check_sizes(ks: list[int], codes: int) -> None:
     """Raise UserError for a k that is no number of neighbours."""
     for k in ks:
         if not 2 <= k <= codes:
-            text = f"k = {k} is no neighbourhood: a token and its neighbours are 2 to {codes}"
-            raise UserError(text)
+            raise UserError(
+                f"k = {k} is no neighbourhood: a token and its neighbours are 2 to {codes}"
+            )
 
 
 def _mass(trace: Trace | None, neighbours: Tensor) -> Tensor:

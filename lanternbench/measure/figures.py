@@ -33,6 +33,7 @@ MORE_LOAD = 2.0  # programs more, and times as many, that make one load clearly 
 PARTS = 16  # of an image, in raster order
 SLOW = 2.0  # a step of more than so many medians was held up
 Flags = NDArray[np.bool_]
+ALL = slice(None)  # samples
 
 
 def by_position(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -220,16 +221,14 @@ class Figures:
 
     def __init__(self, samples: Iterable[Sample] = ()):
         self.labels: dict[str, int] = {}
-        self.ids: dict[str, int] = {}
         self.prompts: dict[str, int] = {}  # by text: two ids of one caption are one observation
         self.categories: dict[str | None, int] = {}
         self.settings: dict[str | None, int] = {}
         self.methods: dict[str, tuple[str, dict[str, Any]]] = {}  # label -> preset, options
         self.metrics: dict[str, None] = {}
         self.steps: defaultdict[str, Steps] = defaultdict(Steps)  # by label
-        self._codes = {
-            name: array("q") for name in ("label", "id", "prompt", "category", "seed", "setting")
-        }
+        self.pairs: list[tuple[str, int]] = []  # prompt id and seed of each sample
+        self._codes = {name: array("q") for name in ("label", "prompt", "category", "setting")}
         # of each figure: sample, top and bottom, one after the other
         self._columns = defaultdict[str, array](lambda: array("d"))
         self._tokens: dict[int, NDArray[np.int32]] = {}  # of images that share noise, by sample
@@ -243,13 +242,12 @@ class Figures:
         self.steps[sample.label].add(sample)
         for name, codes, value in (
             ("label", self.labels, sample.label),
-            ("id", self.ids, sample.prompt_id),
             ("prompt", self.prompts, sample.prompt or sample.prompt_id),
             ("category", self.categories, sample.category or None),
             ("setting", self.settings, sample.setting),
         ):
             self._codes[name].append(codes.setdefault(value, len(codes)))  # type: ignore[arg-type, call-overload]
-        self._codes["seed"].append(sample.seed)
+        self.pairs.append((sample.prompt_id, sample.seed))
         for figure, *fraction in of_sample(sample):
             self._columns[figure].extend((index, *fraction))
         if sample.noise == "shared":
@@ -259,9 +257,7 @@ class Figures:
         return len(self._codes["label"])
 
     def codes(self, name: str) -> NDArray[np.int64]:
-        """Return the number of each sample's label, prompt, category or setting, or its seed:
-        [samples].
-        """
+        """Return the number of each sample's label, prompt, category or setting: [samples]."""
         return np.frombuffer(self._codes[name], np.int64)
 
     def of(self, label: str) -> Flags:
@@ -303,9 +299,8 @@ class Figures:
         """For every sample the index of the baseline's with the same prompt and seed, -1 if there
         is none.
         """
-        keys = list(zip(self._codes["id"], self._codes["seed"]))
-        base = {keys[i]: i for i in np.flatnonzero(self.of(BASELINE))}
-        return np.array([base.get(key, -1) for key in keys], np.int64)
+        base = {self.pairs[i]: i for i in np.flatnonzero(self.of(BASELINE))}
+        return np.array([base.get(pair, -1) for pair in self.pairs], np.int64)
 
     @cached_property
     def comparable(self) -> Flags:
@@ -363,7 +358,7 @@ class Figures:
         """Return a figure of one label; None if it was not measured."""
         return self.ratio(name, self.of(label))
 
-    def ratio(self, name: str, where: Flags) -> float | None:
+    def ratio(self, name: str, where: Flags | slice = ALL) -> float | None:
         """Return Σ top / Σ bottom over the samples in ``where``; None without any."""
         top, bottom = self.column(name)
         below = bottom[where].sum()

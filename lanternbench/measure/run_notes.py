@@ -3,6 +3,7 @@ was made.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -29,10 +30,9 @@ def contention(figures: Figures, environment: Environment) -> Note | None:
     """Return a warning, with advice, if other programs used the machine: a high load, slow steps,
     or little CPU time.
     """
-    recorded = figures.column("load")[1] >= 0
-    load = figures.ratio("load", recorded)
-    slow = figures.ratio("slow_steps", recorded)
-    busy = figures.ratio("cpu_share", recorded)
+    load = figures.ratio("load")
+    slow = figures.ratio("slow_steps")
+    busy = figures.ratio("cpu_share")
     cores = environment.cores
     marks = []
     if load is not None and cores is not None and load > cores:
@@ -79,9 +79,7 @@ def noisy_prompts(figures: Figures, environment: Environment) -> set[tuple[str, 
         noisy |= load > environment.cores * loaded
     if environment.on_cpu:
         noisy |= busy < IDLE_SHARE * timed
-    ids = list(figures.ids)
-    places = np.flatnonzero(noisy)
-    return {(ids[figures.codes("id")[i]], int(figures.codes("seed")[i])) for i in places}
+    return set(compress(figures.pairs, noisy))
 
 
 def run_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
@@ -131,10 +129,9 @@ def complete_prompts(figures: Figures, labels: Sequence[str]) -> int:
     """Return the number of prompts of which every method has a sample."""
     if not set(labels) <= figures.labels.keys():
         return 0
-    prompts = figures.codes("id")
-    complete = set(prompts)
+    complete = {prompt for prompt, _ in figures.pairs}
     for label in labels:
-        complete &= set(prompts[figures.of(label)])
+        complete &= {prompt for prompt, _ in compress(figures.pairs, figures.of(label))}
     return len(complete)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from itertools import chain, count, repeat
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -144,10 +145,7 @@ class Sample(BaseModel):
 
     def _raster_steps(self) -> list[int]:
         """Return the step that committed each token if they were committed one after the other."""
-        steps: list[int] = []
-        for step, length in enumerate(self.accept_lengths):
-            steps += [step] * length
-        return steps
+        return list(chain.from_iterable(map(repeat, count(), self.accept_lengths)))
 
     def _check_key(self) -> None:
         method = self.key.removeprefix(f"{self.prompt_id}|").removesuffix(f"|{self.seed}")

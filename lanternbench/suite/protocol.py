@@ -258,8 +258,7 @@ def recomputed(run: RunRecord, figures: Figures, stated: Summary | Submission) -
 
 def clock(figures: Figures) -> dict[str, float | None]:
     """Return the signs of noisy timing, over all samples."""
-    every = np.ones(len(figures), bool)
-    return {name: figures.ratio(name, every) for name in CLOCK}
+    return {name: figures.ratio(name) for name in CLOCK}
 
 
 def ms_per_token(rows: Sequence[Row]) -> Estimate:
