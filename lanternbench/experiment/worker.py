@@ -50,6 +50,7 @@ PREPARED = 8192  # units whose captions are encoded together, before any of them
 PHASES = ("draft", "verify", "commit")  # of a step; what is left is "other"
 OnStep = Callable[[int, int], None]  # tokens done, of
 Say = Callable[[str], None]  # shows the current activity
+Drawn = tuple[Sample, Image.Image]
 
 
 class Job(NamedTuple):
@@ -215,20 +216,19 @@ class Worker:
         tokens = max(sum(sum(g.accept_lengths) for g in generations), 1)
         return encoding + first.decode_s * self.target.length / tokens + rendering
 
-    def work(
-        self, job: Job, on_step: OnStep | None = None
-    ) -> Iterator[tuple[Sample, Image.Image]]:
+    def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[Drawn]:
         """Yield the job's samples, scored, with their images; ``on_step`` is called after every
         step.
         """
-        decoder = self.decoders[job.label]
         limit = self.batch_limits[job.label]
-        timed = self.config.batch == 1
-
-        def decode(prompts: list[Prompt]) -> list[tuple[Sample, Image.Image]]:
-            made = make_samples(decoder, prompts, job.seed, timed, on_step, self.memory)
-            return list(made)
-
+        decode = partial(
+            make_samples,
+            self.decoders[job.label],
+            seed=job.seed,
+            timed=self.config.batch == 1,
+            on_step=on_step,
+            memory=self.memory,
+        )
         with memory_errors(f"'{job.label}' decoded"):
             samples = limit.results(decode, job.prompts, self.forget_recordings)
         for sample, image in samples:
@@ -404,14 +404,14 @@ def make_samples(
     timed: bool,
     on_step: OnStep | None = None,
     memory: PeakMemory | None = None,
-) -> Iterator[tuple[Sample, Image.Image]]:
-    """Yield an image per prompt; ``on_step``: called after each step, in one process alone."""
+) -> list[Drawn]:
+    """Return an image per prompt; ``on_step``: called after each step, in one process alone."""
     target = decoder.target
     record = method_record(decoder)
     count = process_count(target.model, len(prompts))
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
-    def make(part: list[Prompt]) -> list[tuple[Sample, Image.Image]]:
+    def make(part: list[Prompt]) -> list[Drawn]:
         captions = [prompt.text for prompt in part]
         ids = [prompt.id for prompt in part]
         own_on_step = on_step if count == 1 else None
@@ -446,7 +446,7 @@ def make_samples(
             samples.append(Sample(**fields))
         return list(zip(samples, images, strict=True))
 
-    yield from side_by_side(make, prompts, count)
+    return list(side_by_side(make, prompts, count))
 
 
 def trace_fields(
