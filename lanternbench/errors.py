@@ -64,6 +64,15 @@ def first_mistake(error: ValidationError) -> tuple[str, str]:
     return field, reason(first)
 
 
+def cause(error: Exception) -> str:
+    """Return what is wrong first in a value that pydantic refuses, and where; else the message."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return " ".join(first_mistake(error)).strip()
+    return str(error)
+
+
 def reason(error: ErrorDetails) -> str:
     """Return why a value is wrong: our own words, or else a translation of pydantic's."""
     if error["type"] == "value_error":

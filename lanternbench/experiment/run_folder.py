@@ -22,11 +22,11 @@ from typing import Self
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from safetensors.numpy import save
 
 from lanternbench import __version__
-from lanternbench.errors import UserError, first_mistake
+from lanternbench.errors import UserError, cause
 from lanternbench.experiment.shards import Shard
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.run_record import Environment, Resumption, RunRecord, Shards
@@ -73,15 +73,8 @@ def read_run(path: Path) -> RunRecord:
         ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"{path}/run.json is damaged ({reason(error)}): restore it or give --fresh."
+            f"{path}/run.json is damaged ({cause(error)}): restore it or give --fresh."
         ) from None
-
-
-def reason(error: Exception) -> str:
-    """Return what is wrong first, and where."""
-    if isinstance(error, ValidationError):
-        return " ".join(first_mistake(error)).strip()
-    return str(error)
 
 
 def key_of(sample: Sample) -> str:

@@ -33,8 +33,7 @@ from pydantic import (
 )
 from safetensors import safe_open
 
-from lanternbench.errors import UserError
-from lanternbench.experiment.run_folder import reason
+from lanternbench.errors import UserError, cause
 from lanternbench.measure.samples import Seconds
 from lanternbench.metrics.images import images_in
 from lanternbench.utils.files import open_file
@@ -152,7 +151,7 @@ def read(path: Path) -> list[Entry]:
     try:
         entries = readers[suffix](path)
     except Exception as error:  # a damaged file makes its library raise almost anything
-        why = reason(error).partition("\n")[0]
+        why = cause(error).partition("\n")[0]
         raise UserError(f"{path} cannot be imported ({why}): give {LAYOUTS}.") from None
     if not entries:
         raise UserError(f"{path} has no images: give {LAYOUTS}.")
@@ -171,7 +170,7 @@ def _lines(path: Path) -> list[Entry]:
                 line = _Line.model_validate_json(text)
                 entries.append(line.entry(where, path.parent))
             except ValueError as error:
-                raise ValueError(f"{where}: {reason(error)}") from None
+                raise ValueError(f"{where}: {cause(error)}") from None
             labels.add(line.label)
     if len(labels) > 1:
         raise ValueError(f"it has images of {len(labels)} methods: keep the lines of one")
@@ -349,6 +348,6 @@ def _statistics(path: Path) -> dict[str, _Statistics]:
                 statistics |= reader.validate_python(json.loads(opened.read()))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
-                f"{file} is damaged ({reason(error)}): put back what LANTERN wrote."
+                f"{file} is damaged ({cause(error)}): put back what LANTERN wrote."
             ) from None
     return statistics

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from lanternbench import metrics
-from lanternbench.errors import UserError, first_mistake
+from lanternbench.errors import UserError, cause
 from lanternbench.measure import statistics
 from lanternbench.measure.baseline import utilisation
 from lanternbench.measure.figures import BASELINE, Figures, Flags, acceptance
@@ -166,11 +166,10 @@ def read_summary(folder: Path) -> Summary:
             f"{folder} has no summary.json, so the run did not finish:"
             " continue it with --resume."
         ) from None
-    except ValidationError as error:
-        reason = " ".join(first_mistake(error))
     except (ValueError, OSError, RecursionError) as error:
-        reason = str(error)
-    raise UserError(f"{path} cannot be read ({reason}): restore it, or run again with --fresh.")
+        raise UserError(
+            f"{path} cannot be read ({cause(error)}): restore it, or run again with --fresh."
+        ) from None
 
 
 def summarise(figures: Figures, run: RunRecord, sets: Sets | None = None) -> Summary:

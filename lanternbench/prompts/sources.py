@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
-from lanternbench.errors import UserError, first_mistake
+from lanternbench.errors import UserError, cause, first_mistake
 from lanternbench.prompts import formats
 from lanternbench.prompts.formats import Fields, Rows, clean, json_lines, read_text
 from lanternbench.registry import components, plugin_errors, register
@@ -486,7 +486,7 @@ def geneval_metadata(path: Path) -> list[GenEvalLine]:
         try:
             line = GenEvalLine.model_validate(formats.parsed(text, path, number))
         except ValidationError as error:
-            fault = " ".join(first_mistake(error))
+            fault = cause(error)
             raise UserError(
                 f"{path} line {number} is none of GenEval's metadata ({fault}): give prompt, tag "
                 "and include as the official file has them."

@@ -18,10 +18,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from lanternbench import __version__, prompts
-from lanternbench.errors import UserError, unknown
+from lanternbench.errors import UserError, cause, unknown
 from lanternbench.experiment.config import labelled, sweep
 from lanternbench.experiment.environment import commit
-from lanternbench.experiment.run_folder import iter_samples, read_run, reason
+from lanternbench.experiment.run_folder import iter_samples, read_run
 from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.run_record import IMPORTED, MethodRecord, RunRecord
 from lanternbench.measure.samples import Sample, fields_of
@@ -278,7 +278,7 @@ def judged(stated: Submission) -> tuple[Summary | None, list[str]]:
         return _judged(stated, frozen)
     # of a file from elsewhere
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        return None, [f"it has what no run can have ({reason(error)})"]
+        return None, [f"it has what no run can have ({cause(error)})"]
 
 
 def _judged(stated: Submission, frozen: Protocol) -> tuple[Summary | None, list[str]]:
@@ -415,6 +415,6 @@ def read(path: Path) -> Submission:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is no submission ({reason(error)}):"
+            f"{path} is no submission ({cause(error)}):"
             " make one with `submit RUN`."
         ) from None

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from lanternbench.errors import UserError, first_mistake
+from lanternbench.errors import UserError, cause
 from lanternbench.utils.files import (
     APPEND,
     FRESH,
@@ -56,7 +56,7 @@ def scan(path: Path, kind: type[Entry]) -> Iterator[Line[Entry]]:
                 try:
                     line = Line(number, end, kind.model_validate_json(text))
                 except ValidationError as error:
-                    line = Line(number, end, None, " ".join(first_mistake(error)).strip())
+                    line = Line(number, end, None, cause(error))
                     is_json = error.errors()[0]["type"] != "json_invalid"
                     is_last = not lines.peek(1)  # type: ignore[attr-defined]
                     is_torn = is_torn or (is_last and not is_json)
