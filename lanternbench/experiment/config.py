@@ -104,8 +104,6 @@ def specs(
     """
     entries = checked(Sweep, {"methods": presets.expanded(list(methods))}, where).methods
     check_specs(entries, where)
-    if len(entries) == 1:
-        return [entries[0] | options]
     choices = {key: options[key] for key in Choices._fields if key in options}
     for key, value in options.items():
         takers = entries
@@ -162,13 +160,14 @@ def is_readable(option: str, value: object) -> bool:
 def expand(config: Sweep) -> list[Method]:
     """Return every method of a sweep, ``ar`` first, each once; a list of option values is a grid."""
     specs: list[MethodSpec] = [{"method": BASELINE}] if config.baseline else []
-    methods: dict[str, Method] = {}
+    by_key: dict[str, Method] = {}
     for spec in specs + config.methods:
         for one in _grid(spec, config.drafter):
-            methods.setdefault(one.key, one)
+            by_key.setdefault(one.key, one)
+    methods = list(by_key.values())
     if config.drafter:
-        _check_drafter(config.drafter, list(methods.values()))
-    return labelled(list(methods.values()))
+        _check_drafter(config.drafter, methods)
+    return labelled(methods)
 
 
 def labelled(methods: Sequence[Method]) -> list[Method]:

@@ -333,13 +333,10 @@ class Figures:
         has none.
         """
         samples = self.of(label)
-        timed = name == "latency_s"
-        if timed:  # as in ``speedup``: what was timed otherwise than its baseline's is left out
+        if name == "latency_s":  # as in ``speedup``: what was timed otherwise than its baseline's is left out
             samples &= self.comparable | (self.paired < 0)
         top, bottom = self.of_prompts(name, samples)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            values = np.where(bottom > 0, top / bottom, np.nan)
-        return np.where(values > 0, values, np.nan) if timed else values
+        return np.divide(top, bottom, np.full_like(top, np.nan), where=bottom > 0)
 
     def difference(self, name: str, where: Flags) -> Floats:
         """Return the mean difference to the baseline, prompt by prompt, over samples that both
