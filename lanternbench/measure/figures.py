@@ -333,7 +333,8 @@ class Figures:
         has none.
         """
         samples = self.of(label)
-        if name == "latency_s":  # as in ``speedup``: what was timed otherwise than its baseline's is left out
+        if name == "latency_s":
+            # as in ``speedup``: what was timed otherwise than its baseline's is left out
             samples &= self.comparable | (self.paired < 0)
         top, bottom = self.of_prompts(name, samples)
         return np.divide(top, bottom, np.full_like(top, np.nan), where=bottom > 0)

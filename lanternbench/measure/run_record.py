@@ -261,5 +261,4 @@ class RunRecord(Record):
         """Return the labels that the run was to measure; one that was left out for time counts if
         it is among the ``measured``.
         """
-        absent = [label for label in self.left_out if label not in measured]
-        return [label for label in self.labels if label not in absent]
+        return [label for label in self.labels if label in measured or label not in self.left_out]
