@@ -10,6 +10,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from copy import deepcopy
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,12 +88,11 @@ class Score(BaseModel):
     value: float | None
     seconds: float
 
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.key, self.metric
+
+place_of = attrgetter("key", "metric")  # of a score
 
 
-class Journal:
+class Journal(Lines[Score]):
     """Scores by image and metric; a damaged line counts as not scored, and a later one replaces an
     earlier one.
     """
@@ -101,11 +101,10 @@ class Journal:
         with writing(path, HOME):
             path.parent.mkdir(parents=True, exist_ok=True)
         self._scores: dict[tuple[str, str], Score] = {}
-        self._lines = Lines(path, Score, lambda s: s.place, self._remember, lenient=True)
-        self.close = self._lines.close
+        super().__init__(path, Score, place_of, self._remember, lenient=True)
 
     def _remember(self, score: Score) -> None:
-        self._scores[score.place] = score
+        self._scores[place_of(score)] = score
 
     def scores(self, scorer: ImageMetric, items: Iterable[Item]) -> Values:
         """Return the scores of those items that have one by the scorer's weights."""
@@ -141,7 +140,7 @@ class Journal:
                 seconds=seconds / len(items),
             )
             scores.append(score)
-        self._lines.extend(scores)
+        self.extend(scores)
 
 
 class Scoring:
