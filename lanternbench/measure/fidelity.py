@@ -57,13 +57,13 @@ def fidelity_loss(
         width = rule.group_size if sampled else 1
         for part in nodes.split(max(1, CHUNK // (vocab * width))):
             stages = node_losses(
-                q=q[part],
-                p=p[part] if sampled else None,
-                children=children[part],
-                tried=tried[part],
-                depth=depth[part],
-                rule=rule,
-                residual=residual,
+                q[part],
+                p[part] if sampled else None,
+                children[part],
+                tried[part],
+                depth[part],
+                rule,
+                residual,
             )
             losses[part] = stages.sum(-1)
     sums = losses.view(batch, length).sum(1)

@@ -9,7 +9,6 @@ whatever their number of tokens.
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from statistics import median
@@ -93,24 +92,23 @@ def acceptance(histogram: Sequence[int]) -> dict[str, object]:
     }
 
 
-@dataclass
 class Steps:
     """The steps of many samples of one method; the prefill, which drafts nothing, is left out of
     accepted lengths.
     """
 
-    seconds: array = field(default_factory=lambda: array("f"))  # of every step of timed samples
-    latencies: array = field(default_factory=lambda: array("d"))  # of every timed sample
-    lengths: Counter[int] = field(default_factory=Counter)
-    phases: Counter[str] = field(default_factory=Counter)  # seconds
-    # tokens, steps of each
-    _places: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, PARTS), np.int64))
+    def __init__(self) -> None:
+        self.seconds = array("f")  # of every step of timed samples
+        self.latencies = array("d")  # of every timed sample
+        self.lengths = Counter[int]()
+        self.phases = defaultdict[str, float](float)  # seconds
+        self._places = np.zeros((2, PARTS), np.int64)  # tokens, steps of each
 
     def add(self, sample: Sample) -> None:
         self.lengths.update(sample.accept_lengths[1:])
         self._places += by_position(np.array(sample.accept_lengths[1:], np.int64))
         for name, seconds in (sample.phases or {}).items():
-            self.phases[name.removesuffix("_s")] += seconds  # type: ignore[assignment]
+            self.phases[name.removesuffix("_s")] += seconds
         if sample.timed:
             self.latencies.append(sample.decode_s)
             self.seconds.extend(sample.step_s or [])
@@ -142,7 +140,7 @@ class Steps:
 
     def phase_shares(self) -> dict[str, float]:
         """Return the share of the decode in each phase."""
-        whole = self.phases.total()
+        whole = sum(self.phases.values())
         if not whole:
             return {}
         return {name: seconds / whole for name, seconds in self.phases.items()}
