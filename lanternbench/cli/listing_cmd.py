@@ -426,5 +426,5 @@ def runs(results: options.Results = Path("results"), as_json: options.AsRows = F
     rows = []
     for run in found:
         finished = run.finished or f"{run.samples} of {run.of}"
-        rows.append(run.model_dump() | {"date": run.date[:10], "finished": finished})
+        rows.append(run._asdict() | {"date": run.date[:10], "finished": finished})
     print_rows(rows, False, "name date target prompts methods finished disturbed")

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from PIL import Image
@@ -160,10 +160,8 @@ def _named(root: Path, name: str) -> Path:
     raise UserError(f"there is no run {name!r} in {root}: {hint}")
 
 
-class Listing(BaseModel):
+class Listing(NamedTuple):
     """A run as a line of a list; ``disturbed``: whether its timing was noisy, None if unknown."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     date: str

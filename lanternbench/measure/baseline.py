@@ -29,20 +29,17 @@ class Utilisation(NamedTuple):
         return 1000 * self.weights_gb / self.ms_per_token / self.bandwidth
 
     @property
-    def sentence(self) -> str:
-        return (
+    def note(self) -> Note:
+        """The use of the bandwidth in a sentence, as a warning if the baseline is slow."""
+        text = (
             f"ar takes {self.ms_per_token:.3g} ms a token and reads its weights"
             f" ({1000 * self.weights_gb:,.0f} MB) at {self.share:.0%} of the memory bandwidth that"
             f" was measured when the run began ({self.bandwidth:,.0f} GB/s)"
         )
-
-    @property
-    def note(self) -> Note:
-        """The sentence, as a warning if the baseline is slow."""
         if self.weights_gb < CACHED or self.share >= FLATTERED:
-            return Note("info", "speedup", f"{self.sentence}.")
-        caution = "The baseline is slow, which flatters every speedup"
-        return Note("warning", "speedup", f"{caution}: {self.sentence}.", "slow baseline")
+            return Note("info", "speedup", f"{text}.")
+        text = f"The baseline is slow, which flatters every speedup: {text}."
+        return Note("warning", "speedup", text, "slow baseline")
 
 
 def utilisation(figures: Figures, run: RunRecord) -> Utilisation | None:
