@@ -25,7 +25,7 @@ Conclusion = Literal["not worse", "worse", "undecided"]
 class Difference(NamedTuple):
     """The mean of paired differences, positive if the method is better, and its standard error.
 
-    ``freedom``: degrees of freedom of the error; None for one that a bootstrap estimated.
+    ``freedom``: degrees of freedom of the error; infinite for one that a bootstrap estimated.
     """
 
     figure: str
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
     prompts: int
     value: float
     error: float
-    freedom: int | None
+    freedom: float
 
 
 class MarginTest(NamedTuple):
@@ -91,19 +91,21 @@ def bootstrap_difference(
     standard deviation of the others, its bootstrap replicates.
     """
     error = float(values[1:].std(ddof=1))
-    return Difference(figure, method, against, prompts, float(values[0]), error, None)
+    return Difference(figure, method, against, prompts, float(values[0]), error, math.inf)
 
 
 def judge_margins(
     differences: Sequence[Difference], margins: Mapping[str, float]
 ) -> list[MarginTest]:
     """Return the test of each difference against the margin of its figure, as one family."""
+    from scipy.special import stdtrit  # takes longer to import than most commands run
+
     sizes = [margins[one.figure] for one in differences]
     not_worse = holm([_p_above(one, -size) for one, size in zip(differences, sizes)])
     worse = holm([_p_above(one._replace(value=-one.value), 0.0) for one in differences])
     tests = []
     for one, size, p, p_worse in zip(differences, sizes, not_worse, worse, strict=True):
-        reach = float(_quantile(one, 1 - ALPHA) * one.error)
+        reach = float(stdtrit(one.freedom, 1 - ALPHA)) * one.error
         test = MarginTest(
             figure=one.figure,
             method=one.method,
@@ -131,20 +133,9 @@ def _p_above(one: Difference, bound: float) -> float:
     """Return the p-value of the hypothesis that the difference is ``bound`` or less."""
     if one.error == 0:
         return float(one.value <= bound)
-    t = (bound - one.value) / one.error
-    if one.freedom is None:
-        return NormalDist().cdf(t)
-    from scipy.special import stdtr  # takes longer to import than most commands run
+    from scipy.special import stdtr
 
-    return float(stdtr(one.freedom, t))
-
-
-def _quantile(one: Difference, share: float) -> float:
-    if one.freedom is None:
-        return NormalDist().inv_cdf(share)
-    from scipy.special import stdtrit
-
-    return float(stdtrit(one.freedom, share))
+    return float(stdtr(one.freedom, (bound - one.value) / one.error))
 
 
 def prompts_to_decide(one: Difference, margin: float, tests: int) -> int:
