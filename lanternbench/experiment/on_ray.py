@@ -243,9 +243,9 @@ class RayWorker:
         node = ray().get_runtime_context().get_node_id()[:8]
         name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
         samples = []
-        for sample, image in self.worker.work(job):
-            where = Device(key=sample.key, node=node, process=os.getpid(), device=name)
-            samples.append(Finished(sample, image, where))
+        for one in self.worker.work(job):
+            where = Device(key=one.sample.key, node=node, process=os.getpid(), device=name)
+            samples.append(one._replace(where=where))
         costs, self.worker.costs = self.worker.costs, {}
         return samples, costs, peak_memory()
 

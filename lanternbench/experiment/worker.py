@@ -50,7 +50,6 @@ PREPARED = 8192  # units whose captions are encoded together, before any of them
 PHASES = ("draft", "verify", "commit")  # of a step; what is left is "other"
 OnStep = Callable[[int, int], None]  # tokens done, of
 Say = Callable[[str], None]  # shows the current activity
-Drawn = tuple[Sample, Image.Image]
 
 
 class Job(NamedTuple):
@@ -79,7 +78,7 @@ class Facts(NamedTuple):
     """Facts that a run folder records about its workers."""
 
     device: str
-    sampling: Sampling
+    sampling: Sampling  # of the target
     methods: list[MethodRecord]
     target: TargetRecord
     environment: Environment
@@ -167,7 +166,7 @@ class Worker:
         machine = environment() | mode(target)
         return Facts(
             self.device,
-            target.sampling.updated(self.config.part(Sampling)),
+            target.sampling,
             list(map(method_record, self.decoders.values())),
             TargetRecord.model_validate(facts),
             Environment.model_validate(machine),
@@ -216,7 +215,7 @@ class Worker:
         tokens = max(sum(sum(g.accept_lengths) for g in generations), 1)
         return encoding + first.decode_s * self.target.length / tokens + rendering
 
-    def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[Drawn]:
+    def work(self, job: Job, on_step: OnStep | None = None) -> Iterator[Finished]:
         """Yield the job's samples, scored, with their images; ``on_step`` is called after every
         step.
         """
@@ -231,9 +230,9 @@ class Worker:
         )
         with memory_errors(f"'{job.label}' decoded"):
             samples = limit.results(decode, job.prompts, self.forget_recordings)
-        for sample, image in samples:
-            self._score(sample, image)
-            yield sample, image
+        for one in samples:
+            self._score(one.sample, one.image)
+            yield one
 
     def _score(self, sample: Sample, image: Image.Image) -> None:
         """Add the metrics of single images to a sample."""
@@ -295,8 +294,7 @@ class Executor:
                 self.worker.warm_up(label, caption, on_step)
             for job in itertools.chain(*part):
                 say(str(job))
-                for sample, image in self.worker.work(job, on_step):
-                    yield Finished(sample, image)
+                yield from self.worker.work(job, on_step)
 
     @staticmethod
     def named(units: list[Unit]) -> tuple[list[str], list[str]]:
@@ -404,14 +402,14 @@ def make_samples(
     timed: bool,
     on_step: OnStep | None = None,
     memory: PeakMemory | None = None,
-) -> list[Drawn]:
+) -> list[Finished]:
     """Return an image per prompt; ``on_step``: called after each step, in one process alone."""
     target = decoder.target
     record = method_record(decoder)
     count = process_count(target.model, len(prompts))
     traced = decoder.rates is None  # what a simulated acceptance commits has no distribution
 
-    def make(part: list[Prompt]) -> list[Drawn]:
+    def make(part: list[Prompt]) -> list[Finished]:
         captions = [prompt.text for prompt in part]
         ids = [prompt.id for prompt in part]
         own_on_step = on_step if count == 1 else None
@@ -444,7 +442,7 @@ def make_samples(
                 fields["step_s"] = [round(seconds, 7) for seconds in generation.step_s]
                 fields["cpu_s"] = generation.cpu_s
             samples.append(Sample(**fields))
-        return list(zip(samples, images, strict=True))
+        return list(map(Finished, samples, images))
 
     return list(side_by_side(make, prompts, count))
 

@@ -237,7 +237,7 @@ def _store_all(
     if baseline:
         worker.warm_up(BASELINE, baseline[0].prompt.text)
     for item in counted(baseline, progress, lambda item: f"{BASELINE} · {item.prompt.text}"):
-        for sample, image in worker.work(Job(BASELINE, [item.prompt], item.seed)):
+        for sample, image, _ in worker.work(Job(BASELINE, [item.prompt], item.seed)):
             scored = _scored(worker, item, np.array(sample.token_ids))
             metrics = {LOG_PROB: scored.mean().item()}
             folder.append(sample.model_copy(update={"metrics": metrics}), image)

@@ -342,7 +342,7 @@ def test_features_kept_from_before_the_clock_count_what_they_cost_the_encoder(
     (path,) = made.text.prepare([CAPTION])
     # as a large encoder on a slow machine
     save_file(load_file(path), path, {"encode_seconds": "1000.0"})
-    ((sample, _),) = make_samples(build(made, method("ar")), [Prompt("0", CAPTION)], 0, True)
+    ((sample, *_),) = make_samples(build(made, method("ar")), [Prompt("0", CAPTION)], 0, True)
     assert 1000 < sample.encode_s < 1100
     assert sample.decode_s < 100
 

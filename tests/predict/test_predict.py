@@ -382,7 +382,7 @@ def test_probing_machines_predicts_the_run_that_was_measured_on_it(tmp_path, mon
         clock,
     ):
         decoder = build(shallow, method("eagle-1"))
-        ((made, _),) = make_samples(decoder, [Prompt("demo-1", "a red star")], 0, True)
+        ((made, *_),) = make_samples(decoder, [Prompt("demo-1", "a red star")], 0, True)
         folder.append(made)
     args = ["predict", str(tmp_path / "real"), "--device", "this", "--batch", "1", "--json"]
     with clock:

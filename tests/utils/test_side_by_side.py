@@ -98,7 +98,7 @@ def test_the_time_of_an_image_is_its_share_of_all_parts_together(
     monkeypatch.setattr(worker, "generate", timed)
     prompts = [Prompt(str(i), "a red circle") for i in range(2 * MIN_PROMPTS)]
     made = worker.make_samples(build(shallow_8x8, method("sjd")), prompts, 0, timed=False)
-    assert [sample.decode_s for sample, _ in made] == [3.0 / len(prompts)] * len(prompts)
+    assert [sample.decode_s for sample, *_ in made] == [3.0 / len(prompts)] * len(prompts)
 
 
 @pytest.mark.parametrize("name", ["ar", "cool-sd", "eagle-2"])
