@@ -7,11 +7,12 @@ costs one batch.
 
 import hashlib
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from copy import deepcopy
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from PIL import Image
@@ -68,6 +69,7 @@ class Item(NamedTuple):
     path: Path
     caption: str | None
     baseline: Path | None = None  # the baseline's image of the same prompt and seed
+    scores: Mapping[str, float | None] = MappingProxyType({})  # that a run has, by metric
 
     def stamp(self, scorer: ImageMetric) -> str:
         """Return a text that is another when the images, the caption or the weights are others."""
@@ -175,25 +177,30 @@ class Scoring:
             return False
         return self.recorded.get(scorer.name) != scorer.weights_digest
 
-    def score_images(
-        self, items: Sequence[Item], journal: Journal, scored: Container[tuple[str, str]] = ()
-    ) -> None:
-        """Score single images, but for the (metric, image) that are ``scored``."""
+    def score_images(self, items: Sequence[Item], journal: Journal) -> None:
+        """Score single images that have no score yet, or all ``again``."""
         for scorer in self.scorers:
             if not isinstance(scorer, ImageMetric):
                 continue
-            wanted = list(items)
-            if not self.is_stale(scorer):
-                wanted = [item for item in items if (scorer.name, item.key) not in scored]
-            known = {} if self.again else journal.scores(scorer, wanted)
+            known = {} if self.again else self._known(scorer, items, journal)
             self.values[scorer.name] = known
-            left = [item for item in wanted if item.key not in known]
+            left = [item for item in items if item.key not in known]
             if left and (missing := lacking(scorer, left)):
                 self.notes.append(missing)
             elif left:
                 self._score_batches(scorer, left, journal)
             self.computed.add(scorer.name)
             self.costs |= journal.cost(scorer.name)
+
+    def _known(self, scorer: ImageMetric, items: Sequence[Item], journal: Journal) -> Values:
+        """Return the scores in the journal and, by the weights of now, in the run."""
+        known = journal.scores(scorer, items)
+        if not self.is_stale(scorer):
+            for item in items:
+                value = item.scores.get(scorer.name)
+                if value is not None:
+                    known[item.key] = value
+        return known
 
     def _score_batches(self, scorer: ImageMetric, items: Sequence[Item], journal: Journal) -> None:
         """Score all items that can be read, batch by batch."""
@@ -364,10 +371,10 @@ def score_run(
             )
         scorers = scorers_for(metrics, target.evaluators or "tiny", setup)
         scoring = Scoring(scorers, setup, again, progress, folder.run.metric_weights)
-        items, scored = read_items(folder)
+        items = read_items(folder)
         old = folder.summary()
         with closing(Journal(folder.path / "scores.jsonl")) as journal:
-            scoring.score_images(items, journal, () if again else scored)
+            scoring.score_images(items, journal)
         scoring.score_sets(folder.images, kept_sets(folder.figures, old))
         folder.replace(map(scoring.rescored, folder.samples))
         folder.record(metric_weights=folder.run.metric_weights | weights_of(scorers))
@@ -377,33 +384,30 @@ def score_run(
         return summary.model_copy(update={"notes": notes})
 
 
-def read_items(folder: RunFolder) -> tuple[list[Item], set[tuple[str, str]]]:
-    """Return the images of a run and which (metric, image) have a score.
+def read_items(folder: RunFolder) -> list[Item]:
+    """Return the images of a run.
 
     Raises UserError where it has lost its images.
     """
     items = []
-    scored = set()
     labels = folder.run.target.labels
     baselines: dict[tuple[str, int], Path] = {}
     for sample in folder.samples:
         if sample.label == BASELINE and sample.image:
             baselines[sample.prompt_id, sample.seed] = folder.path / sample.image
     for sample in folder.samples:
-        for name, value in sample.metrics.items():
-            if value is not None:
-                scored.add((name, sample.key))
         if sample.image:
             caption = class_caption(sample.prompt) if labels else sample.prompt
             baseline = None
             if sample.label != BASELINE:
                 baseline = baselines.get((sample.prompt_id, sample.seed))
-            items.append(Item(sample.key, folder.path / sample.image, caption, baseline))
+            path = folder.path / sample.image
+            items.append(Item(sample.key, path, caption, baseline, sample.metrics))
     if not any(item.path.is_file() for item in items):
         raise UserError(
             f"{folder.path} has no images left: put them back, or draw them again with --fresh."
         )
-    return items, scored
+    return items
 
 
 def rescored_summary(folder: RunFolder, scoring: Scoring, old: Summary) -> Summary:
