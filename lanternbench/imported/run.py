@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -238,7 +237,8 @@ def _store_all(
         worker.warm_up(BASELINE, baseline[0].prompt.text)
     for item in counted(baseline, progress, lambda item: f"{BASELINE} · {item.prompt.text}"):
         for sample, image, _ in worker.work(Job(BASELINE, [item.prompt], item.seed)):
-            scored = _scored(worker, item, np.array(sample.token_ids))
+            tokens = torch.tensor([sample.token_ids], device=worker.target.device)
+            scored = _scored(worker, item, tokens)
             metrics = {LOG_PROB: scored.mean().item()}
             folder.append(sample.model_copy(update={"metrics": metrics}), image)
     for item in counted(missing, progress, lambda item: f"{method.label} · {item.prompt.text}"):
@@ -291,13 +291,12 @@ def log_probs(decoder: SpeculativeDecoder, captions: list[str], tokens: Tensor) 
     return torch.cat(probs).view(tokens.shape).clamp(min=FLOOR).log()
 
 
-def _scored(worker: Worker, item: Matched, tokens: NDArray) -> Tensor:
-    """Return log-probabilities [L]: one image a forward pass, so that the same tokens give the
+def _scored(worker: Worker, item: Matched, tokens: Tensor) -> Tensor:
+    """Return log-probabilities [L] of tokens [1, L]: one image a forward pass, so that the same tokens give the
     same number.
     """
     decoder = next(iter(worker.decoders.values()))
-    image = torch.from_numpy(tokens)[None].to(worker.target.device)
-    return log_probs(decoder, [item.prompt.text], image)[0]
+    return log_probs(decoder, [item.prompt.text], tokens)[0]
 
 
 def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecord) -> None:
@@ -308,11 +307,11 @@ def _store(folder: RunFolder, worker: Worker, item: Matched, method: MethodRecor
     metrics: dict[str, float | None] = {}
     token_ids: list[int] = []
     if entry.tokens is not None:
-        scored = _scored(worker, item, entry.tokens)
+        tokens = torch.from_numpy(entry.tokens)[None].to(target.device)
+        scored = _scored(worker, item, tokens)
         metrics[LOG_PROB] = scored.mean().item()
         stats["outside_support"] = (scored < EXCLUDED).double().mean().item()
         token_ids = entry.tokens.tolist()
-        tokens = torch.from_numpy(entry.tokens)[None].to(target.device)
         image = target.images(tokens, [item.prompt.text])[0]
     elif isinstance(entry.image, np.ndarray):
         image = Image.fromarray(entry.image)
