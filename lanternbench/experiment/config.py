@@ -140,12 +140,15 @@ def check_specs(specs: list[MethodSpec], where: str) -> None:
                     f"{where}: {option!r} of method '{name}' has a value that is no name"
                 )
             if value == []:
-                text = f"option '{option}' of method '{name}' is an empty list"
-                raise UserError(f"{where}: {text}: give a value")
+                raise UserError(
+                    f"{where}: option '{option}' of method '{name}' is an empty list: give a value"
+                )
         count += math.prod(len(value) for value in spec.values() if isinstance(value, list))
     if count > MAX_METHODS:
-        text = f"lists of options make {count} methods"
-        raise UserError(f"{where}: {text}, and at most {MAX_METHODS} fit in one sweep")
+        raise UserError(
+            f"{where}: lists of options make {count} methods, and at most {MAX_METHODS} fit in one"
+            " sweep"
+        )
 
 
 def is_readable(option: str, value: object) -> bool:

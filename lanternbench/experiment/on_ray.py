@@ -202,9 +202,11 @@ def divide(device: str, workers: int | None, threads: int | None) -> tuple[str, 
             break
         time.sleep(0.1)
     if not free or (workers and free < workers):
-        text = f"{count} worker(s) with {each} {kind}(s) each are more than the cluster has free"
-        text += f" ({free * each} of its {have} {kind}s)"
-        raise UserError(f"{text}: wait, or give other --workers, --threads or --device")
+        raise UserError(
+            f"{count} worker(s) with {each} {kind}(s) each are more than the cluster has free"
+            f" ({free * each} of its {have} {kind}s): wait, or give other --workers, --threads or"
+            " --device"
+        )
     return device, min(count, free), threads
 
 

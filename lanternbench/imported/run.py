@@ -292,8 +292,8 @@ def log_probs(decoder: SpeculativeDecoder, captions: list[str], tokens: Tensor) 
 
 
 def _scored(worker: Worker, item: Matched, tokens: Tensor) -> Tensor:
-    """Return log-probabilities [L] of tokens [1, L]: one image a forward pass, so that the same tokens give the
-    same number.
+    """Return the log-probabilities [L] of tokens [1, L]: one image a forward pass, so that the
+    same tokens give the same number.
     """
     decoder = next(iter(worker.decoders.values()))
     return log_probs(decoder, [item.prompt.text], tokens)[0]

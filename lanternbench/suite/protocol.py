@@ -95,10 +95,11 @@ class Protocol(NamedTuple):
         chosen = prompts.selection(config)
         expected = self.settings["prompts_hash"]
         if chosen.hash != expected:
-            text = f"the prompts of {config.prompts} are not those of {self.name}"
-            digests = f"(hash {chosen.hash[:8]}…, not {expected[:8]}…)"
-            fix = f"give the official file, --prompts {self.settings['prompts']}:FILE"
-            raise UserError(f"{text} {digests}: {fix}")
+            raise UserError(
+                f"the prompts of {config.prompts} are not those of {self.name} (hash"
+                f" {chosen.hash[:8]}…, not {expected[:8]}…): give the official file, --prompts"
+                f" {self.settings['prompts']}:FILE"
+            )
         return config
 
     def deviations(self, run: RunRecord) -> Iterator[str]:
@@ -244,8 +245,9 @@ def samples_of(run: RunRecord, selected: Sequence[Prompt], samples: Measured) ->
         for values in samples.get(one.label, []):
             prompt = by_id.get(str(values.get("prompt_id")))
             if prompt is None or values.keys() - MEASURED:
-                text = f"a sample of {one.label} has no prompt, or what no sample has"
-                raise ValueError(text)
+                raise ValueError(
+                    f"a sample of {one.label} has no prompt, or what no sample has"
+                )
             known = fields_of(prompt, one, values["seed"])
             yield Sample.model_validate(values | known)
 
