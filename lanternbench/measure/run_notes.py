@@ -106,11 +106,10 @@ def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     if any(now.get(label, 0) < per_method for label in wanted):
         done = f"{sum(now.values())} of {per_method * len(wanted)} samples"
         if run.shards is not None:
-            prompts = f"{complete_prompts(figures, wanted)} of {run.prompts.count} prompts"
-            unfinished = (
-                f"unfinished shards: {first_of(run.shards.unfinished, 8)} of {run.shards.of}"
+            done = (
+                f"{complete_prompts(figures, wanted)} of {run.prompts.count} prompts are there;"
+                f" unfinished shards: {first_of(run.shards.unfinished, 8)} of {run.shards.of}"
             )
-            done = f"{prompts} are there; {unfinished}"
         text = f"The run is not finished ({done}): columns of different methods rest on different prompts,"
         yield Note("unfit", None, f"{text} and speedups alone are paired.", "unfinished")
     left_out = [label for label in run.left_out if label not in now]
@@ -127,8 +126,6 @@ def _progress_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
 
 def complete_prompts(figures: Figures, labels: Sequence[str]) -> int:
     """Return the number of prompts of which every method has a sample."""
-    if not set(labels) <= figures.labels.keys():
-        return 0
     complete = {prompt for prompt, _ in figures.pairs}
     for label in labels:
         complete &= {prompt for prompt, _ in compress(figures.pairs, figures.of(label))}
@@ -185,9 +182,12 @@ def _latency_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
             shared = "each on a GPU of its own"
             if environment.device == "cpu":
                 shared = "sharing cores and caches"
-            text = f"{environment.workers} workers measured latencies at the same time, {shared}: speedups are"
-            text += " paired, because a prompt's methods ran on one worker unless it was lost (devices.jsonl"
-            text += " names that of each sample), but alone a latency may be shorter."
+            text = (
+                f"{environment.workers} workers measured latencies at the same time, {shared}:"
+                " speedups are paired, because a prompt's methods ran on one worker unless it was"
+                " lost (devices.jsonl names that of each sample), but alone a latency may be"
+                " shorter."
+            )
             yield Note("warning", "latency_s", text)
 
 
@@ -213,8 +213,11 @@ def _target_notes(run: RunRecord) -> Iterator[Note]:
     dataset = run.prompts.dataset or "demo"
     is_foreign = dataset not in ("demo", IMPORTED) and "." not in dataset
     if run.target.name == "tiny" and is_foreign:
-        text = f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed and fidelity count"
-        text += ", its images and their scores do not; --prompts demo has captions that it knows."
+        text = (
+            f"The target tiny draws coloured shapes and knows no captions of {dataset}: its speed"
+            " and fidelity count, its images and their scores do not; --prompts demo has captions"
+            " that it knows."
+        )
         yield Note("warning", None, text)
 
 
@@ -224,8 +227,10 @@ def _setting_notes(run: RunRecord) -> Iterator[Note]:
         text = "The run was resumed in another environment (see run.json): its latencies mix both."
         if run.shards is not None:
             changes = first_of(setting_changes(run.environments), 3, "; ")
-            text = f"Shards ran on machines that differ ({changes}): latencies mix them, and every"
-            text += " speedup is a ratio of times of one shard."
+            text = (
+                f"Shards ran on machines that differ ({changes}): latencies mix them, and every"
+                " speedup is a ratio of times of one shard."
+            )
         yield Note("unfit", "latency_s", text, "another environment")
     noise = "the times are real, the images are noise, and no metric is computed."
     if run.config.random_weights:

@@ -360,8 +360,6 @@ def all_told_apart(figures: Figures, labels: list[str]) -> bool:
     """Return whether the speed of each method is distinguishable from the baseline's, by the test
     of log latencies with Holm's correction over methods.
     """
-    if BASELINE not in figures.labels or not set(labels) <= figures.labels.keys():
-        return False
     base = np.log(figures.values("latency_s", BASELINE))
     differences = []
     for label in labels:
