@@ -52,7 +52,7 @@ from lanternbench.metrics.images import SUFFIXES, ImageFiles, images_in
 from lanternbench.metrics.reference import described
 from lanternbench.notes import Note
 from lanternbench.settings import Caption
-from lanternbench.utils.files import HOME, cache_dir, writing
+from lanternbench.utils.files import HOME, cache_dir, check_writable
 from lanternbench.utils.ledger import Lines
 from lanternbench.utils.progress import Progress, silent
 
@@ -100,8 +100,7 @@ class Journal(Lines[Score]):
     """
 
     def __init__(self, path: Path):
-        with writing(path, HOME):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(path, HOME)
         self._scores: dict[tuple[str, str], Score] = {}
         super().__init__(path, Score, place_of, self._remember, lenient=True)
 

@@ -49,7 +49,7 @@ def utilisation(figures: Figures, run: RunRecord) -> Utilisation | None:
     """
     weights = run.target.read_bytes
     bandwidth = run.environment.memory_gb_per_s
-    if BASELINE not in figures.labels or not weights or not bandwidth:
+    if not weights or not bandwidth:
         return None
     seconds, images = figures.column("robust_latency_s")
     tokens, _ = figures.column("tokens_per_s")

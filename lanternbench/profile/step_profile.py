@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lanternbench.costs.forward_cost import read_bytes
 from lanternbench.engine.decode import Generation, SpeculativeDecoder, generate
-from lanternbench.utils.files import TRACE, replacing, writing
+from lanternbench.utils.files import TRACE, check_writable, replacing
 
 WARMUP_STEPS = 12
 TRACED_STEPS = 8
@@ -104,8 +104,7 @@ def chrome_trace(decoder: SpeculativeDecoder, caption: str, path: Path) -> None:
         activities.append(profiler.ProfilerActivity.CUDA)
     with profiler.profile(activities=activities) as trace:
         generate(decoder, [caption], max_steps=TRACED_STEPS)
-    with writing(path, TRACE):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(path, TRACE)
     with replacing(path, TRACE) as whole, tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "trace.json"  # torch would replace whatever lies at ``path``
         trace.export_chrome_trace(str(written))
