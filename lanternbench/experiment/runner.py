@@ -97,13 +97,13 @@ def run(
         with _open(out, record, weights, fresh, shard) as folder:
             folder.score_with(weights)
             record_memory_rate(folder, workers.memory_rate)
-            costs = _measure(folder, config, workers, own, watch)
+            _measure(folder, config, workers, own, watch)
             if watch.remeasure and _discard_noisy(folder):
-                costs = _measure(folder, config, workers, own, watch)
+                _measure(folder, config, workers, own, watch)
             remarks = list(workers.notes())
             if facts.target.remark:
                 remarks.append(facts.target.remark)
-            finish = partial(_finish, costs=costs, remarks=remarks)
+            finish = partial(_finish, costs=workers.costs, remarks=remarks)
             if shard is None:
                 return folder.path, finish(folder, scorers)
             return _finish_shard(folder, shard, scorers, finish)
@@ -300,8 +300,8 @@ def within_budget(
 
 def _measure(
     folder: RunFolder, config: Sweep, executor: Executor, prompts: PromptSet, watch: Callbacks
-) -> Costs:
-    """Make and store the samples that are missing; return the cost of the scores."""
+) -> None:
+    """Make and store the samples that are missing."""
     names = [method.label for method in expand(config)]
     units = missing_units(folder, config, prompts)
     images = len(prompts) * config.repeats
@@ -337,7 +337,6 @@ def _measure(
         images = complete  # no more are needed
     folder.record(left_out=left_out, told_apart_after=complete if decided else None)
     say("scoring")
-    return executor.costs
 
 
 def _discard_noisy(folder: RunFolder) -> bool:
