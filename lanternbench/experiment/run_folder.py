@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -57,6 +57,7 @@ SETS_LATER = (
     "Metrics of whole sets of images (FID, precision, recall) are not scored: the shard that"
     " finishes last does it, or `lanternbench score`."
 )
+key_of = attrgetter("key")  # of a sample, or of its device
 
 
 def read_run(path: Path) -> RunRecord:
@@ -75,10 +76,6 @@ def read_run(path: Path) -> RunRecord:
         raise UserError(
             f"{path}/run.json is damaged ({cause(error)}): restore it or give --fresh."
         ) from None
-
-
-def key_of(sample: Sample) -> str:
-    return sample.key
 
 
 def scan_samples(path: Path) -> Iterator[Line[Sample]]:
@@ -345,7 +342,9 @@ class RunFolder(Ledger):
             with replacing(self.whole / str(sample.image), OUT) as file:
                 image.save(file, format="PNG")
         if where is not None:
-            self._append_device(where)
+            if self._devices is None:
+                self._devices = self.lines(DEVICES, Device, key_of, lenient=True)
+            self._devices.append(where)
         self.samples.append(sample)
         return sample
 
@@ -354,11 +353,6 @@ class RunFolder(Ledger):
         images = self.images.setdefault(sample.label, [])
         if sample.image:
             images.append(self.whole / sample.image)
-
-    def _append_device(self, where: Device) -> None:
-        if self._devices is None:
-            self._devices = self.lines(DEVICES, Device, lambda line: line.key, lenient=True)
-        self._devices.append(where)
 
     def record(self, **facts: object) -> None:
         """Write facts about the run into ``run.json``."""
