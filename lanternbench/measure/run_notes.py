@@ -165,12 +165,16 @@ def _speedup_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
 def _latency_notes(figures: Figures, run: RunRecord) -> Iterator[Note]:
     """Yield what latencies were measured, and what disturbed them."""
     timed = figures.column("latency_s")[1] > 0
-    imported = [label for label, (method, _) in figures.methods.items() if method == IMPORTED]
-    for label in imported:
-        text = f"{label} was not measured by this run: steps and seconds are as its maker reports them."
-        yield Note("warning", None, text, "imported", label)
-    measured = [label for label in figures.labels if label not in imported]
-    untimed = [label for label in measured if not timed[figures.of(label)].any()]
+    untimed = []
+    for label, (method, _) in figures.methods.items():
+        if method == IMPORTED:
+            text = (
+                f"{label} was not measured by this run: steps and seconds are as its maker"
+                " reports them."
+            )
+            yield Note("warning", None, text, "imported", label)
+        elif not timed[figures.of(label)].any():
+            untimed.append(label)
     if untimed:
         text = f"No latency for {', '.join(untimed)}: latency is only valid at batch 1."
         yield Note("missing", "latency_s", text)
