@@ -120,17 +120,17 @@ def mean_differences(old: Figures, new: Figures, figure: str, better: int) -> li
 
     ``better``: 1 if higher values are better, −1 if lower ones are.
     """
+    shared = [prompt for prompt in new.prompts if prompt in old.prompts]
+    of_old = [old.prompts[prompt] for prompt in shared]
+    of_new = [new.prompts[prompt] for prompt in shared]
     found = []
     for label in new.labels:
-        before = _by_prompt(old, label, figure)
-        after = _by_prompt(new, label, figure)
-        shared = [prompt for prompt in after if prompt in before]
-        new_values = np.array([after[prompt][0] / after[prompt][1] for prompt in shared])
-        old_values = np.array([before[prompt][0] / before[prompt][1] for prompt in shared])
-        found.append(
-            paired_difference(figure, label, "the old run", new_values, old_values, better)
-        )
-    return [difference for difference in found if difference is not None]
+        values = new.values(figure, label)[of_new]
+        earlier = old.values(figure, label)[of_old]
+        difference = paired_difference(figure, label, "the old run", values, earlier, better)
+        if difference is not None:
+            found.append(difference)
+    return found
 
 
 class Condition(NamedTuple):
