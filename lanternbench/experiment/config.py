@@ -262,8 +262,7 @@ def _axes(path: Path, values: Mapping[str, object]) -> dict[str, list[object]]:
     count = math.prod(len(choices) for choices in axes.values())
     if count > MAX_RUNS:
         raise UserError(
-            f"{path} is {count} runs: give at most {MAX_RUNS} combinations of"
-            f" {', '.join(axes)}"
+            f"{path} is {count} runs: give at most {MAX_RUNS} combinations of {', '.join(axes)}"
         )
     return axes
 

@@ -314,8 +314,7 @@ def _check_names(path: Path, images: Sequence[Path]) -> None:
 def _with_statistics(image: Path, statistics: Mapping[str, _Statistics]) -> Entry:
     if image.stem not in statistics:
         raise UserError(
-            f"{image} is not in the global_statistics of its folder:"
-            " remove it, or put them back."
+            f"{image} is not in the global_statistics of its folder: remove it, or put them back."
         )
     known = statistics[image.stem]
     return Entry(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -199,9 +199,7 @@ def import_run(
     worker = Worker(config, device)
     check_tokens(entries, worker.target)
     with_images = {item.prompt.id: item.prompt for item in items}
-    chosen = PromptSet(
-        tuple(with_images.values()), prompts.source, prompts.dataset, config.seed
-    )
+    chosen = PromptSet(tuple(with_images.values()), prompts.source, prompts.dataset, config.seed)
     repeats = max(item.seed for item in items) + 1 - config.seed
     config = config.model_copy(update={"repeats": repeats, "num_prompts": len(chosen)})
     record = record_of(config, worker.facts(), chosen)
@@ -245,7 +243,7 @@ def _store_all(
         _store(folder, worker, item, method)
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: Entry) -> dict[str, object]:
     """Return an entry as its digest sees it."""
     values = entry._asdict()
     if entry.tokens is not None:

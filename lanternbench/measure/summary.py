@@ -163,8 +163,7 @@ def read_summary(folder: Path) -> Summary:
         return Summary.model_validate(content)
     except FileNotFoundError:
         raise UserError(
-            f"{folder} has no summary.json, so the run did not finish:"
-            " continue it with --resume."
+            f"{folder} has no summary.json, so the run did not finish: continue it with --resume."
         ) from None
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(
@@ -220,9 +219,7 @@ def notes_of(figures: Figures, run: RunRecord) -> Iterator[Note]:
     yield from support_notes(figures, lossless)
 
 
-def support_notes(
-    figures: Figures, lossless: Mapping[str, bool | None]
-) -> Iterator[Note]:
+def support_notes(figures: Figures, lossless: Mapping[str, bool | None]) -> Iterator[Note]:
     """Yield a warning for each imported method that draws tokens which the target excludes, and
     for each lossy one whose distance from the target nothing bounds.
     """

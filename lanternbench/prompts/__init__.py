@@ -13,4 +13,13 @@ from lanternbench.prompts.sources import (
     selection,
 )
 
-__all__ = ["Caption", "Official", "Prompt", "PromptSet", "PromptSource", "captions_for", "load", "selection"]
+__all__ = [
+    "Caption",
+    "Official",
+    "Prompt",
+    "PromptSet",
+    "PromptSource",
+    "captions_for",
+    "load",
+    "selection",
+]

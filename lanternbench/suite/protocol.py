@@ -245,9 +245,7 @@ def samples_of(run: RunRecord, selected: Sequence[Prompt], samples: Measured) ->
         for values in samples.get(one.label, []):
             prompt = by_id.get(str(values.get("prompt_id")))
             if prompt is None or values.keys() - MEASURED:
-                raise ValueError(
-                    f"a sample of {one.label} has no prompt, or what no sample has"
-                )
+                raise ValueError(f"a sample of {one.label} has no prompt, or what no sample has")
             known = fields_of(prompt, one, values["seed"])
             yield Sample.model_validate(values | known)
 
@@ -300,9 +298,7 @@ def _judged(stated: Submission, frozen: Protocol) -> tuple[Summary | None, list[
     return summary, reasons + unfit
 
 
-def _incomplete(
-    stated: Submission, frozen: Protocol, samples: Sequence[Sample]
-) -> Iterator[str]:
+def _incomplete(stated: Submission, frozen: Protocol, samples: Sequence[Sample]) -> Iterator[str]:
     """Yield what its prompts and samples lack, or have that no run of the protocol has."""
     if prompts_hash(stated.prompts) != frozen.settings["prompts_hash"]:
         yield "its prompts are not the suite's"
@@ -417,6 +413,5 @@ def read(path: Path) -> Submission:
         return Submission.model_validate(read_object(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{path} is no submission ({cause(error)}):"
-            " make one with `submit RUN`."
+            f"{path} is no submission ({cause(error)}): make one with `submit RUN`."
         ) from None
