@@ -155,6 +155,12 @@ def shallow_8x8() -> Target:
     return two_layers(side=8)
 
 
+@pytest.fixture(scope="session")
+def shallow_5x5() -> Target:
+    """As ``shallow``, with images of 5 × 5 tokens: for decodes whose tokens must be equal."""
+    return two_layers(side=5)
+
+
 @pytest.fixture
 def few_layers(shallow: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
     """Runs in this process load ``shallow``."""

@@ -50,9 +50,9 @@ def test_greedy_output_of_lossless_methods_is_that_of_ar(shallow_8x8, greedy, na
 @pytest.mark.parametrize(
     ("layers", "name"),
     slow_but(
-        [("shallow_8x8", name) for name in QUICK],
+        [("shallow_5x5", name) for name in QUICK],
         [
-            *(("shallow_8x8", name) for name in ["ar", *LOSSLESS, *RELAXED]),
+            *(("shallow_5x5", name) for name in ["ar", *LOSSLESS, *RELAXED]),
             ("target_8x8", "ar"),
             ("target_8x8", "eagle-1"),
         ],
@@ -82,8 +82,8 @@ def test_a_step_synchronises_once_and_commits_what_it_says(shallow_8x8, name):
     "name",
     slow_but(GOING_ON, ["ar", "sd", "medusa", "lantern", "adt-tree", "sjd", "cool-sd"]),
 )
-def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow_8x8, name, monkeypatch):
-    target, kept = shallow_8x8, []
+def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow_5x5, name, monkeypatch):
+    target, kept = shallow_5x5, []
     select = DecodeState.select
 
     def counted(self, prompts):

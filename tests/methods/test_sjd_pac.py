@@ -75,18 +75,18 @@ NEW = (
 
 @pytest.mark.parametrize(("name", "options"), slow_but([NEW[2]], NEW), ids=str)
 def test_an_image_is_the_same_alone_and_in_a_batch_that_drops_finished_prompts(
-    shallow_8x8, name, options
+    shallow_5x5, name, options
 ):
-    decoder = build(shallow_8x8, method(name, **options))
+    decoder = build(shallow_5x5, method(name, **options))
     together = generate(decoder, CAPTIONS, seed=3)
     for caption, made in zip(CAPTIONS, together, strict=True):
         assert torch.equal(generate(decoder, [caption], seed=3)[0].tokens, made.tokens)
 
 
 @pytest.mark.parametrize(("name", "options"), slow_but([NEW[4], NEW[6]], NEW), ids=str)
-def test_at_temperature_0_the_image_is_the_argmax(shallow_8x8, name, options):
+def test_at_temperature_0_the_image_is_the_argmax(shallow_5x5, name, options):
     ar, made = (
-        generate(build(shallow_8x8, m, GREEDY), CAPTIONS)
+        generate(build(shallow_5x5, m, GREEDY), CAPTIONS)
         for m in (method("ar"), method(name, **options))
     )
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(ar, made, strict=True))
