@@ -37,13 +37,13 @@ def tokens(target, name, captions=CAPTIONS, temperature=1.0, seed=0, trace=False
 
 
 @pytest.fixture(scope="module")
-def greedy(shallow_8x8):
-    return torch.stack([g.tokens for g in tokens(shallow_8x8, "ar", temperature=0.0)])
+def greedy(shallow_5x5):
+    return torch.stack([g.tokens for g in tokens(shallow_5x5, "ar", temperature=0.0)])
 
 
 @pytest.mark.parametrize("name", slow_but(["sd", "eagle-2", "eagle-3", "jacobi"], LOSSLESS))
-def test_greedy_output_of_lossless_methods_is_that_of_ar(shallow_8x8, greedy, name):
-    made = tokens(shallow_8x8, name, temperature=0.0)
+def test_greedy_output_of_lossless_methods_is_that_of_ar(shallow_5x5, greedy, name):
+    made = tokens(shallow_5x5, name, temperature=0.0)
     assert torch.equal(torch.stack([g.tokens for g in made]), greedy)
 
 
@@ -68,14 +68,14 @@ def test_a_batch_gives_each_prompt_the_tokens_it_gets_alone(request, layers, nam
 
 
 @pytest.mark.parametrize("name", ["ar", "eagle-1", "eagle-2", "sjd", "cool-sd"])
-def test_a_step_synchronises_once_and_commits_what_it_says(shallow_8x8, name):
-    made = tokens(shallow_8x8, name, CAPTIONS[:1])[0]
+def test_a_step_synchronises_once_and_commits_what_it_says(shallow_5x5, name):
+    made = tokens(shallow_5x5, name, CAPTIONS[:1])[0]
     assert made.syncs == made.steps
     # the first token comes with the prefill
-    assert sum(made.accept_lengths) == shallow_8x8.length - 1
+    assert sum(made.accept_lengths) == shallow_5x5.length - 1
     assert len(made.tree_depths) == len(made.tree_nodes) == made.steps
     assert int(made.tokens.min()) >= 0
-    assert int(made.tokens.max()) < shallow_8x8.vocab
+    assert int(made.tokens.max()) < shallow_5x5.vocab
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_a_batch_goes_on_without_the_prompts_that_are_finished(shallow_5x5, name
     assert all(sum(g.accept_lengths) == target.length - 1 for g in together)
 
 
-def test_ar_takes_one_step_a_token(shallow_8x8):
-    assert tokens(shallow_8x8, "ar", CAPTIONS[:1])[0].accept_lengths == [1] * (
-        shallow_8x8.length - 1
+def test_ar_takes_one_step_a_token(shallow_5x5):
+    assert tokens(shallow_5x5, "ar", CAPTIONS[:1])[0].accept_lengths == [1] * (
+        shallow_5x5.length - 1
     )
 
 
-def test_the_same_seed_gives_the_same_image_and_another_seed_another(shallow_8x8):
+def test_the_same_seed_gives_the_same_image_and_another_seed_another(shallow_5x5):
     first, again, other = (
-        tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], seed=s)[0].tokens for s in (1, 1, 2)
+        tokens(shallow_5x5, "eagle-1", CAPTIONS[:1], seed=s)[0].tokens for s in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -133,9 +133,9 @@ def test_relaxation_accepts_more(shallow_8x8):
     assert tau(lam=4.0) > tau(lam=1.0)
 
 
-def test_without_guidance_there_is_one_row_and_it_still_agrees(shallow_8x8):
+def test_without_guidance_there_is_one_row_and_it_still_agrees(shallow_5x5):
     def made(name):
-        decoder = build(shallow_8x8, method(name), Sampling(temperature=0.0, guidance=1.0))
+        decoder = build(shallow_5x5, method(name), Sampling(temperature=0.0, guidance=1.0))
         return engine.generate(decoder, CAPTIONS[:2])
 
     for a, b in zip(made("ar"), made("eagle-1"), strict=True):
@@ -145,24 +145,24 @@ def test_without_guidance_there_is_one_row_and_it_still_agrees(shallow_8x8):
 @pytest.mark.parametrize(
     "shape", ["chain-1", "chain-9", "twig-8", "mc_sim_7b_63", [[0], [1], [0, 0]]]
 )
-def test_any_static_tree_is_lossless_when_greedy(shallow_8x8, greedy, shape):
-    made = tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], 0.0, shape=shape)
+def test_any_static_tree_is_lossless_when_greedy(shallow_5x5, greedy, shape):
+    made = tokens(shallow_5x5, "eagle-1", CAPTIONS[:1], 0.0, shape=shape)
     assert torch.equal(made[0].tokens, greedy[0])
 
 
-def test_depth_zero_is_autoregressive(shallow_8x8):
-    made = tokens(shallow_8x8, "eagle-1", CAPTIONS[:1], tree="chain", depth=0)
-    assert made[0].accept_lengths == [1] * (shallow_8x8.length - 1)
+def test_depth_zero_is_autoregressive(shallow_5x5):
+    made = tokens(shallow_5x5, "eagle-1", CAPTIONS[:1], tree="chain", depth=0)
+    assert made[0].accept_lengths == [1] * (shallow_5x5.length - 1)
 
 
-def test_a_tree_deeper_than_the_rest_of_the_image_is_cut(shallow_8x8, greedy):
-    made = tokens(shallow_8x8, "sd", CAPTIONS[:1], 0.0, depth=40)[0]
+def test_a_tree_deeper_than_the_rest_of_the_image_is_cut(shallow_5x5, greedy):
+    made = tokens(shallow_5x5, "sd", CAPTIONS[:1], 0.0, depth=40)[0]
     assert torch.equal(made.tokens, greedy[0])
-    assert sum(made.accept_lengths) == shallow_8x8.length - 1
+    assert sum(made.accept_lengths) == shallow_5x5.length - 1
 
 
-def test_top_k_one_is_greedy(shallow_8x8, greedy):
-    decoder = build(shallow_8x8, method("eagle-1"), Sampling(temperature=1.0, top_k=1))
+def test_top_k_one_is_greedy(shallow_5x5, greedy):
+    decoder = build(shallow_5x5, method("eagle-1"), Sampling(temperature=1.0, top_k=1))
     assert torch.equal(engine.generate(decoder, CAPTIONS[:1])[0].tokens, greedy[0])
 
 
