@@ -79,9 +79,9 @@ def resume(path: Path) -> None:
 
 
 def report(path: Path) -> None:
-    from lanternbench.report.write import report as write_report
+    import lanternbench
 
-    write_report([path])
+    lanternbench.report(path)
 
 
 WORK = {"resume": resume, "report": report}

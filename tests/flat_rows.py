@@ -15,6 +15,8 @@ from lanternbench.measure.figures import acceptance
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row, seal_of
 from lanternbench.notes import Note
+from lanternbench.report.columns import Column, columns
+from lanternbench.report.tables import figure_table
 from lanternbench.utils.json_values import plain, versioned
 
 
@@ -54,3 +56,8 @@ def seal(folder: Path, content: Mapping[str, Any]) -> None:
     content = plain(content) | {"lanternbench": __version__, "samples": samples_digest(folder)}
     content["seal"] = seal_of(content)
     (folder / "summary.json").write_text(json.dumps(content))
+
+
+def markdown_table(rows: Sequence[Row], chosen: Sequence[Column] | None = None) -> str:
+    """The rows as Markdown, by default with the columns that a report chooses."""
+    return figure_table(rows, columns(rows, "md") if chosen is None else chosen).markdown()

@@ -168,18 +168,18 @@ def changes_of(
 
 def judged_margins(runs: Sequence[ComparedRun], margins: dict[str, float]) -> list[MarginTest]:
     """Return the test of each method of both runs in each metric.  Raises UserError."""
-    from lanternbench.report.margins import resolved
+    from lanternbench.report.margins import better, resolved
 
     old, new = runs
     sizes = resolved(margins, new.record.target.evaluators)
     differences = []
-    for scored in sizes:
-        found = mean_differences(old.figures, new.figures, scored.key, scored.better)
+    for key in sizes:
+        found = mean_differences(old.figures, new.figures, key, better(key))
         if not found:
-            text = f"--not-worse {scored.key}: the runs share no method with such scores of images"
+            text = f"--not-worse {key}: the runs share no method with such scores of images"
             raise UserError(f"{text} over two prompts or more: score both, with --metrics")
         differences += found
-    return judge_margins(differences, {scored.key: size for scored, size in sizes.items()})
+    return judge_margins(differences, sizes)
 
 
 def compared_runs(results: Path, old: str, new: str, mapped: Sequence[str]) -> list[ComparedRun]:

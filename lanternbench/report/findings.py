@@ -3,8 +3,9 @@ follow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from lanternbench.measure.margins import MarginTest, detectable
 from lanternbench.measure.statistics import (
     ALPHA,
     FLIPS,
+    LOOKS,
     Estimate,
     Floats,
     bootstrap_ratios,
@@ -25,13 +27,13 @@ from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, headlines
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.load import Contents, Run, View
-from lanternbench.report.tables import Cell, Head, Table
-from lanternbench.settings import Noise
+from lanternbench.report.tables import Cell, Table, table_of
+from lanternbench.settings import Noise, ReportSpec
 from lanternbench.utils.text import one_line
 
 WIDTH = 1.96  # standard errors from the value to the end of a 95 % interval
-BUDGET = 0.1  # fidelity loss: total variation per token, a mean
 SPEED, TAU = "speed", "accept_len"
+TEXTS = ("figure", "method", "against", "conclusion")  # columns of tables that hold words
 INTRO = (
     "Each line compares a method with another on the prompts that both have: the difference of τ"
     " or of a metric, and for speed how many times as fast, with 95 % bootstrap intervals over"
@@ -82,10 +84,6 @@ class Pair(NamedTuple):
         return titles.get(self.figure) or metric_column(self.figure).title
 
     @property
-    def p_text(self) -> str:
-        return "< 0.001" if self.p < 0.001 else f"{self.p:.3f}"
-
-    @property
     def is_significant(self) -> bool:
         return self.p < ALPHA
 
@@ -93,13 +91,7 @@ class Pair(NamedTuple):
     def has_baseline(self) -> bool:
         return BASELINE in (self.method, self.against)
 
-    def with_baseline(self, name: str) -> "Pair":
-        """Return the pair with the baseline under another name."""
-        method = name if self.method == BASELINE else self.method
-        against = name if self.against == BASELINE else self.against
-        return self._replace(method=method, against=against)
-
-    def cells(self) -> list[Cell]:
+    def cells(self) -> dict[str, Cell]:
         value = MISSING
         bounds = MISSING
         form = ".2f" if self.figure == SPEED else "+.3g"
@@ -107,26 +99,79 @@ class Pair(NamedTuple):
             value = f"{self.value:{form}}" + ("×" if self.figure == SPEED else "")
         if self.lo is not None and self.hi is not None:
             bounds = f"[{self.lo:{form}}, {self.hi:{form}}]"
-        return [
-            Cell(self.title),
-            Cell(self.method),
-            Cell(self.against),
-            Cell(str(self.prompts), self.prompts),
-            Cell(value, "" if self.value is None else self.value),
-            Cell(bounds),
-            Cell(self.p_text, self.p),
-        ]
+        return {
+            "figure": Cell(self.title),
+            "method": Cell(self.method),
+            "against": Cell(self.against),
+            "prompts": Cell(str(self.prompts), self.prompts),
+            "difference": Cell(value, "" if self.value is None else self.value),
+            "95 %": Cell(bounds),
+            "p": Cell(p_text(self.p), self.p),
+        }
 
 
-def pair_table(pairs: list[Pair]) -> Table | None:
-    """Return pairs as a table: figure, the two methods, prompts, difference, its interval, p; None
-    without any.
+def p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def pair_table(pairs: Sequence[Pair]) -> Table:
+    """Return pairs as a table: figure, the two methods, prompts, difference, its interval, p."""
+    return table_of([pair.cells() for pair in pairs], TEXTS)
+
+
+class Part(NamedTuple):
+    """One run in a report: its data, the displayed names of its methods by label, its methods
+    compared in pairs and with margins, and its findings.
     """
-    if not pairs:
-        return None
-    heads = [Head(title, is_text=True) for title in ("figure", "method", "against")]
-    heads += [Head(title) for title in ("prompts", "difference", "95 %", "p")]
-    return Table(heads, [pair.cells() for pair in pairs], tall=True)
+
+    run: Run
+    contents: Contents
+    names: dict[str, str]
+    pairs: list[Pair]
+    margins: list[MarginTest]
+    answer: list[str]
+
+
+Tested = TypeVar("Tested", Pair, MarginTest)
+
+
+def make_part(run: Run, contents: Contents, view: View, spec: ReportSpec) -> Part:
+    """Return a run as a report shows it.  p-values are corrected for all of its methods, also
+    those not shown.
+    """
+    looks = LOOKS if run.record.config.until_told_apart else 1
+    pairs = compared(contents.figures, [row.label for row in run.rows], looks)
+    tests = judged_by_margins(run, contents, spec.not_worse)
+    shown = replace(run, rows=view.chosen(run.rows))
+    names = view.labels(shown.rows)
+    spoken = names | {BASELINE: BASELINE}  # sentences and tests find the baseline by its label
+    margins = named(tests, spoken)
+    rows = [row.model_copy(update={"label": spoken[row.label]}) for row in shown.rows]
+    sentences = answer(rows, named(pairs, spoken), run.notes, margins, spec.budget)
+    return Part(shown, contents, names, named(pairs, names), margins, sentences)
+
+
+def judged_by_margins(
+    run: Run, contents: Contents, asked: Mapping[str, float]
+) -> list[MarginTest]:
+    """Return the tests of a run's methods against the margins that are asked for, else its own.
+    Raises UserError as ``margins.margin_tests``.
+    """
+    sizes = asked or run.record.config.not_worse
+    if not sizes:
+        return []
+    from lanternbench.report.margins import margin_tests  # loads torch
+
+    return margin_tests(run, contents, sizes, must_judge=bool(asked))
+
+
+def named(tests: Sequence[Tested], names: Mapping[str, str]) -> list[Tested]:
+    """Return the tests of methods that have a name, by these names."""
+    return [
+        test._replace(method=names[test.method], against=names[test.against])
+        for test in tests
+        if test.method in names and test.against in names
+    ]
 
 
 def compared(figures: Figures, labels: Sequence[str], looks: int = 1) -> list[Pair]:
@@ -192,8 +237,8 @@ def answer(
     rows: Sequence[Row],
     pairs: Sequence[Pair],
     notes: Sequence[Note],
-    margins: Sequence[MarginTest] = (),
-    budget: float = BUDGET,
+    margins: Sequence[MarginTest],
+    budget: float,
 ) -> list[str]:
     """Return the sentences of one run: whether it is fit to be quoted, the fastest method, its
     cost, and methods without a difference.
@@ -327,7 +372,9 @@ def difference(pair: Pair) -> str:
     if method == BASELINE:
         method = pair.against
         value = -value
-    p = pair.p_text if pair.p < 0.001 else f"= {pair.p_text}"
+    p = p_text(pair.p)
+    if pair.p >= 0.001:
+        p = f"= {p}"
     return f"{one_line(method, 60)} ({pair.title} {value:+.3g}, p {p})"
 
 
@@ -336,45 +383,25 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def margin_tests(
-    run: Run, contents: Contents, asked: Mapping[str, float], view: View
-) -> list[MarginTest]:
-    """Return the tests of a run's shown methods against the margins that are asked for, else its
-    own.  Raises UserError as ``margins.margin_tests``.
+def margin_table(tests: Sequence[MarginTest]) -> Table:
+    """Return tests as a table: figure, the two methods, margin, prompts, difference, its bounds,
+    p, conclusion.
     """
-    sizes = asked or run.record.config.not_worse
-    if not sizes:
-        return []
-    from lanternbench.report import margins  # loads torch
-
-    names = view.labels({row.label: row.method for row in run.rows})
-    tests = margins.margin_tests(run, contents, sizes, must_judge=bool(asked))
-    return [t._replace(method=names[t.method]) for t in tests if t.method in names]
+    return table_of([_cells(test) for test in tests], TEXTS)
 
 
-def margin_table(tests: Sequence[MarginTest]) -> Table | None:
-    """Return the tests as a table; None without any."""
-    if not tests:
-        return None
-    heads = [Head(title, is_text=True) for title in ("figure", "method", "against")]
-    heads += [Head(title) for title in ("margin", "prompts", "difference", "95 % bounds", "p")]
-    heads.append(Head("conclusion", is_text=True))
-    return Table(heads, [_cells(test) for test in tests], tall=True)
-
-
-def _cells(test: MarginTest) -> list[Cell]:
-    p = "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
-    return [
-        Cell(metric_column(test.figure).title),
-        Cell(test.method),
-        Cell(test.against),
-        Cell(f"{test.margin:g}", test.margin),
-        Cell(str(test.prompts), test.prompts),
-        Cell(f"{test.difference:+.3g}", test.difference),
-        Cell(f"[{test.low:+.3g}, {test.high:+.3g}]"),
-        Cell(p, test.p),
-        Cell(test.sentence),
-    ]
+def _cells(test: MarginTest) -> dict[str, Cell]:
+    return {
+        "figure": Cell(metric_column(test.figure).title),
+        "method": Cell(test.method),
+        "against": Cell(test.against),
+        "margin": Cell(f"{test.margin:g}", test.margin),
+        "prompts": Cell(str(test.prompts), test.prompts),
+        "difference": Cell(f"{test.difference:+.3g}", test.difference),
+        "95 % bounds": Cell(f"[{test.low:+.3g}, {test.high:+.3g}]"),
+        "p": Cell(p_text(test.p), test.p),
+        "conclusion": Cell(test.sentence),
+    }
 
 
 def margin_sentences(tests: Sequence[MarginTest]) -> list[str]:

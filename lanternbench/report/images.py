@@ -18,11 +18,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
+from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import bootstrap_mean
 from lanternbench.report import style
 from lanternbench.report.columns import MISSING, metric_column
-from lanternbench.report.load import Contents, Run, View
+from lanternbench.report.findings import Part
+from lanternbench.report.load import Contents, Run
 from lanternbench.report.style import LINE, put_lines, wrap
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.text import one_line
@@ -37,12 +39,12 @@ ACROSS = 8  # images of a row in a paper; more continue below
 
 
 class Cell(NamedTuple):
-    """One image with its maps, as data URIs (None: missing), and its facts."""
+    """One image (None: missing) with its maps by kind, as data URIs, and its facts."""
 
     label: str
+    is_baseline: bool
     image: str | None
-    accept: str | None
-    depth: str | None
+    maps: dict[str, str]
     facts: list[tuple[str, str]]
 
 
@@ -57,26 +59,26 @@ class Grid(NamedTuple):
     notes: list[str]
 
 
-def image_grid(run: Run, contents: Contents, view: View) -> Grid:
+def image_grid(part: Part) -> Grid:
     """Return the grid of one run, within about ``PAGE_BYTES`` of images."""
-    names = view.labels({row.label: row.method for row in run.rows})
-    scales = map_scales([cell for cell in contents.cells.values() if cell.label in names])
+    contents = part.contents
+    scales = map_scales([cell for cell in contents.cells.values() if cell.label in part.names])
     most_bytes = PAGE_BYTES // max(len(contents.cells), 1)
     captions = dict(islice(contents.captions.items(), PROMPTS))
 
-    def cell(prompt: str, label: str, name: str) -> Cell | None:
+    def cell(prompt: str, label: str) -> Cell | None:
         sample = contents.cells.get((prompt, label))
         if sample is None:
             return None
-        return grid_cell(run, sample, name, scales, most_bytes)
+        return grid_cell(part.run, sample, part.names[label], scales, most_bytes)
 
     lines = []
     for prompt, caption in captions.items():
-        lines.append((caption, [cell(prompt, label, name) for label, name in names.items()]))
+        lines.append((caption, [cell(prompt, label) for label in part.names]))
     legends = {}
-    if run.record.target.grid:
+    if part.run.record.target.grid:
         legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
-    return Grid(list(names.values()), lines, legends, grid_notes(contents, len(captions)))
+    return Grid(list(part.names.values()), lines, legends, grid_notes(contents, len(captions)))
 
 
 def map_scales(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
@@ -110,7 +112,7 @@ def grid_cell(
             steps = token_map(values, sample.accept_lengths, grid, before)
             maps[kind] = map_uri(steps, *scales[kind], kind)
     image = image_uri(run.image_path(sample), most_bytes)
-    return Cell(name, image, maps.get("accept"), maps.get("depth"), sample_facts(sample))
+    return Cell(name, sample.label == BASELINE, image, maps, sample_facts(sample))
 
 
 def sample_facts(sample: Sample) -> list[tuple[str, str]]:
@@ -138,21 +140,23 @@ def mean_of_drafting(per_step: Sequence[int]) -> str:
     return f"{fmean(drafting):.2f}" if drafting else MISSING
 
 
-def grid_figure(run: Run, contents: Contents, view: View, prompts: int) -> Figure:
+def grid_figure(part: Part, prompts: int) -> Figure:
     """Draw the first ``prompts`` prompts of a run by its methods, each under its name and
     speedup.
     """
-    captions = dict(islice(contents.captions.items(), prompts))
-    drawn = {label for prompt, label in contents.cells if prompt in captions}
+    run = part.run
+    cells = part.contents.cells
+    captions = dict(islice(part.contents.captions.items(), prompts))
+    drawn = {label for prompt, label in cells if prompt in captions}
     rows = [row for row in run.rows if row.label in drawn]
     speed = speed_column(run.rows)
     heads = []
     for row in rows:
-        name = one_line(view.name(row.label, row.method), 60)
+        name = one_line(part.names[row.label], 60)
         heads.append(f"{name}\n{speed.value(row)}")
     lines = []
     for prompt in captions:
-        samples = [contents.cells.get((prompt, row.label)) for row in rows]
+        samples = [cells.get((prompt, row.label)) for row in rows]
         paths = [run.image_path(sample) if sample else None for sample in samples]
         lines.append([open_image(path) for path in paths])
     return images_figure(heads, lines, list(captions.values()))
@@ -265,12 +269,14 @@ class PlaceLoss(NamedTuple):
     n: int
 
 
-def loss_records(losses: Mapping[str, Mapping[str, list[list[float]]]]) -> list[PlaceLoss]:
+def loss_records(
+    losses: Mapping[str, Sequence[tuple[list[float], list[float]]]],
+) -> list[PlaceLoss]:
     """Return the mean over samples of every method's loss, by row and by column."""
     records = []
-    for label, axes in losses.items():
-        for axis, samples in axes.items():
-            for place, values in enumerate(zip(*samples)):
+    for label, samples in losses.items():
+        for axis, of_samples in zip(("row", "column"), zip(*samples)):
+            for place, values in enumerate(zip(*of_samples)):
                 mean = bootstrap_mean(values)
                 bounds = (mean.value, mean.lo, mean.hi)
                 records.append(PlaceLoss(label, axis, place, *bounds, len(values)))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-
-import yaml
+from typing import NamedTuple
 
 from lanternbench import __version__
 from lanternbench.errors import UserError
@@ -24,9 +22,7 @@ from lanternbench.metrics import key_of
 from lanternbench.notes import Note, by_importance
 from lanternbench.registry import components
 from lanternbench.report.columns import Column, columns
-from lanternbench.utils.files import load_yaml, open_file
-
-AnyRow = TypeVar("AnyRow", bound=Row)
+from lanternbench.utils.files import read_yaml
 
 
 @dataclass(frozen=True)
@@ -134,41 +130,43 @@ class Contents:
     # of the grid, by prompt id and label
     cells: dict[tuple[str, str], Sample] = field(default_factory=dict)
     more_seeds: bool = False  # than the grid shows
-    # label -> loss of rows and columns of the image, a list per sample; of methods that draw
-    # several rows at once
-    losses: dict[str, dict[str, list[list[float]]]] = field(default_factory=dict)
+    # by label, of methods that draw several rows at once: the losses of each sample by row and by
+    # column of the image
+    losses: dict[str, list[tuple[list[float], list[float]]]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)  # why lines were left out
 
 
-def damage_notes(damaged: Sequence[str]) -> list[Note]:
-    """Return a warning if lines of samples.jsonl were left out, with the reason of the first."""
-    if not damaged:
-        return []
-    text = f"{len(damaged)} damaged line(s) of samples.jsonl were left out ({damaged[0]})."
-    return [Note("warning", None, text)]
-
-
-def intact(folder: Path, damaged: list[str]) -> Iterator[Sample]:
-    """Yield the samples of a run; why a line has none is added to ``damaged``."""
+def read_contents(folder: Path, prompts: int = 0) -> Contents:
+    """Read the samples of a run once; for the grid those of the first ``prompts`` prompts, of
+    each its first seed.
+    """
+    contents = Contents()
+    seeds: dict[str, int] = {}
     for line in scan_samples(folder):
-        if line.entry is None:
-            damaged.append(f"line {line.number}: {line.why}")
-        else:
-            yield line.entry
+        sample = line.entry
+        if sample is None:
+            contents.damaged.append(f"line {line.number}: {line.why}")
+            continue
+        contents.figures.add(sample)
+        if sample.row_loss and sample.column_loss:
+            losses = contents.losses.setdefault(sample.label, [])
+            losses.append((sample.row_loss, sample.column_loss))
+        prompt = sample.prompt_id
+        if seeds.setdefault(prompt, sample.seed) != sample.seed:
+            contents.more_seeds = True
+        elif prompt in contents.captions or len(contents.captions) < prompts:
+            contents.captions.setdefault(prompt, sample.prompt)
+            shown = sample.model_copy(update={"token_ids": []})
+            contents.cells.setdefault((prompt, sample.label), shown)
+    return contents
 
 
-def load_run(folder: Path, figures: Figures | None = None) -> Run:
-    """Load one run folder with its current samples; ``figures``: of its samples, if already read.
+def load_run(folder: Path, contents: Contents | None = None) -> Run:
+    """Load one run folder with its current samples; ``contents``: these, if already read.
 
     What summary.json says counts if this version wrote it for these samples.  Raises UserError if
     it is no run, holds no samples, or its JSON is damaged.
     """
-    folder = Path(folder)
-    if not (folder / "run.json").is_file():
-        raise UserError(
-            f"{folder} is not a run folder (no run.json): give a folder that `lanternbench run`"
-            " wrote."
-        )
     record = read_run(folder)
     summary = read_summary(folder)
     is_current = (
@@ -176,20 +174,24 @@ def load_run(folder: Path, figures: Figures | None = None) -> Run:
         and summary.seal is not None
         and summary.samples == samples_digest(folder)
     )
-    if is_current and figures is not None:  # the run may have gone on since they were read
-        is_current = counts(figures) == {row.label: row.n for row in summary.rows}
-    damaged: list[str] = []
-    if not is_current:
-        if figures is None:
-            figures = Figures(intact(folder, damaged))
-        summary = renewed(figures, record, summary)
+    if contents is None and not is_current:
+        contents = read_contents(folder)
+    damage = []
+    if contents is not None:
+        # the run may have gone on since they were read
+        counted = {row.label: row.n for row in summary.rows}
+        if not is_current or counts(contents.figures) != counted:
+            summary = renewed(contents.figures, record, summary)
+        if contents.damaged:
+            text = f"{len(contents.damaged)} damaged line(s) of samples.jsonl were left out"
+            damage.append(Note("warning", None, f"{text} ({contents.damaged[0]})."))
     if not summary.rows:
         raise UserError(
             f"{folder} holds no samples (samples.jsonl is missing or empty): run it again with"
             " --resume."
         )
     rows = sorted(summary.rows, key=lambda row: BASELINE not in (row.method, row.label))
-    return Run(folder, record, rows, summary.all_notes() + damage_notes(damaged))
+    return Run(folder, record, rows, summary.all_notes() + damage)
 
 
 AnyRun = str | Path | Run  # a run's id or name, its folder, or itself
@@ -202,15 +204,6 @@ def name_of(run: AnyRun) -> str:
     if isinstance(run, str | Path):
         return str(run)
     raise UserError(f"{run!r} is no run: give a run's id or folder, or what `run` returned")
-
-
-def load_runs(folders: Sequence[Path]) -> list[Run]:
-    """Load all runs, in the order given.  Raises UserError if there is none."""
-    if not folders:
-        raise UserError(
-            "There is no run to report: name a run folder, or make one with `lanternbench run`."
-        )
-    return [load_run(folder) for folder in folders]
 
 
 def seed_groups(runs: Sequence[Run]) -> list[list[Run]]:
@@ -351,30 +344,6 @@ def differing(runs: Sequence[Run]) -> Note | None:
     return Note("unfit", None, text, "different runs")
 
 
-def read_contents(run: Run, prompts: int) -> Contents:
-    """Read the samples of a run once; for the grid those of the first ``prompts`` prompts, of
-    each its first seed.
-    """
-    contents = Contents()
-    seeds: dict[str, int] = {}
-    for sample in intact(run.folder, contents.damaged):
-        contents.figures.add(sample)
-        by_row = sample.row_loss or []
-        by_column = sample.column_loss or []
-        if (len(by_row), len(by_column)) == run.record.target.grid:
-            losses = contents.losses.setdefault(sample.label, {"row": [], "column": []})
-            losses["row"].append(by_row)
-            losses["column"].append(by_column)
-        prompt = sample.prompt_id
-        if seeds.setdefault(prompt, sample.seed) != sample.seed:
-            contents.more_seeds = True
-        elif prompt in contents.captions or len(contents.captions) < prompts:
-            contents.captions.setdefault(prompt, sample.prompt)
-            shown = sample.model_copy(update={"token_ids": []})
-            contents.cells.setdefault((prompt, sample.label), shown)
-    return contents
-
-
 class View(NamedTuple):
     """``methods``: labels or names of methods, in the order shown; ``columns``: keys; ``names``:
     by label or method.
@@ -382,25 +351,22 @@ class View(NamedTuple):
     Empty: all methods, the columns that each table chooses, the labels as they are.
     """
 
-    methods: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
+    methods: Sequence[str] = ()
+    columns: Sequence[str] = ()
     names: Mapping[str, str] = {}
 
-    def of(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs with the chosen rows alone.  Raises UserError for a method that none of
-        them has.
-        """
-        if not self.methods:
-            return list(runs)
+    def check_methods(self, runs: Sequence[Run]) -> None:
+        """Raise UserError for a method that none of the runs has."""
         rows = [row for run in runs for row in run.rows]
         names = dict.fromkeys(name for row in rows for name in (row.label, row.method))
         for name in self.methods:
             if name not in names:
                 raise UserError(f"--methods: no run has {name!r}: choose of {', '.join(names)}.")
-        chosen = [replace(run, rows=self.chosen(run.rows)) for run in runs]
-        return [run for run in chosen if run.rows]
 
     def chosen(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows of the chosen methods."""
+        if not self.methods:
+            return list(rows)
         chosen: dict[str, Row] = {}
         for name in self.methods:
             for row in rows:
@@ -408,29 +374,25 @@ class View(NamedTuple):
                     chosen.setdefault(row.label, row)
         return list(chosen.values())
 
-    def name(self, label: str, method: str) -> str:
+    def name(self, row: Row) -> str:
         """Return the displayed text of a label: its name if set, or the method's within it."""
-        if label in self.names:
-            return self.names[label]
-        return renamed(label, method, self.names)
+        if row.label in self.names:
+            return self.names[row.label]
+        return renamed(row, self.names)
 
-    def labels(self, methods: Mapping[str, str]) -> dict[str, str]:
-        """Return the displayed texts of labels, given with their methods; the baseline's stays,
-        because comparisons look for it.  Raises UserError for two of one text.
-        """
-        texts = {label: self.name(label, method) for label, method in methods.items()}
-        labels: dict[str, str] = {}
-        for label, text in texts.items():
-            other = labels.setdefault(text, label)
-            if other != label:
-                both = f"{other!r} and {label!r} are both called {text!r}"
+    def labels(self, rows: Sequence[Row]) -> dict[str, str]:
+        """Return the displayed texts of labels.  Raises UserError for two of one text."""
+        labels: dict[str, str] = {}  # by text
+        for row in rows:
+            text = self.name(row)
+            other = labels.setdefault(text, row.label)
+            if other != row.label:
+                both = f"{other!r} and {row.label!r} are both called {text!r}"
                 raise UserError(f"--names: {both}: give each method a name of its own.")
-        if BASELINE in texts:
-            texts[BASELINE] = BASELINE
-        return texts
+        return {label: text for text, label in labels.items()}
 
-    def named(self, rows: Sequence[AnyRow]) -> list[AnyRow]:
-        return [row.model_copy(update={"label": self.name(row.label, row.method)}) for row in rows]
+    def named(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
+        return [row.model_copy(update={"label": self.name(row)}) for row in rows]
 
     def columns_for(self, rows: Sequence[Row], table: str) -> list[Column]:
         """Return the columns of a table ("full", "md", "tex", "terminal"): the chosen ones, else
@@ -455,29 +417,25 @@ def paper_name(row: Row) -> str:
     """Return a label as papers write it: "Cool-SD (λ=2)"; one that --names changed stays."""
     presets = components("preset")
     titles = {row.method: presets[row.method].title} if row.method in presets else {}
-    return renamed(row.label, row.method, titles)
+    return renamed(row, titles)
 
 
-def renamed(label: str, method: str, names: Mapping[str, str]) -> str:
+def renamed(row: Row, names: Mapping[str, str]) -> str:
     """Return a label with its method's name in ``names`` and its options in brackets: "Cool-SD
     (λ=2, ν=0.7)".
     """
-    if method not in names or not label.startswith(method):
-        return label
-    options = ", ".join(label.removeprefix(method).split())
-    return f"{names[method]} ({options})" if options else names[method]
+    if row.method not in names or not row.label.startswith(row.method):
+        return row.label
+    options = ", ".join(row.label.removeprefix(row.method).split())
+    name = names[row.method]
+    return f"{name} ({options})" if options else name
 
 
 def read_names(path: Path) -> dict[str, str]:
     """Return names by label or method, from a YAML or JSON file such as ``eagle-1: EAGLE``.
     Raises UserError.
     """
-    try:
-        with open_file(path) as file:
-            names = load_yaml(file.read().decode())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"--names: {path} cannot be read ({reason}); give a YAML file.") from None
+    names = read_yaml(path, "a file of names")
     is_flat = isinstance(names, dict) and not any(
         isinstance(value, dict | list) for value in names.values()
     )

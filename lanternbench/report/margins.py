@@ -27,31 +27,28 @@ from lanternbench.metrics import Evaluators, Setup
 from lanternbench.metrics.feature_metric import FeatureMetric
 from lanternbench.metrics.features import features as net_features
 from lanternbench.metrics.images import ImageFiles
-from lanternbench.report.load import Contents, Run, intact
+from lanternbench.report.load import Contents, Run, read_contents
 from lanternbench.settings import Sweep
 
 REPLICATES = 200  # resamplings of the prompts for a metric of whole sets of images
 
 
-class Scored(NamedTuple):
-    """A metric by the key of its column, and whether higher values are better (1 or −1)."""
-
-    key: str
-    better: int
-
-
-def resolved(margins: Mapping[str, float], evaluators: Evaluators | None) -> dict[Scored, float]:
-    """Return the margins by the metrics that the target's ``evaluators`` have for these names.  Raises
-    UserError for a metric without a better direction.
+def resolved(margins: Mapping[str, float], evaluators: Evaluators | None) -> dict[str, float]:
+    """Return the margins by the columns that the target's ``evaluators`` have for these names.
+    Raises UserError for a metric without a better direction.
     """
-    found: dict[Scored, float] = {}
+    found: dict[str, float] = {}
     for name, size in margins.items():
         for scorer in metrics.scorers_for([name], evaluators or "tiny"):
-            direction = metrics.column(scorer.name).higher_is_better
-            if direction is None:
+            if metrics.column(scorer.name).higher_is_better is None:
                 raise UserError(f"--not-worse {name}: neither higher nor lower is better")
-            found[Scored(scorer.name, 1 if direction else -1)] = size
+            found[scorer.name] = size
     return found
+
+
+def better(key: str) -> int:
+    """Return 1 for a metric of which higher values are better, else −1."""
+    return 1 if metrics.column(key).higher_is_better else -1
 
 
 class MarginPlan(NamedTuple):
@@ -83,12 +80,12 @@ def _planned(
     name: str, margin: float, tests: int, earlier: Sequence[tuple[Path, RunRecord]]
 ) -> MarginPlan:
     for folder, record in earlier:
-        figures = Figures(intact(folder, []))
-        for scored in resolved({name: margin}, record.target.evaluators):
-            found = _of_prompts(scored, figures)
+        figures = read_contents(folder).figures
+        for key in resolved({name: margin}, record.target.evaluators):
+            found = _of_prompts(key, figures)
             if found:
                 needed = max(prompts_to_decide(one, margin, tests) for one in found)
-                return MarginPlan(scored.key, margin, needed, folder.name)
+                return MarginPlan(key, margin, needed, folder.name)
     return MarginPlan(name, margin, None, "")
 
 
@@ -101,37 +98,37 @@ def margin_tests(
     """
     sizes = resolved(margins, run.record.target.evaluators)
     differences: list[Difference] = []
-    for scored in sizes:
-        if scored.key in contents.figures.metrics:
-            found = _of_prompts(scored, contents.figures)
+    for key in sizes:
+        if key in contents.figures.metrics:
+            found = _of_prompts(key, contents.figures)
         else:
-            found = _of_sets(scored, run)
+            found = _of_sets(key, run)
         if not found and must_judge:
             raise UserError(
-                f"--not-worse {scored.key}: {run.run_id} has no such scores of ar and of another"
+                f"--not-worse {key}: {run.run_id} has no such scores of ar and of another"
                 f" method over two shared prompts: lanternbench score {run.run_id} --metrics"
-                f" {metrics.column(scored.key).metric}"
+                f" {metrics.column(key).metric}"
             )
         differences += found
-    return judge_margins(differences, {scored.key: size for scored, size in sizes.items()})
+    return judge_margins(differences, sizes)
 
 
-def _of_prompts(scored: Scored, figures: Figures) -> list[Difference]:
+def _of_prompts(key: str, figures: Figures) -> list[Difference]:
     """Return the differences from ar of a metric that has a value for each image."""
     if BASELINE not in figures.labels:
         return []
-    old = figures.values(scored.key, BASELINE)
+    old = figures.values(key, BASELINE)
     found = []
     for label in figures.labels:
         if label != BASELINE:
-            new = figures.values(scored.key, label)
-            found.append(paired_difference(scored.key, label, BASELINE, new, old, scored.better))
+            new = figures.values(key, label)
+            found.append(paired_difference(key, label, BASELINE, new, old, better(key)))
     return [difference for difference in found if difference is not None]
 
 
-def _of_sets(scored: Scored, run: Run) -> list[Difference]:
+def _of_sets(key: str, run: Run) -> list[Difference]:
     """Return the differences from ar of a metric of whole sets of images."""
-    column = metrics.column(scored.key)
+    column = metrics.column(key)
     reference = read_summary(run.folder).reference
     setup = Setup(None if reference is None else Path(reference.folder))
     scorer = metrics.metric_class(column.metric)(column.metric, setup)
@@ -148,8 +145,8 @@ def _of_sets(scored: Scored, run: Run) -> list[Difference]:
         if shared not in of_ar:
             of_ar[shared] = resampled_values(scorer, [old[prompt] for prompt in shared])
         of_new = resampled_values(scorer, [new[prompt] for prompt in shared])
-        values = scored.better * (of_new - of_ar[shared])
-        found.append(bootstrap_difference(scored.key, label, BASELINE, values, len(shared)))
+        values = better(key) * (of_new - of_ar[shared])
+        found.append(bootstrap_difference(key, label, BASELINE, values, len(shared)))
     return found
 
 

@@ -18,16 +18,9 @@ from lanternbench.measure.run_record import IMPORTED
 from lanternbench.measure.samples import Sample
 from lanternbench.models.grids import size
 from lanternbench.report import style
+from lanternbench.report.findings import Part
 from lanternbench.report.images import images_figure, open_image, picture_uri
-from lanternbench.report.load import (
-    Contents,
-    Run,
-    View,
-    joined_rows,
-    load_run,
-    read_contents,
-    warnings_of,
-)
+from lanternbench.report.load import Run, View
 from lanternbench.utils.files import replacing
 from lanternbench.utils.text import one_line
 
@@ -89,22 +82,23 @@ class Race(NamedTuple):
         return [sentence(names, EVENLY)] if names else []
 
 
-def race_of(run: Run, contents: Contents, view: View) -> Race:
+def race_of(part: Part, view: View) -> Race:
     """Return the race of a run's first prompt: of the chosen methods, or ``ar`` and the fastest."""
+    contents = part.contents
     prompt = next(iter(contents.captions), "")
     lanes: list[Lane] = []
     left_out: dict[str, list[str]] = {}  # names by reason
-    for row in run.rows:
-        sample = contents.cells.get((prompt, row.label))
+    for label, name in part.names.items():
+        sample = contents.cells.get((prompt, label))
         if sample is None:
             continue
-        lane = lane_of(run, sample, view)
+        lane = lane_of(part.run, sample, name)
         if isinstance(lane, str):
-            left_out.setdefault(lane, []).append(view.name(row.label, row.method))
+            left_out.setdefault(lane, []).append(name)
         else:
             lanes.append(lane)
     if not view.methods:
-        baseline = view.name(BASELINE, BASELINE)
+        baseline = part.names.get(BASELINE)
         lanes.sort(key=lambda lane: (lane.name != baseline, lane.seconds))
     for lane in lanes[MOST_LANES:]:
         left_out.setdefault(NO_ROOM, []).append(lane.name)
@@ -117,7 +111,7 @@ def sentence(names: Sequence[str], what: str) -> str:
     return f"{one_line(', '.join(names), 300)}: {what}."
 
 
-def lane_of(run: Run, sample: Sample, view: View) -> Lane | str:
+def lane_of(run: Run, sample: Sample, name: str) -> Lane | str:
     """Return the lane of a sample, or why its image cannot be drawn step by step."""
     target = run.record.target
     steps = sample.step_of_each_token()
@@ -139,28 +133,28 @@ def lane_of(run: Run, sample: Sample, view: View) -> Lane | str:
     else:
         step_ends = np.linspace(0.0, sample.decode_s, sample.steps)
     times = step_ends[np.asarray(steps)][target.tokens_before :].reshape(target.grid)
-    name = one_line(view.name(sample.label, sample.method), 60)
-    return Lane(name, picture, times, sample.steps, spread_evenly=not is_recorded)
+    return Lane(one_line(name, 60), picture, times, sample.steps, spread_evenly=not is_recorded)
 
 
 # --- as a GIF ---
 
 
-def write_race(folders: Sequence[Path], path: Path, view: View) -> Path:
+def write_race(
+    parts: Sequence[Part], path: Path, view: View, warnings: Sequence[str]
+) -> Path:
     """Write the race of the only run as a GIF.  Raises UserError if there is none, or the file
     cannot be written.
     """
     if path.suffix.lower() != ".gif":
         raise UserError(f"--race {path}: a race is a GIF; give a name such as race.gif.")
-    if len(folders) > 1:
+    if len(parts) > 1:
         raise UserError("--race shows the methods of one run: name one run alone.")
-    (run,) = view.of([load_run(folders[0])])
-    race = race_of(run, read_contents(run, prompts=1), view)
+    race = race_of(parts[0], view)
     if not race.lanes:
         reasons = " ".join(race.left_out) or "There is only one."
-        text = f"--race: {run.run_id} has no two methods to draw step by step"
+        text = f"--race: {parts[0].run.run_id} has no two methods to draw step by step"
         raise UserError(f"{text} ({reasons}): name a run of batch 1 with images.")
-    return write_gif(race, path, warnings_of(joined_rows([run])))
+    return write_gif(race, path, warnings)
 
 
 def write_gif(race: Race, path: Path, warnings: Sequence[str]) -> Path:

@@ -4,7 +4,7 @@ terminal.
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -102,9 +102,11 @@ def figure_table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     return Table(list(map(column_head, columns)), lines)
 
 
-def markdown_table(rows: Sequence[Row], chosen: Sequence[Column] | None = None) -> str:
-    """Return GitHub Markdown, by default with the most important columns; intervals in brackets."""
-    return figure_table(rows, columns(rows, "md") if chosen is None else chosen).markdown()
+def table_of(lines: Sequence[Mapping[str, Cell]], words: Container[str]) -> Table:
+    """Return a table of lines, which have cells by title; the columns ``words`` hold words."""
+    titles = lines[0] if lines else ()
+    heads = [Head(title, is_text=title in words) for title in titles]
+    return Table(heads, [list(line.values()) for line in lines], tall=True)
 
 
 def markdown(titles: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
@@ -114,8 +116,8 @@ def markdown(titles: Sequence[str], cells: Sequence[Sequence[str]], right: Seque
     return f"| {head} |\n|{rule}|\n" + "".join(f"| {line} |\n" for line in lines)
 
 
-def category_table(figures: Figures, names: Mapping[str, str]) -> str:
-    """Return a Markdown table by category and method, the methods in the order of ``names``, which
+def category_table(figures: Figures, names: Mapping[str, str]) -> Table:
+    """Return a table by category and method, the methods in the order of ``names``, which
     are given by label; empty if prompts have fewer than two categories, or too many.
     """
     ranks = {label: rank for rank, label in enumerate(names)}
@@ -123,12 +125,12 @@ def category_table(figures: Figures, names: Mapping[str, str]) -> str:
     rows.sort(key=lambda pair: (pair[0], ranks[pair[1].label]))
     categories = [category for category, _ in rows]
     if not 2 <= len(set(categories)) <= MOST_CATEGORIES:
-        return ""
+        return Table([], [])
     plain = [row.model_copy(update={"label": names[row.label]}) for _, row in rows]
     table = figure_table(plain, columns(plain))
     heads = [Head("Category", is_text=True), *table.heads]
     cells = [[Cell(category), *line] for category, line in zip(categories, table.rows)]
-    return Table(heads, cells).markdown()
+    return Table(heads, cells)
 
 
 def category_rows(figures: Figures) -> list[tuple[str, Row]]:
@@ -183,6 +185,12 @@ def acceptance_table(rows: Sequence[Row]) -> str:
     return markdown(titles, cells, [False] + [True] * (count + 2))
 
 
+def acceptance_page(rows: Sequence[Row]) -> str:
+    """Return ``acceptance_table`` with what its figures mean; nothing if no row drafts."""
+    rates = acceptance_table(rows)
+    return f"{ACCEPTANCE}\n\n{rates}" if rates else ""
+
+
 class PositionRate(NamedTuple):
     """The acceptance rates of a row at a position of the draft, in full precision."""
 
@@ -220,12 +228,14 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def csv_text(records: Sequence[object] | pd.DataFrame, warnings: Sequence[str] = ()) -> str:
-    """Return records as CSV; nested values as text, missing = empty, and no cell that a
-    spreadsheet would run.
+    """Return records as CSV, "" without any; nested values as text, missing = empty, and no cell
+    that a spreadsheet would run.
 
     ``warnings``: sentences that every record has in a last column.
     """
     frame = pd.DataFrame(records)
+    if frame.empty:
+        return ""
     if warnings:
         frame["warnings"] = " ".join(warnings)
     return frame.map(csv_cell).to_csv(index=False, lineterminator="\n")

@@ -11,12 +11,10 @@ from PIL import Image
 
 from lanternbench.errors import UserError
 from lanternbench.notes import Note
-from lanternbench.report.findings import BUDGET
 from lanternbench.report.images import grid_figure
-from lanternbench.report.load import View
 from lanternbench.report.style import image_of
 from lanternbench.report.write import drawn_pictures, read_report
-from lanternbench.settings import Sweep
+from lanternbench.settings import ReportSpec, Sweep
 from lanternbench.utils.text import one_line
 
 PROMPTS_SHOWN = 4  # with their images
@@ -105,7 +103,7 @@ def started(name: str, sweep: Sweep) -> Tracking:
 
 def logged(folder: Path) -> Logged:
     """Return what a tracker gets of a run."""
-    content = read_report([folder], View(), BUDGET, False, PROMPTS_SHOWN, {})
+    content = read_report([folder], ReportSpec())
     (part,) = content.parts
     record = part.run.record
     figures = {}
@@ -116,7 +114,7 @@ def logged(folder: Path) -> Logged:
     speeds, steps = drawn_pictures(content)
     plots = {one.title: image_of(one.wide.figure, DPI) for one in [*speeds, *steps]}
     if record.target.draws_images:
-        grid = grid_figure(part.run, part.contents, View(), PROMPTS_SHOWN)
+        grid = grid_figure(part, PROMPTS_SHOWN)
         plots["Images"] = image_of(grid, DPI)
     settings = record.config.written() | {"environment": record.environment.written()}
     return Logged(folder, settings, figures, plots)

@@ -1,24 +1,21 @@
-"""``report()``: everything that a report of run folders writes: tables, plots, a LaTeX table
-and one page.
+"""The files of a report of run folders: tables, plots, a LaTeX table and one page.
 
 `report.html` is one file without network, with the answer, tables, plots and images of the runs.
 `table.tex` fits a paper: chosen columns, names as papers write them, value ± interval.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
 from lanternbench.measure.figures import BASELINE, Steps
-from lanternbench.measure.margins import MarginTest
 from lanternbench.measure.run_notes import RANDOM_NOTE
-from lanternbench.measure.statistics import LOOKS
 from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, by_importance
 from lanternbench.report import load, tables
@@ -30,25 +27,24 @@ from lanternbench.report.columns import (
     metric_keys,
 )
 from lanternbench.report.findings import (
-    BUDGET,
     MARGIN_INTRO,
-    Pair,
-    answer,
-    compared,
+    Part,
+    make_part,
     margin_table,
-    margin_tests,
     pair_intro,
     pair_table,
 )
 from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
 from lanternbench.report.latex import latex_table
 from lanternbench.report.load import (
-    Contents,
     ReportRow,
     Run,
     View,
     differing,
     intervals_of,
+    load_run,
+    read_contents,
+    read_names,
     seed_groups,
     warnings_of,
 )
@@ -58,20 +54,11 @@ from lanternbench.report.rendering import templates
 from lanternbench.report.style import save
 from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
 from lanternbench.report.tradeoff import speed_column
+from lanternbench.settings import ReportSpec
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
 
 FORMATS = ("md", "csv", "tex", "html", "json")
-
-
-class Part(NamedTuple):
-    """One run in a report: its data, its methods compared in pairs, and its findings."""
-
-    run: Run
-    contents: Contents
-    pairs: list[Pair]
-    margins: list[MarginTest]
-    answer: list[str]
 
 
 class Published(NamedTuple):
@@ -99,50 +86,85 @@ class Report(NamedTuple):
         return warnings_of(self.rows)
 
 
-def report(
-    run_folders: Sequence[Path],
-    out: Path | None = None,
-    published: bool = False,
-    formats: Sequence[str] | None = None,
-    budget: float = BUDGET,
-    view: View = View(),  # noqa: B008
-    grid: int = 0,
-    not_worse: Mapping[str, float] = {},
-) -> list[Path]:
-    """Write tables, plots and report.html of one or more runs; returns the files, report.html
-    last.
-
-    Args:
-        run_folders: rows of several runs are joined, with a `run` column.
-        out: by default `<run>/report`, or `report` next to the runs if there are several.
-        published: whether to compare with the papers' numbers.
-        formats: by default all, and the plots.
-        budget: the fidelity loss that the answer allows relaxed methods.
-        view: which methods and columns to show under which names.
-        grid: the number of prompts of which to write the images side by side.
-        not_worse: margins by metric, in place of those of the runs.
-
-    Raises UserError if a folder is no run, holds no results, is damaged, or `out` cannot be
-    written.
+def read_report(folders: Sequence[Path], spec: ReportSpec) -> Report:
+    """Read the runs of a report.  Raises UserError for a damaged run, and for methods, names and
+    margins that these runs cannot have.
     """
-    wanted = FORMATS if formats is None else formats
-    check_formats(wanted)
-    folders = [Path(folder) for folder in run_folders]
-    content = read_report(folders, view, budget, published, max(PROMPTS, grid), not_worse)
-    if grid:
+    names = spec.names or {}
+    if isinstance(names, Path):
+        names = read_names(names)
+    view = View(spec.methods, spec.columns, names)
+    loaded = []
+    for folder in folders:
+        contents = read_contents(folder, max(PROMPTS, spec.grid_prompts))
+        loaded.append((load_run(folder, contents), contents))
+    view.check_methods([run for run, _ in loaded])
+    parts = []
+    for run, contents in loaded:
+        if view.chosen(run.rows):
+            parts.append(make_part(run, contents, view, spec))
+    runs = [part.run for part in parts]
+    difference = differing(runs)
+    if difference is not None:
+        parts[0].answer.insert(0, difference.text)
+    rows = view.named(load.joined_rows(runs))
+    published = published_figures(rows) if spec.published else None
+    return Report(parts, rows, report_notes(runs), view, published)
+
+
+def published_figures(rows: list[ReportRow]) -> Published:
+    """Return the papers' figures next to those of rows."""
+    from lanternbench.report import papers  # not for every report: it loads all methods
+
+    frame = papers.published_beside(rows)
+    table = papers.table(frame)
+    if frame.empty:
+        return Published(table, {"published.md": f"{papers.NONE}\n"})
+    texts = {
+        "published.md": table.markdown(),
+        "published.csv": csv_text(frame, warnings_of(rows)),
+    }
+    return Published(table, texts)
+
+
+def check_formats(formats: Sequence[str]) -> None:
+    """Raise UserError for a format that reports do not have."""
+    for name in formats:
+        if name not in FORMATS:
+            choice = ", ".join(FORMATS)
+            raise UserError(f"there is no report format {name!r}: choose of {choice}.")
+
+
+def check_draws(runs: Sequence[Run]) -> None:
+    """Raise UserError if a run has no images."""
+    for run in runs:
+        if not run.record.target.draws_images:
+            raise UserError(
+                f"{run.run_id} has no images, because its target has no image tokeniser:"
+                " leave out --grid."
+            )
+
+
+# --- files ---
+
+
+def write_files(content: Report, out: Path, spec: ReportSpec) -> list[Path]:
+    """Write the files of a report, by default of all formats and the plots; returns them,
+    report.html last.
+    """
+    wanted = tuple(spec.formats or FORMATS)
+    if spec.grid:
         check_draws(content.runs)
-    if out is None:
-        out = (folders[0] if len(folders) == 1 else folders[0].resolve().parent) / "report"
-    out = Path(out)
     with writing(out, OUT):
         out.mkdir(parents=True, exist_ok=True)
-    texts = report_texts(content)
-    names = [name for name in texts if name.endswith(tuple(wanted))]
-    files = [write_text(out / name, texts[name]) for name in names]
-    if grid:
-        files += write_grids(content, out, grid)
+    files = []
+    for name, text in report_texts(content).items():
+        if name.endswith(wanted):
+            files.append(write_text(out / name, text))
+    if spec.grid:
+        files += write_grids(content, out, spec.grid_prompts)
     if "html" in wanted:
-        files += write_page(content, out, with_files=formats is None)
+        files += write_page(content, out, with_files=not spec.formats)
     return files
 
 
@@ -167,102 +189,8 @@ def drawn_pictures(content: Report) -> tuple[list[Picture], list[Picture]]:
     return speeds, steps
 
 
-def read_report(
-    folders: Sequence[Path],
-    view: View,
-    budget: float,
-    published: bool,
-    prompts: int,
-    not_worse: Mapping[str, float],
-) -> Report:
-    """Read the runs of a report; ``prompts``: the number of which it shows images;
-    ``not_worse``: margins in place of the runs' own.
-    """
-    contents = {}
-    for run in load.load_runs(folders):
-        contents[run.folder] = load.read_contents(run, prompts)
-    # once more, as a run may be going on
-    every = [load.load_run(folder, of_run.figures) for folder, of_run in contents.items()]
-    labels = {run.folder: [row.label for row in run.rows] for run in every}
-    runs = view.of(every)
-    parts = []
-    for run in runs:
-        of_run = contents[run.folder]
-        tests = margin_tests(run, of_run, not_worse, view)
-        parts.append(make_part(run, of_run, labels[run.folder], view, budget, tests))
-    notes = report_notes(runs)
-    for part in parts:
-        notes += load.damage_notes(part.contents.damaged)
-    difference = differing(runs)
-    if difference is not None:
-        parts[0].answer.insert(0, difference.text)
-    rows = view.named(load.joined_rows(runs))
-    return Report(parts, rows, notes, view, published_figures(rows) if published else None)
-
-
-def published_figures(rows: list[ReportRow]) -> Published:
-    """Return the papers' figures next to those of rows."""
-    from lanternbench.report import papers  # not for every report: it loads all methods
-
-    frame = papers.published_beside(rows)
-    table = papers.table(frame)
-    if frame.empty:
-        return Published(table, {"published.md": f"{papers.NONE}\n"})
-    texts = {
-        "published.md": table.markdown(),
-        "published.csv": csv_text(frame, warnings_of(rows)),
-    }
-    return Published(table, texts)
-
-
-def make_part(
-    run: Run,
-    contents: Contents,
-    labels: Sequence[str],
-    view: View,
-    budget: float,
-    margins: list[MarginTest],
-) -> Part:
-    """Return a run as the page shows it.  p-values are corrected for all of its methods,
-    ``labels``, also those not shown.
-    """
-    names = view.labels({row.label: row.method for row in run.rows})
-    looks = LOOKS if run.record.config.until_told_apart else 1
-    pairs = []
-    for pair in compared(contents.figures, labels, looks):
-        if pair.method in names and pair.against in names:
-            pair = pair._replace(method=names[pair.method], against=names[pair.against])
-            pairs.append(pair)
-    rows = [row.model_copy(update={"label": names[row.label]}) for row in run.rows]
-    sentences = answer(rows, pairs, run.notes, margins, budget)
-    baseline = view.name(BASELINE, BASELINE)
-    shown = [pair.with_baseline(baseline) for pair in pairs]
-    return Part(run, contents, shown, margins, sentences)
-
-
-def check_formats(formats: Sequence[str]) -> None:
-    """Raise UserError for a format that reports do not have."""
-    for name in formats:
-        if name not in FORMATS:
-            choice = ", ".join(FORMATS)
-            raise UserError(f"there is no report format {name!r}: choose of {choice}.")
-
-
-def check_draws(runs: Sequence[Run]) -> None:
-    """Raise UserError if a run has no images."""
-    for run in runs:
-        if not run.record.target.draws_images:
-            raise UserError(
-                f"{run.run_id} has no images, because its target has no image tokeniser:"
-                " leave out --grid."
-            )
-
-
 def row_steps(parts: Sequence[Part]) -> list[Steps | None]:
     return [part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows]
-
-
-# --- files ---
 
 
 def write_text(path: Path, text: str) -> Path:
@@ -281,7 +209,7 @@ def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
     """Write the images of every run side by side."""
     files = []
     for end, part in numbered(content.parts):
-        draw = partial(grid_figure, part.run, part.contents, content.view, prompts)
+        draw = partial(grid_figure, part, prompts)
         files += save(draw, out / f"grid{end}", ("png", "pdf"), warnings=content.warnings)
     return files
 
@@ -292,11 +220,11 @@ def write_losses(content: Report, out: Path) -> list[Path]:
     """
     files = []
     for end, part in numbered(content.parts):
-        names = content.view.labels({row.label: row.method for row in part.run.rows})
+        grid = part.run.record.target.grid
         losses = {}
-        for label, name in names.items():
-            if label in part.contents.losses:
-                losses[name] = part.contents.losses[label]
+        for label, name in part.names.items():
+            samples = part.contents.losses.get(label, [])
+            losses[name] = [sample for sample in samples if tuple(map(len, sample)) == grid]
         records = loss_records(losses)
         if records:
             stem = out / f"loss-by-place{end}"
@@ -317,60 +245,47 @@ def report_texts(content: Report) -> dict[str, str]:
         "table.csv": csv_text(tables.frame(content.rows)),
         "table.tex": latex_page(content),
         "table.json": json_page(content),
+        "acceptance.md": tables.acceptance_page(content.rows),
+        "acceptance.csv": csv_text(tables.acceptance_records(content.rows), content.warnings),
+        "categories.md": sections(content, "", category_table),
+        "pairs.md": sections(content, intro_of_pairs(content), lambda part: pair_table(part.pairs)),
+        "pairs.csv": csv_text(test_records(content, "pairs"), content.warnings),
+        "not-worse.md": sections(content, MARGIN_INTRO, lambda part: margin_table(part.margins)),
+        "not-worse.csv": csv_text(test_records(content, "margins"), content.warnings),
     }
-    rates = tables.acceptance_table(content.rows)
-    if rates:
-        records = tables.acceptance_records(content.rows)
-        texts["acceptance.md"] = f"{tables.ACCEPTANCE}\n\n{rates}"
-        texts["acceptance.csv"] = csv_text(records, content.warnings)
-    categories = []
-    comparisons = []
-    not_worse = []
-    for part in content.parts:
-        names = {row.label: content.view.name(row.label, row.method) for row in part.run.rows}
-        categories.append(tables.category_table(part.contents.figures, names))
-        pairs = pair_table(part.pairs)
-        comparisons.append(pairs.markdown() if pairs else "")
-        tested = margin_table(part.margins)
-        not_worse.append(tested.markdown() if tested else "")
-    if any(categories):
-        texts["categories.md"] = sections(content.runs, "", categories)
-    if any(comparisons):
-        intro = pair_intro(run.record.config.noise for run in content.runs)
-        texts["pairs.md"] = sections(content.runs, intro, comparisons)
-        texts["pairs.csv"] = csv_text(pair_records(content.parts), content.warnings)
-    if any(not_worse):
-        texts["not-worse.md"] = sections(content.runs, MARGIN_INTRO, not_worse)
-        texts["not-worse.csv"] = csv_text(margin_records(content.parts), content.warnings)
     if content.published is not None:
         texts |= content.published.texts
     warnings = "".join(f"- {markdown_escape(text, 2000)}\n" for text in content.warnings)
     for name, text in texts.items():
-        if warnings and name.endswith(".md") and name != "table.md":  # which has all notes
+        if warnings and text and name.endswith(".md") and name != "table.md":  # it has all notes
             texts[name] = f"{warnings}\n{text}"
-    return texts
+    return {name: text for name, text in texts.items() if text}
 
 
-def sections(runs: Sequence[Run], intro: str, tables: Sequence[str]) -> str:
-    """Return a Markdown text with a section for each run that has a table."""
-    by_run = [(run.run_id, table) for run, table in zip(runs, tables) if table]
-    return templates().get_template("sections.md").render(intro=intro, sections=by_run)
+def sections(content: Report, intro: str, table_of: Callable[[Part], Table]) -> str:
+    """Return a Markdown text with a section for each run that has a table; "" without any."""
+    tables_by_run = [(part.run.run_id, table_of(part)) for part in content.parts]
+    shown = [(run_id, table.markdown()) for run_id, table in tables_by_run if table.rows]
+    if not shown:
+        return ""
+    return templates().get_template("sections.md").render(intro=intro, sections=shown)
 
 
-def pair_records(parts: Sequence[Part]) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for part in parts:
-        for pair in part.pairs:
-            records.append({"run": part.run.run_id, **pair._asdict()})
-    return records
+def category_table(part: Part) -> Table:
+    return tables.category_table(part.contents.figures, part.names)
 
 
-def margin_records(parts: Sequence[Part]) -> list[dict[str, object]]:
-    records: list[dict[str, object]] = []
-    for part in parts:
-        for test in part.margins:
-            records.append({"run": part.run.run_id, **test._asdict()})
-    return records
+def intro_of_pairs(content: Report) -> str:
+    return pair_intro(run.record.config.noise for run in content.runs)
+
+
+def test_records(content: Report, kind: Literal["pairs", "margins"]) -> list[dict[str, object]]:
+    """Return the tests of all runs, each with its run."""
+    found: list[dict[str, object]] = []
+    for part in content.parts:
+        for test in getattr(part, kind):
+            found.append({"run": part.run.run_id, **test._asdict()})
+    return found
 
 
 def recipe_lines(runs: Sequence[Run]) -> list[str]:
@@ -386,7 +301,7 @@ def markdown_page(content: Report) -> str:
             parts=content.parts,
             recipes=recipe_lines(content.runs),
             notes=content.notes,
-            table=tables.markdown_table(content.rows, chosen),
+            table=figure_table(content.rows, chosen).markdown(),
             glossary=glossary(chosen),
         )
     )
@@ -409,8 +324,8 @@ def json_page(content: Report) -> str:
         "notes": content.notes,
         "recipes": {run.run_id: run.recipe for run in content.runs},
         "answers": {part.run.run_id: part.answer for part in content.parts},
-        "pairs": pair_records(content.parts),
-        "not_worse": margin_records(content.parts),
+        "pairs": test_records(content, "pairs"),
+        "not_worse": test_records(content, "margins"),
     }
     text = json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n"
@@ -483,8 +398,8 @@ def metric_notes(rows: Sequence[Row]) -> Iterator[Note]:
 def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Picture]) -> str:
     """Return the whole page.  Text from files is escaped; a CSP forbids network."""
     runs = content.runs
-    grids = [image_grid(part.run, part.contents, content.view) for part in content.parts]
-    races = [race_of(part.run, part.contents, content.view) for part in content.parts]
+    grids = [image_grid(part) for part in content.parts]
+    races = [race_of(part, content.view) for part in content.parts]
     said = {sentence for part in content.parts for sentence in part.answer}
     notes = [note for note in content.notes if note.text not in said]
     notes += [Note("info", None, text) for grid in grids for text in grid.notes]
@@ -500,8 +415,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             intervals=intervals_of(content.rows),
             plots=speeds,
             step_pictures=steps,
-            view=content.view,
-            pair_intro=pair_intro(run.record.config.noise for run in runs),
+            pair_intro=intro_of_pairs(content),
             pair_tables=[pair_table(part.pairs) for part in content.parts],
             margin_intro=MARGIN_INTRO,
             margin_tables=[margin_table(part.margins) for part in content.parts],

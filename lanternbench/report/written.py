@@ -8,19 +8,10 @@ from pathlib import Path
 import pandas as pd
 
 from lanternbench.experiment.run_folder import find
-from lanternbench.report.load import (
-    AnyRun,
-    ReportRow,
-    Run,
-    View,
-    joined_rows,
-    load_runs,
-    name_of,
-    read_names,
-)
+from lanternbench.report.load import AnyRun, ReportRow, Run, View, name_of
 from lanternbench.report.race import write_race
 from lanternbench.report.tables import frame
-from lanternbench.report.write import report
+from lanternbench.report.write import check_formats, read_report, write_files
 from lanternbench.settings import ReportSpec
 
 
@@ -48,22 +39,18 @@ class WrittenReport:
 
 
 def write_report(runs: Sequence[AnyRun], spec: ReportSpec) -> WrittenReport:
-    """Write the report of runs, by default of the latest.  Raises UserError as ``report``."""
+    """Write the report of runs, by default of the latest: in ``<run>/report``, or in ``report``
+    next to several runs.
+
+    Raises UserError if a folder is no run, holds no results, is damaged, or ``out`` cannot be
+    written.
+    """
+    check_formats(spec.formats)
     folders = find(spec.results, [name_of(run) for run in runs])
-    names = spec.names or {}
-    if isinstance(names, Path):
-        names = read_names(names)
-    view = View(tuple(spec.methods), tuple(spec.columns), names)
-    race = write_race(folders, spec.race, view) if spec.race else None
-    files = report(
-        folders,
-        spec.out,
-        spec.published,
-        spec.formats or None,
-        spec.budget,
-        view,
-        spec.grid_prompts if spec.grid else 0,
-        spec.not_worse,
-    )
-    shown = view.of(load_runs(folders))
-    return WrittenReport(files, race, shown, view.named(joined_rows(shown)), view)
+    content = read_report(folders, spec)
+    race = None
+    if spec.race is not None:
+        race = write_race(content.parts, spec.race, content.view, content.warnings)
+    place = folders[0] if len(folders) == 1 else folders[0].resolve().parent
+    files = write_files(content, spec.out or place / "report", spec)
+    return WrittenReport(files, race, content.runs, content.rows, content.view)

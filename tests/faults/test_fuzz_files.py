@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_rows import markdown_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_records import record_of, run_record
@@ -30,7 +31,7 @@ from lanternbench.models.loading import read_state
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.report.latex import latex_table
 from lanternbench.report.load import ReportRow, joined_rows, load_run
-from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
+from lanternbench.report.tables import csv_text, frame, terminal_table
 from lanternbench.report.write import report_notes
 from lanternbench.utils.files import WEIGHTS
 

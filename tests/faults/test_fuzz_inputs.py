@@ -45,7 +45,7 @@ from lanternbench.models.catalogue import load_target
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.report.load import load_run
-from lanternbench.report.write import report
+from lanternbench import report
 from lanternbench.suite import leaderboard, protocol
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "8"))

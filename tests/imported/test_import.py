@@ -32,7 +32,7 @@ from lanternbench.methods.method import method
 from lanternbench.metrics import read_image
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
-from lanternbench.report.write import report
+from lanternbench import report
 from lanternbench.settings import Sampling
 
 CAPTIONS = [p.text for p in prompts.load("demo", 2)]
@@ -207,7 +207,7 @@ def test_tokens_outside_the_target_s_top_k_are_noted(imported):
 
 
 def test_every_table_says_imported(imported, quick_pictures, tmp_path):
-    files = report([imported], tmp_path)
+    files = report([imported], out=tmp_path).files
     for name in ("table.md", "table.csv", "table.tex", "table.json", "report.html", "pairs.md"):
         text = next(file for file in files if file.name == name).read_text()
         assert "own (imported)" in text, name

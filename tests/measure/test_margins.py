@@ -24,7 +24,7 @@ from lanternbench.measure.margins import (
 from lanternbench.measure.summary import summarise
 from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.margins import margin_tests, planned
-from lanternbench.report.write import report
+from lanternbench import report
 from lanternbench.settings import RunSpec, Sweep, checked
 
 MARGIN = 0.01
@@ -161,7 +161,7 @@ def stored_run(folder, name: str, shifts: dict[str, float], prompts: int = 30):
 @pytest.mark.usefixtures("quick_pictures")
 def test_a_report_names_what_is_not_worse_what_is_worse_and_what_is_undecided(tmp_path):
     path = stored_run(tmp_path, "r", {"good": 0.0, "bad": -0.05, "noisy": -0.004})
-    files = report([path], formats=["md", "csv", "json", "html"], not_worse={"clip": MARGIN})
+    files = report([path], formats=["md", "csv", "json", "html"], not_worse={"clip": MARGIN}).files
     by_name = {file.name: file.read_text() for file in files}
     table = by_name["not-worse.md"]
     assert "not worse by more than 0.01 (95 %)" in table
@@ -193,7 +193,7 @@ def test_sets_of_images_are_compared_on_the_same_resampled_prompts(tmp_path):
         lines.append(json.dumps(sample) + "\n")
     (path / "samples.jsonl").write_text("".join(lines))
     run = load_run(path)
-    found = {t.method: t for t in margin_tests(run, read_contents(run, 0), {"fid": 5.0})}
+    found = {t.method: t for t in margin_tests(run, read_contents(path), {"fid": 5.0})}
     assert found["same"].difference == 0
     assert found["same"].conclusion == "not worse"
     assert found["grey"].difference < -5
@@ -204,7 +204,7 @@ def test_a_metric_without_scores_is_named_with_the_command_that_scores_it(tmp_pa
     path = stored_run(tmp_path, "r", {"good": 0.0})
     run = load_run(path)
     with pytest.raises(UserError, match=r"score r --metrics fid-tiny"):
-        margin_tests(run, read_contents(run, 0), {"fid": 1.0})
+        margin_tests(run, read_contents(path), {"fid": 1.0})
 
 
 def test_a_run_s_own_margin_without_scores_leaves_its_report_alone(tmp_path):
@@ -223,7 +223,7 @@ def test_a_plan_has_the_prompts_that_decide_by_the_latest_run_of_the_target(tmp_
     path = stored_run(tmp_path, "r", {"a": 0.0, "noisy": 0.0})
     clip, fid = planned(sweep, tmp_path)
     run = load_run(path)
-    tests = margin_tests(run, read_contents(run, 0), {"clip": MARGIN})
+    tests = margin_tests(run, read_contents(path), {"clip": MARGIN})
     one = max(tests, key=lambda test: test.prompts_needed)
     # four tests are planned, and two were made
     assert one.prompts_needed < clip.prompts < 1.5 * one.prompts_needed

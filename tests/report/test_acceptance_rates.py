@@ -20,7 +20,7 @@ from lanternbench.measure.summary import read_summary
 from lanternbench.report.plots import panels
 from lanternbench.report.style import WIDE
 from lanternbench.report.tables import acceptance_table
-from lanternbench.report.write import report
+from lanternbench import report
 
 
 def made(label: str, lengths: list[list[int]], depth: int) -> list[Sample]:

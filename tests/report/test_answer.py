@@ -7,7 +7,8 @@ import pytest
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row
 from lanternbench.notes import Note
-from lanternbench.report.findings import Pair, answer
+from lanternbench.report import findings
+from lanternbench.report.findings import Pair
 
 
 def row(label: str, speedup: float | None, loss: float = 0.0, lossless: bool = True) -> Row:
@@ -25,6 +26,10 @@ def pair(
     prompts: int = 20,
 ) -> Pair:
     return Pair(figure, method, against, prompts, value, value - 0.1, value + 0.1, p)
+
+
+def answer(rows, pairs, notes, budget: float = 0.1) -> list[str]:
+    return findings.answer(rows, pairs, notes, [], budget)
 
 
 ROWS = [

@@ -20,7 +20,7 @@ from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.images import loss_figure, loss_records
-from lanternbench.report.write import report
+from lanternbench import report
 from lanternbench.settings import Sampling
 
 CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs in the snow"]
@@ -39,9 +39,9 @@ def no_other_pictures(monkeypatch):
     monkeypatch.setattr("lanternbench.report.write.write_pictures", lambda *_: [])
 
 
-def by_place(rows: list[list[float]], columns: list[list[float]]) -> dict[str, list[list[float]]]:
-    """The losses of a method's samples by row and by column."""
-    return {"row": rows, "column": columns}
+def by_place(rows: list[list[float]], columns: list[list[float]]) -> list[tuple[list[float], list[float]]]:
+    """The losses of a method's samples, each by row and by column."""
+    return list(zip(rows, columns, strict=True))
 
 
 def lossy_run(folder: Path, prompts: int = 3, **changes: tuple[list[float], list[float]]) -> Path:
@@ -95,7 +95,7 @@ def test_the_figure_has_a_curve_and_a_band_for_every_method_by_row_and_by_column
 
 
 def test_a_report_writes_the_map_and_its_table_for_methods_that_drew_several_rows(tmp_path):
-    files = {file.name: file for file in report([lossy_run(tmp_path / "r")])}
+    files = {file.name: file for file in report([lossy_run(tmp_path / "r")]).files}
     assert {f"loss-by-place.{kind}" for kind in ("png", "svg", "pdf", "csv")} <= files.keys()
     assert files["loss-by-place.png"].read_bytes()[:4] == b"\x89PNG"
     with files["loss-by-place.csv"].open() as file:
@@ -122,7 +122,7 @@ def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(
         make_run(tmp_path / "b", run_id="b"),
         lossy_run(tmp_path / "c", 2),
     ]
-    names = {file.name for file in report(runs, out=tmp_path / "out")}
+    names = {file.name for file in report(runs, out=tmp_path / "out").files}
     assert {name for name in names if name.endswith(".csv") and "loss" in name} == {
         "loss-by-place-1.csv",
         "loss-by-place-3.csv",
@@ -131,7 +131,7 @@ def test_each_run_has_a_map_of_its_own_and_one_without_such_methods_has_none(
 
 def test_losses_of_another_grid_than_the_run_s_are_left_out(tmp_path, quick_pictures):
     damaged = lossy_run(tmp_path / "r", zipar=([0.0, 0.3, 0.1], [0.1, 0.1, 0.1]))
-    files = {file.name: file for file in report([damaged])}
+    files = {file.name: file for file in report([damaged]).files}
     with files["loss-by-place.csv"].open() as file:
         assert {line["method"] for line in csv.DictReader(file)} == {PJD}
 

@@ -20,7 +20,8 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import summarise
 from lanternbench.report.frames import run_frames
 from lanternbench.report.load import load_run
-from lanternbench.report.write import report, write_text
+from lanternbench import report
+from lanternbench.report.write import write_text
 
 
 def sample(label: str, prompt: int, seconds: float) -> Sample:
@@ -53,7 +54,7 @@ def test_a_run_that_went_on_after_its_summary_is_reported_as_it_is_now(tmp_path)
     folder = going_on(tmp_path, 2, 2, sets=True)
     files = {
         file.name: file.read_text()
-        for file in report([folder], formats=["md", "csv", "json", "tex", "html"])
+        for file in report([folder], formats=["md", "csv", "json", "tex", "html"]).files
     }
     rows = {row["label"]: row for row in csv.DictReader(files["table.csv"].splitlines())}
     assert rows["eagle-1"]["n"] == "4"
@@ -116,7 +117,7 @@ def test_an_edited_summary_is_never_shown(how, tmp_path):
     assert run.rows[1].value("speedup") == pytest.approx(2.0)
     assert run.rows[1].value("fid-tiny") is None
     assert any("does not sum up" in note.text for note in run.notes)
-    tables = report([folder], formats=["md", "csv", "json", "tex", "html"])
+    tables = report([folder], formats=["md", "csv", "json", "tex", "html"]).files
     assert not [file.name for file in tables if "99.0" in file.read_text()]
 
 
@@ -133,7 +134,7 @@ def test_a_repeated_line_counts_once_and_is_named(tmp_path):
         "1 damaged line(s) of samples.jsonl were left out (line 5: '0|eagle-1|0' is there twice)."
     )
     assert said in [note.text for note in run.notes]
-    page = next(file for file in report([folder], formats=["html"]))
+    page = next(file for file in report([folder], formats=["html"]).files)
     assert "is there twice" in page.read_text()
 
 

@@ -22,7 +22,7 @@ from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
 from lanternbench.report.labels import Box, overlap
-from lanternbench.report.write import report
+from lanternbench import report
 from lanternbench.suite import leaderboard
 from lanternbench.suite.protocol import submission, write
 
@@ -111,7 +111,7 @@ def page(tmp_path_factory) -> Path:
             flat("cool-sd λ=2", "cool-sd", 2.0, fidelity_loss=0.4, lossless=False, **FID)]  # fmt: skip
     return report(
         [make_run(tmp_path_factory.mktemp("page") / "run", rows)], published=True, formats=["html"]
-    )[-1]
+    ).files[-1]
 
 
 def test_a_heading_sorts_by_number_and_a_second_click_reverses(browse, page):
@@ -171,7 +171,7 @@ GEOMETRY = """
 @pytest.fixture(scope="module")
 def page_of_21(tmp_path_factory) -> Path:
     folder = make_run(tmp_path_factory.mktemp("21") / "run", twenty_one())
-    return report([folder], formats=["html"])[-1]
+    return report([folder], formats=["html"]).files[-1]
 
 
 @pytest.mark.parametrize("width", [390, 1280])
@@ -266,7 +266,7 @@ def test_hostile_names_and_captions_are_text_in_the_browser(browse, tmp_path):
     ]
     folder = make_run(tmp_path / "evil", rows, caption=bad, run_id=bad)
     write_summary(folder, rows, [bad])
-    seen = browse(report([folder], published=True, formats=["html"])[-1], """
+    seen = browse(report([folder], published=True, formats=["html"]).files[-1], """
         document.querySelector("button.cell").click();
         const handlers = document.querySelectorAll("[onerror]").length;
         return { scripts: document.scripts.length, links: document.links.length, handlers };""")  # fmt: skip
@@ -299,7 +299,7 @@ RACE = """
 def test_a_race_begins_empty_is_won_by_the_fast_and_ends_with_the_images(browse, tmp_path, width):
     """It is a still of the final images until a reader starts it, and in print."""
     folder = race_run(tmp_path / "run")
-    seen = browse(report([folder], formats=["html"])[-1], RACE, width)
+    seen = browse(report([folder], formats=["html"]).files[-1], RACE, width)
     assert seen["still"] == seen["last"] == seen["printed"] == ["0123"] * 3
     assert seen["result"] == ["3.00 s, 4 steps", "1.00 s, 2 steps", "1.50 s, 3 steps"]
     assert seen["first"] == ["", "", ""]
@@ -348,7 +348,7 @@ def test_a_page_of_32_prompts_by_13_methods_is_under_5_mb(tmp_path):
         Image.fromarray(pixels).save(folder / "images" / f"{prompt}.png")
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
     assert len(results.read_samples(folder)) == 32 * 13
-    (file,) = report([folder], formats=["html"])
+    (file,) = report([folder], formats=["html"]).files
     assert file.read_text().count('<img class="image"') == 32 * 13
     assert file.stat().st_size < 5_000_000
 

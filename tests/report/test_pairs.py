@@ -11,7 +11,8 @@ from flat_rows import write_summary
 from lanternbench.measure.statistics import holm, paired_test, paired_tests
 from lanternbench.report.findings import Pair, compared
 from lanternbench.report.load import load_run, read_contents
-from lanternbench.report.write import FORMATS, report
+from lanternbench import report
+from lanternbench.report.write import FORMATS
 
 
 def make_run(folder, samples, labels=("ar", "a", "b")):
@@ -32,7 +33,7 @@ def sample(label, prompt, seconds=1.0, lengths=(1, 2, 2), clip=0.3, seed=0, **mo
 
 def pairs(folder) -> list[Pair]:
     run = load_run(folder)
-    return compared(read_contents(run, 0).figures, [row.label for row in run.rows])
+    return compared(read_contents(folder).figures, [row.label for row in run.rows])
 
 
 def test_differences_are_of_the_prompts_that_both_methods_have(tmp_path):
@@ -70,7 +71,7 @@ def test_what_is_damaged_untimed_or_alone_has_no_row(tmp_path):
     samples += [sample("b", 0), {"label": None}]
     run = make_run(tmp_path / "r", samples)
     assert pairs(run) == []
-    assert not any("pairs" in file.name for file in report([run], formats=[*FORMATS]))
+    assert not any("pairs" in file.name for file in report([run], formats=[*FORMATS]).files)
 
 
 @pytest.mark.usefixtures("quick_pictures")
@@ -79,7 +80,7 @@ def test_the_report_holds_the_comparison_and_escapes_it(tmp_path):
     samples = [sample(label, i, s) for label, s in (("ar", 2.0), (evil, 1.0)) for i in range(3)]
     files = {
         file.name: file
-        for file in report([make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS])
+        for file in report([make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS]).files
     }
     assert "| 2.00× |" in files["pairs.md"].read_text()
     assert "run,figure,method,against,prompts,value" in files["pairs.csv"].read_text()

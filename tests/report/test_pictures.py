@@ -27,7 +27,7 @@ from lanternbench.report.images import images_figure
 from lanternbench.report.labels import Box, overlap, place_labels
 from lanternbench.report.latex import latex_table
 from lanternbench.report.listing import forest, phases
-from lanternbench.report.load import View, paper_name, read_names
+from lanternbench.report.load import View, paper_name
 from lanternbench.report.marks import axis_range
 from lanternbench.report.plots import panels
 from lanternbench.report.scatter import scatter
@@ -49,7 +49,7 @@ from lanternbench.report.style import (
 )
 from lanternbench.report.tables import terminal_table
 from lanternbench.report.tradeoff import quality_columns, short_names, speed_column, trade_off
-from lanternbench.report.write import report
+from lanternbench import report
 
 LABELS = [
     "sd", "medusa", "eagle-1", "eagle-1 tree=chain shape=chain-5 acceptance=block", "eagle-3",
@@ -348,10 +348,13 @@ def test_lines_break_at_blanks_and_inside_words_that_are_too_wide():
 def test_methods_columns_and_names_choose_what_tables_and_pictures_show(tmp_path):
     folder = make_run(tmp_path / "r", [flat(), *twenty_one(12)[1:]])
     (tmp_path / "names.yaml").write_text("cool-sd: Cool-SD (ours)\neagle-1: EAGLE\n")
-    view = View(
-        ("cool-sd", "eagle-1"), ("speedup", "fidelity_loss"), read_names(tmp_path / "names.yaml")
+    report(
+        [folder],
+        methods=["cool-sd", "eagle-1"],
+        columns=["speedup", "fidelity_loss"],
+        names=tmp_path / "names.yaml",
+        formats=["md", "tex", "html"],
     )
-    report([folder], view=view, formats=["md", "tex", "html"])
     lines = [
         line
         for line in (folder / "report" / "table.md").read_text().splitlines()
@@ -368,12 +371,12 @@ def test_methods_columns_and_names_choose_what_tables_and_pictures_show(tmp_path
 
 
 @pytest.mark.parametrize(("view", "words"), [
-    (View(methods=("mine",)), "no run has 'mine': choose of ar, "),
-    (View(columns=("mine",)), "have no 'mine': choose of label, "),
+    ({"methods": ["mine"]}, "no run has 'mine': choose of ar, "),
+    ({"columns": ["mine"]}, "have no 'mine': choose of label, "),
 ])  # fmt: skip
 def test_a_method_or_column_that_is_not_there_is_a_user_error(tmp_path, view, words):
     with pytest.raises(UserError, match=words):
-        report([make_run(tmp_path / "r")], view=view)
+        report([make_run(tmp_path / "r")], **view)
 
 
 def test_names_reach_pairs_and_categories_and_two_of_one_name_are_refused(tmp_path):
@@ -384,22 +387,22 @@ def test_names_reach_pairs_and_categories_and_two_of_one_name_are_refused(tmp_pa
         one = json.loads(line)
         lines.append(json.dumps(one | {"category": f"colour {int(one['prompt_id']) % 2}"}))
     (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
-    view = View(names={"ar": "Plain AR", "sjd": "Speculative Jacobi"})
-    report([folder], tmp_path / "out", view=view, formats=["md", "csv"])
+    names = {"ar": "Plain AR", "sjd": "Speculative Jacobi"}
+    report([folder], out=tmp_path / "out", names=names, formats=["md", "csv"])
     for name in ("table.md", "pairs.md", "pairs.csv", "categories.md"):
         text = (tmp_path / "out" / name).read_text()
         assert "Speculative Jacobi" in text
         assert re.search(r"\b(sjd)\b|[|,] ?ar ?[|,]", text) is None, name
         assert "Plain AR" in text
     with pytest.raises(UserError, match="'sjd' and 'gsd' are both called 'Ours'"):
-        report([folder], view=View(names={"sjd": "Ours", "gsd": "Ours"}))
+        report([folder], names={"sjd": "Ours", "gsd": "Ours"})
     with pytest.raises(UserError, match="'ar' and 'sjd' are both called 'sjd'"):
-        report([folder], view=View(names={"ar": "sjd"}))
+        report([folder], names={"ar": "sjd"})
 
 
 def test_clip_means_the_bundled_clip_where_that_alone_was_measured(tmp_path):
     folder = make_run(tmp_path / "r")
-    report([folder], view=View(columns=("clip", "tau")), formats=["md"])
+    report([folder], columns=["clip", "tau"], formats=["md"])
     head = next(
         line
         for line in (folder / "report" / "table.md").read_text().splitlines()
@@ -413,8 +416,8 @@ def test_clip_means_the_bundled_clip_where_that_alone_was_measured(tmp_path):
 @pytest.mark.parametrize("text", ["- a\n", "a: b\na: c\n", "a: [b\n", "a: {b: c}\n"])
 def test_a_file_of_names_of_another_form_is_a_user_error(tmp_path, text):
     (tmp_path / "names.yaml").write_text(text)
-    with pytest.raises(UserError, match="--names"):
-        read_names(tmp_path / "names.yaml")
+    with pytest.raises(UserError, match="names.yaml"):
+        report([make_run(tmp_path / "r")], names=tmp_path / "names.yaml")
 
 
 def test_labels_are_written_as_in_papers():
@@ -449,7 +452,9 @@ def test_the_latex_table_is_as_wide_as_a_page_at_most_and_says_what_it_left_out(
 
 def test_the_grid_holds_the_images_of_the_chosen_methods(tmp_path):
     folder = make_run(tmp_path / "r", twenty_one(12), prompts=3)
-    files = report([folder], formats=["md"], view=View(("ar", "sjd")), grid=2)
+    files = report(
+        [folder], formats=["md"], methods=["ar", "sjd"], grid=True, grid_prompts=2
+    ).files
     assert {"grid.png", "grid.pdf"} <= {file.name for file in files}
     with Image.open(folder / "report" / "grid.png") as image:
         red = sum(pixel == (255, 0, 0) for pixel in image.convert("RGB").getdata()) / (
@@ -520,7 +525,7 @@ def test_the_markdown_table_is_the_one_that_a_reader_wants_first():
 @pytest.mark.usefixtures("quick_pictures")
 def test_the_page_says_its_recipe_once_and_what_to_read_before_quoting(tmp_path):
     folder = make_run(tmp_path / "r", torn='{"key": "to\n{"key": "x')
-    (page,) = report([folder], published=True, formats=["html"])
+    (page,) = report([folder], published=True, formats=["html"]).files
     text = page.read_text()
     assert text.count('class="recipe"') == 1
     assert "<h3>Before you quote this</h3>" in text

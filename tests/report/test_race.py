@@ -19,9 +19,10 @@ from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
 from lanternbench.report import race as races
 from lanternbench.report.images import image_grid
-from lanternbench.report.load import View, load_run, read_contents
-from lanternbench.report.race import COVER, Lane, Race, race_of, stage_of, write_gif, write_race
-from lanternbench.report.write import report
+from lanternbench.report.race import COVER, Lane, Race, race_of, stage_of, write_gif
+from lanternbench.report.write import Report, read_report
+from lanternbench.settings import ReportSpec
+from lanternbench import report
 
 ROWS = [
     flat(),
@@ -70,10 +71,14 @@ def race_run(folder: Path, prompts: int = 1, **changes: dict[str, Any]) -> Path:
     return folder
 
 
-def race_in(folder: Path, view: View = View()) -> Race:  # noqa: B008
-    run = load_run(folder)
-    (shown,) = view.of([run])
-    return race_of(shown, read_contents(run, 4), view)
+def content_of(folder: Path, **chosen: Any) -> Report:
+    return read_report([folder], ReportSpec(**chosen))
+
+
+def race_in(folder: Path, **chosen: Any) -> Race:
+    content = content_of(folder, **chosen)
+    (part,) = content.parts
+    return race_of(part, content.view)
 
 
 def test_a_cell_appears_when_its_token_was_committed_in_the_recorded_order(tmp_path):
@@ -138,19 +143,19 @@ def test_no_race_is_invented_and_one_that_was_asked_for_is_refused(tmp_path):
     assert race_in(folder).lanes == []
     gif = tmp_path / "race.gif"
     with pytest.raises(UserError, match="ar, eagle-1: images of a batch share their seconds"):
-        write_race([folder], gif, View())
+        report([folder], race=gif)
     with pytest.raises(UserError, match=r"give a name such as race\.gif"):
-        write_race([folder], tmp_path / "race.png", View())
+        report([folder], race=tmp_path / "race.png")
     other = race_run(tmp_path / "other")
     with pytest.raises(UserError, match="name one run"):
-        write_race([folder, other], gif, View())
+        report([folder, other], race=gif)
     assert not gif.exists()
-    assert '<div class="race">' not in report([folder], formats=["html"])[-1].read_text()
+    assert '<div class="race">' not in report([folder], formats=["html"]).files[-1].read_text()
 
 
 def test_chosen_methods_race_in_their_order_and_at_most_six(tmp_path, monkeypatch):
     folder = race_run(tmp_path / "run")
-    race = race_in(folder, View(methods=("zipar", "ar")))
+    race = race_in(folder, methods=["zipar", "ar"])
     assert [lane.name for lane in race.lanes] == ["zipar", "ar"]
     monkeypatch.setattr(races, "MOST_LANES", 2)
     race = race_in(folder)
@@ -162,7 +167,7 @@ def test_a_gif_begins_empty_and_ends_with_the_images(tmp_path, monkeypatch):
     monkeypatch.setattr(races, "FRAMES", 13)  # a quarter of a second apart
     folder = race_run(tmp_path / "run")
     path = tmp_path / "race.gif"
-    assert write_race([folder], path, View()) == path
+    assert report([folder], race=path, formats=["csv"]).race == path
     stage = stage_of(race_in(folder), [])
     pixels, ends = [], []
     elapsed = 0
@@ -230,8 +235,8 @@ def test_steps_of_tokens_that_contradict_the_accepted_lengths_are_damage(tmp_pat
 def test_rows_drawn_at_once_have_no_map_of_raster_order(tmp_path, commit_steps):
     """Also at temperature 0, at which no loss of rows says that there are several."""
     folder = race_run(tmp_path / "run", zipar={"commit_steps": commit_steps, "row_loss": None})
-    run = load_run(folder)
-    ((_, cells),) = image_grid(run, read_contents(run, 4), View()).lines
-    maps = {cell.label: cell.accept for cell in cells if cell is not None}
+    (part,) = content_of(folder).parts
+    ((_, cells),) = image_grid(part).lines
+    maps = {cell.label: cell.maps.get("accept") for cell in cells if cell is not None}
     assert maps["zipar"] is None
     assert maps["eagle-1"] is not None

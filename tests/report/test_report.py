@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import DATA, SHARED
-from flat_rows import row_of, seal, write_summary
+from flat_rows import markdown_table, row_of, seal, write_summary
 from PIL import Image
 from rich.console import Console
 from run_records import run_record
@@ -33,11 +33,12 @@ from lanternbench.methods.method import all_options
 from lanternbench.report.columns import columns, metric_column, tex_escape
 from lanternbench.report.images import image_uri, token_map
 from lanternbench.report.latex import latex_table
-from lanternbench.report.load import ReportRow, joined_rows, load_run, load_runs, read_contents
+from lanternbench.report.load import ReportRow, joined_rows, load_run, read_contents
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
-from lanternbench.report.tables import csv_text, frame, markdown_table, terminal_table
+from lanternbench.report.tables import csv_text, frame, terminal_table
 from lanternbench.report.tradeoff import pareto_frontier, quality_columns, speed_column, trade_off
-from lanternbench.report.write import FORMATS, report
+from lanternbench import report
+from lanternbench.report.write import FORMATS
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
 
@@ -95,7 +96,7 @@ def make_run(folder: Path, rows: list[dict] | None = None, prompts: int = 2, cap
 
 
 def page(folder: Path, **kwargs) -> str:
-    (file,) = report([folder], formats=["html"], **kwargs)
+    (file,) = report([folder], formats=["html"], **kwargs).files
     return file.read_text()
 
 
@@ -295,7 +296,7 @@ def test_a_report_writes_all_tables_plots_and_the_page(tmp_path):
     files = report(
         [make_run(tmp_path / "r1", [flat(fidelity_loss=0.0, **FID), ROWS[0] | FID | drafted])],
         published=True,
-    )
+    ).files
     names = {file.name for file in files}
     pictures = (
         "speed",
@@ -328,7 +329,7 @@ def test_runs_written_by_this_package_can_be_reported(tmp_path):
         run.finish(
             measure.summarise(Figures(results.read_samples(run.path)), results.read_run(run.path))
         )
-    files = report([run.path], formats=["md", "html"])
+    files = report([run.path], formats=["md", "html"]).files
     assert "2.00×" in (run.path / "report" / "table.md").read_text()
     assert files[-1].read_text().count('<img class="image"') == 4
 
@@ -405,7 +406,7 @@ def test_a_withheld_speedup_is_a_dash_in_every_table_with_a_note(tmp_path):
 def test_several_runs_are_joined_with_a_run_column(tmp_path):
     rows = [flat(), flat("sjd", "sjd", 2.0)]
     runs = [make_run(tmp_path / name, rows, run_id=name) for name in ("a", "b")]
-    files = report(runs, tmp_path / "out", formats=["md", "html"])
+    files = report(runs, out=tmp_path / "out", formats=["md", "html"]).files
     table = (tmp_path / "out" / "table.md").read_text()
     assert "\n| run | method |" in table
     assert table.count("\n| a |") == table.count("\n| b |") == 2
@@ -418,18 +419,18 @@ def test_runs_of_other_settings_are_told_apart_and_share_no_frontier(tmp_path):
     info = json.loads((runs[2] / "run.json").read_text())
     info["config"]["temperature"], info["environment"]["threads"] = 0, 3
     (runs[2] / "run.json").write_text(json.dumps(info))
-    report(runs, tmp_path / "out", formats=["md"])
+    report(runs, out=tmp_path / "out", formats=["md"])
     table = (tmp_path / "out" / "table.md").read_text()
     assert (
         "The runs differ in temperature (target's default, 0.0); threads (–, 3): do not compare"
         in table
     )
-    joined = joined_rows(load_runs(runs))
+    joined = joined_rows([load_run(folder) for folder in runs])
     assert [r.setup for r in joined] == [1, 1, 1, 1, 2, 2]
     frontiers = trade_off(joined, quality_columns(joined)[0]).frontiers
     assert [len(frontier) for frontier in frontiers] == [4, 2]
     assert set(frontiers[1]) == {4, 5}
-    report(runs[:2], tmp_path / "alike", formats=["md"])
+    report(runs[:2], out=tmp_path / "alike", formats=["md"])
     assert "differ in" not in (tmp_path / "alike" / "table.md").read_text()
 
 
@@ -448,7 +449,7 @@ def test_a_run_without_ar_has_a_table_without_speedup_and_a_note(tmp_path):
 
 def test_a_hostile_metric_name_cannot_leave_the_report_folder(tmp_path):
     bad = {"clip-tiny": None, "../../x": 1.0, "../../x_lo": 1.0, "../../x_hi": 1.0}
-    files = report([make_run(tmp_path / "r", [flat(**bad)])])
+    files = report([make_run(tmp_path / "r", [flat(**bad)])]).files
     assert {file.resolve().parent for file in files} == {(tmp_path / "r" / "report").resolve()}
     assert not list(tmp_path.glob("x*"))
 
@@ -462,14 +463,14 @@ def test_labels_with_dollars_and_backslashes_draw_as_text(tmp_path):
                 [flat(text, "x", **{"clip-tiny": None, text: 1.0, f"{text}_lo": 1.0})],
             )
         ]
-    )
+    ).files
     assert any(file.suffix == ".pdf" for file in files)
 
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda f: (f / "run.json").unlink(), "not a run folder"),
+        (lambda f: (f / "run.json").unlink(), "there is no run"),
         (lambda f: (f / "summary.json").unlink(), "did not finish"),
         (
             lambda f: [
@@ -490,18 +491,18 @@ def test_a_run_that_cannot_be_reported_is_one_sentence_with_the_fix(tmp_path, sp
 
 
 def test_no_run_and_an_unwritable_folder_are_user_errors(tmp_path):
-    with pytest.raises(UserError, match="no run to report"):
-        report([])
+    with pytest.raises(UserError, match="there is no run in"):
+        report([], results=tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="another folder"):
-        report([make_run(tmp_path / "r")], tmp_path / "file" / "out")
+        report([make_run(tmp_path / "r")], out=tmp_path / "file" / "out")
 
 
 def test_a_latex_table_of_several_runs_names_all_their_setups(tmp_path):
     folders = [make_run(tmp_path / "a"), make_run(tmp_path / "b")]
     info = json.loads((folders[1] / "run.json").read_text())
     (folders[1] / "run.json").write_text(json.dumps(info | {"target": {"name": "anole-7b"}}))
-    report(folders, tmp_path / "out", formats=["tex"])
+    report(folders, out=tmp_path / "out", formats=["tex"])
     caption = next(
         line
         for line in (tmp_path / "out" / "table.tex").read_text().splitlines()
@@ -536,12 +537,12 @@ def test_a_run_of_an_early_version_is_summed_up_anew(tmp_path):
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_a_torn_last_line_is_dropped_and_a_damaged_one_inside_is_counted(tmp_path):
-    torn = read_contents(load_run(make_run(tmp_path / "a", torn='{"key": "to')), 16)
+    torn = read_contents(make_run(tmp_path / "a", torn='{"key": "to'), 16)
     assert (len(torn.cells), torn.damaged) == (4, [])
     inside = make_run(tmp_path / "b", torn='{"key": "to\n{"key": "x')
     assert (
-        len(read_contents(load_run(inside), 16).cells),
-        len(read_contents(load_run(inside), 16).damaged),
+        len(read_contents(inside, 16).cells),
+        len(read_contents(inside, 16).damaged),
     ) == (
         4,
         1,
@@ -728,13 +729,13 @@ def test_the_latex_table_compiles_with_booktabs_alone(tmp_path):
     ("json", {"table.json"}), ("html", {"report.html"}),
 ])  # fmt: skip
 def test_a_single_format_is_written_alone(tmp_path, name, files):
-    found = report([make_run(tmp_path / "r")], formats=[name])
+    found = report([make_run(tmp_path / "r")], formats=[name]).files
     assert {file.name for file in found} == files
     assert {file.name for file in (tmp_path / "r" / "report").iterdir()} == files
 
 
 def test_the_json_of_a_report_holds_figures_notes_answer_and_pairs(tmp_path):
-    (file,) = report([make_run(tmp_path / "r")], formats=["json"])
+    (file,) = report([make_run(tmp_path / "r")], formats=["json"]).files
     found = json.loads(file.read_text())
     assert found["rows"][1]["figures"]["speedup"] == {
         "value": 2.0,

@@ -10,8 +10,8 @@ from test_warnings import PROMPTS, sample, write_run
 from typer.testing import CliRunner
 
 from lanternbench.cli.main import app
-from lanternbench.report.load import differing, joined_rows, load_runs
-from lanternbench.report.write import report
+from lanternbench.report.load import differing, joined_rows, load_run
+from lanternbench import report
 
 TIMES = {0: 1.0, 1: 1.1, 2: 1.3}  # seconds of ``sjd``, as parts of its usual ones
 
@@ -41,7 +41,7 @@ def folders(tmp_path):
 
 
 def test_the_figures_of_seeds_are_their_mean_with_student_s_interval(folders):
-    runs = load_runs(folders)
+    runs = [load_run(folder) for folder in folders]
     ar, sjd = joined_rows(runs)
     assert (ar.run, sjd.run) == (None, None)
     assert sjd.seeds == (0, 1, 2)
@@ -58,7 +58,7 @@ def test_the_figures_of_seeds_are_their_mean_with_student_s_interval(folders):
 
 @pytest.mark.usefixtures("quick_pictures")
 def test_every_table_says_that_its_intervals_are_over_seeds(folders, tmp_path):
-    report(folders, tmp_path / "out", formats=["md", "csv", "tex", "html", "json"])
+    report(folders, out=tmp_path / "out", formats=["md", "csv", "tex", "html", "json"])
     words = "Student's 95 % intervals over runs with the seeds 0, 1, 2, whose means these are"
     for name in ("table.md", "table.tex", "table.json", "report.html"):
         text = (tmp_path / "out" / name).read_text().replace("\\", "").replace("&#39;", "'")
@@ -73,14 +73,14 @@ def test_every_table_says_that_its_intervals_are_over_seeds(folders, tmp_path):
 
 def test_a_metric_that_one_seed_lacks_has_no_mean(tmp_path):
     folders = [make_run(tmp_path, 0), make_run(tmp_path, 1, metrics={})]
-    _, sjd = joined_rows(load_runs(folders))
+    _, sjd = joined_rows([load_run(folder) for folder in folders])
     assert sjd.value("clip-tiny") is None
     assert sjd.value("speedup") is not None
 
 
 def test_seeds_of_two_temperatures_are_two_results_that_are_told_from_each_other(tmp_path):
     folders = [make_run(tmp_path, seed, heat) for heat in (1.0, 0.5) for seed in (0, 1)]
-    runs = load_runs(folders)
+    runs = [load_run(folder) for folder in folders]
     rows = joined_rows(runs)
     assert [(row.run, row.label) for row in rows] == [
         ("run-0-1", "ar"), ("run-0-1", "sjd"), ("run-0-0.5", "ar"), ("run-0-0.5", "sjd")
@@ -93,11 +93,11 @@ def test_seeds_of_two_temperatures_are_two_results_that_are_told_from_each_other
 
 def test_a_run_without_another_seed_keeps_its_figures_next_to_a_mean(tmp_path):
     folders = [make_run(tmp_path, 0), make_run(tmp_path, 1), make_run(tmp_path, 0, 0.5)]
-    rows = joined_rows(load_runs(folders))
+    rows = joined_rows([load_run(folder) for folder in folders])
     assert [row.seeds for row in rows] == [(0, 1), (0, 1), (), ()]
     assert all(row.value("speedup") is not None for row in rows)
 
 
 def test_the_same_seed_twice_is_no_mean(tmp_path):
     folders = [make_run(tmp_path / name, 0) for name in "ab"]
-    assert [row.seeds for row in joined_rows(load_runs(folders))] == [()] * 4
+    assert [row.seeds for row in joined_rows([load_run(folder) for folder in folders])] == [()] * 4

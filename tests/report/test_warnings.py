@@ -26,7 +26,7 @@ from lanternbench.measure.summary import Summary, summarise
 from lanternbench.notes import Fact
 from lanternbench.report import style
 from lanternbench.report.frames import run_frames
-from lanternbench.report.write import report
+from lanternbench import report
 from lanternbench.utils.json_values import plain, versioned
 
 PROMPTS = 6
@@ -141,7 +141,7 @@ def written(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "savefig", noted)
         patch.setattr(style, "page_svg", on_page)
-        files = report([folder], place / "out", published=True, grid=2)
+        files = report([folder], out=place / "out", published=True, grid=True, grid_prompts=2).files
     for file in files:
         if file.suffix in (".md", ".csv", ".tex", ".html", ".json"):
             texts[file.name] = html.unescape(file.read_text())
@@ -205,7 +205,7 @@ def test_no_warning_of_a_run_hides_behind_a_count_of_notes(fact, tmp_path, capsy
 def test_a_run_without_warnings_has_none(tmp_path):
     folder, summary = make_run(tmp_path / "r")
     assert [note for note in summary.notes if note.fact] == []
-    report([folder], tmp_path / "out", formats=["tex", "csv"])
+    report([folder], out=tmp_path / "out", formats=["tex", "csv"])
     assert "warnings" not in (tmp_path / "out" / "pairs.csv").read_text()
     assert pd.read_csv(tmp_path / "out" / "table.csv")["warnings"].isna().all()
 
@@ -215,14 +215,14 @@ def test_that_two_runs_differ_stands_in_every_file(tmp_path):
     about = json.loads((runs[1] / "run.json").read_text())
     about["config"]["temperature"] = 0.5
     (runs[1] / "run.json").write_text(json.dumps(about))
-    files = report(runs, tmp_path / "out", formats=["md", "csv", "tex", "html", "json"])
+    files = report(runs, out=tmp_path / "out", formats=["md", "csv", "tex", "html", "json"]).files
     for file in files:
         assert "The runs differ in temperature (1.0, 0.5)" in file.read_text(), file.name
 
 
 def test_of_several_runs_a_warning_names_those_that_it_concerns(tmp_path):
     runs = [make_run(tmp_path / "quiet")[0], make_run(tmp_path / "noisy", "noisy timing")[0]]
-    report(runs, tmp_path / "out", formats=["tex", "csv"])
+    report(runs, out=tmp_path / "out", formats=["tex", "csv"])
     assert "noisy: Timing was noisy" in (tmp_path / "out" / "table.tex").read_text()
     table = pd.read_csv(tmp_path / "out" / "table.csv").set_index("run")["warnings"]
     assert table["quiet"].isna().all()

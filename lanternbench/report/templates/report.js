@@ -25,7 +25,7 @@ function show(cell) {
   open = cell;
   document.getElementById("detail-title").textContent = cell.dataset.label;
   document.getElementById("detail-prompt").textContent = cell.dataset.prompt;
-  const own = cell.querySelector(".image").cloneNode(true), base = all(".cell", cell.closest("tr")).find(other => other.dataset.label === "ar");
+  const own = cell.querySelector(".image").cloneNode(true), base = all(".cell", cell.closest("tr")).find(other => "baseline" in other.dataset);
   const images = [own], compared = base && base !== cell && base.querySelector("img.image");
   if (compared) { const copy = compared.cloneNode(true); copy.classList.add("over"); images.push(copy); }
   document.getElementById("compare").replaceChildren(...images);
