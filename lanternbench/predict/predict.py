@@ -38,7 +38,7 @@ from lanternbench.predict.replay import (
     baseline,
     batches,
 )
-from lanternbench.report.style import GRID, LEADER, colour, save
+from lanternbench.report.style import GRID, LEADER, colour, save, styled
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, replacing, writing
 from lanternbench.utils.json_values import versioned
@@ -441,9 +441,10 @@ def write(
     for name, content in contents.items():
         with replacing(out / f"predictions.{name}", OUT) as file:
             file.write(content.encode())
-    save(lambda: plot(curve), out / "predictions", ("png",), dpi=200)
+    save(plot(curve), out / "predictions", ("png",), dpi=200)
 
 
+@styled()
 def plot(rows: Sequence[Prediction]) -> Figure:
     """Return the speedup against batch size, a panel for each setup, without batches that do not
     fit in memory.

@@ -283,6 +283,7 @@ def loss_records(
     return records
 
 
+@style.styled()
 def loss_figure(records: Sequence[PlaceLoss]) -> Figure:
     """Draw where in the image left-out context costs: the loss by row and by column, a curve per
     method.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lanternbench.measure.figures import Steps
 from lanternbench.measure.summary import Row
@@ -51,9 +50,6 @@ class Picture(NamedTuple):
         """Return the ``wide`` or ``narrow`` plot as an ``<svg>`` element."""
         plot = self.wide if width == "wide" else self.narrow
         return style.page_svg(plot, f"{self.key}-{width}")
-
-    def narrow_figure(self) -> Figure:
-        return self.narrow.figure
 
     def add_warnings(self, warnings: Sequence[str]) -> None:
         for plot in (self.wide, self.narrow):
@@ -98,7 +94,7 @@ def write_pictures(pictures: Sequence[Picture], out: Path) -> list[Path]:
     """Write each as .png, .svg and .pdf, as wide as a column of a paper."""
     files = []
     for one in pictures:
-        files += style.save(one.narrow_figure, out / one.key, ("png", "svg", "pdf"))
+        files += style.save(one.narrow.figure, out / one.key, ("png", "svg", "pdf"))
     return files
 
 

@@ -8,7 +8,7 @@ method's marks are a group that can be focused.
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -313,18 +313,17 @@ def marker(x: float, y: float, shape: str, shade: str, fill: Fill = "full") -> L
 
 
 def save(
-    draw: Callable[[], Figure],
+    figure: Figure,
     stem: Path,
     kinds: Sequence[str],
     dpi: int = 300,
     warnings: Sequence[str] = (),
 ) -> list[Path]:
-    """Write a figure in our style as ``stem``.KIND, with ``warnings`` at its bottom; the same data
-    gives the same bytes.
+    """Write a figure as ``stem``.KIND, with ``warnings`` at its bottom; the same data gives the
+    same bytes.
     """
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in kinds]
     with styled():
-        figure = draw()
         add_warnings(figure, warnings)
         texts = [text for axes in figure.axes for text in axes.texts]
         for text in texts:

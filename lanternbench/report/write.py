@@ -6,7 +6,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -209,8 +208,8 @@ def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
     """Write the images of every run side by side."""
     files = []
     for end, part in numbered(content.parts):
-        draw = partial(grid_figure, part, prompts)
-        files += save(draw, out / f"grid{end}", ("png", "pdf"), warnings=content.warnings)
+        figure = grid_figure(part, prompts)
+        files += save(figure, out / f"grid{end}", ("png", "pdf"), warnings=content.warnings)
     return files
 
 
@@ -230,8 +229,8 @@ def write_losses(content: Report, out: Path) -> list[Path]:
             stem = out / f"loss-by-place{end}"
             text = csv_text(records, content.warnings)
             files.append(write_text(stem.with_suffix(".csv"), text))
-            draw = partial(loss_figure, records)
-            files += save(draw, stem, ("png", "svg", "pdf"), warnings=content.warnings)
+            kinds = ("png", "svg", "pdf")
+            files += save(loss_figure(records), stem, kinds, warnings=content.warnings)
     return files
 
 

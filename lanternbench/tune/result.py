@@ -15,7 +15,7 @@ from lanternbench.costs.forward_cost import StepCost
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.presets import EVIDENCE
-from lanternbench.report.style import GRID, LEADER, save
+from lanternbench.report.style import GRID, LEADER, save, styled
 from lanternbench.settings import Tune
 from lanternbench.tune.tree_search import Candidate, Options
 from lanternbench.utils.json_values import plain
@@ -172,9 +172,10 @@ def best(results: list[Result]) -> str:
 
 def write_plot(tuning: Tuning, stem: Path) -> list[Path]:
     """Write ``stem``.png and .svg."""
-    return save(lambda: tuning_figure(tuning), stem, ("png", "svg"), dpi=160)
+    return save(tuning_figure(tuning), stem, ("png", "svg"), dpi=160)
 
 
+@styled()
 def tuning_figure(tuning: Tuning) -> Figure:
     """Return three panels side by side: costs, acceptance, expected and measured speed."""
     figure = Figure(figsize=(10.5, 3.3), layout="constrained")
