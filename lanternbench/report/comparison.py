@@ -23,11 +23,9 @@ from lanternbench.measure.change import (
 )
 from lanternbench.measure.figures import Figures
 from lanternbench.measure.margins import MarginTest, judge_margins
-from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.measure.summary import notes_of
 from lanternbench.metrics import key_of
-from lanternbench.notes import Note
 from lanternbench.report.load import AnyRun, Run, differing, name_of
 from lanternbench.settings import Comparing
 
@@ -109,10 +107,11 @@ def compare(old: AnyRun, new: AnyRun, options: Comparing) -> Comparison:
     """Compare the methods that two runs share, prompt by prompt.  Raises UserError for what is no
     run, runs that share nothing, and conditions that cannot be judged.
     """
-    texts = [condition(text) for text in options.fail_if]
+    conditions = [condition(text) for text in options.fail_if]
     names = (name_of(old), name_of(new))
     runs = compared_runs(options.results, *names, options.mapped)
-    conditions = of_measured(texts, runs)
+    known = runs[0].figures.metrics | runs[1].figures.metrics
+    conditions = [one._replace(figure=key_of(one.figure, known)) for one in conditions]
     found, unjudged = changes_of(runs, [one.figure for one in conditions])
     verdict = judge(runs[0].figures, runs[1].figures, conditions) if conditions else None
     if verdict is None and not found:
@@ -130,40 +129,30 @@ def compare(old: AnyRun, new: AnyRun, options: Comparing) -> Comparison:
     )
 
 
-class ComparedRun(NamedTuple):
-    """One of two runs, with the notes on its figures."""
+@dataclass(frozen=True)
+class ComparedRun(Run):
+    """One of two runs: its figures, with the notes on them, instead of rows."""
 
-    folder: Path
-    record: RunRecord
     figures: Figures
-    notes: list[Note]
 
     @property
     def noisy(self) -> bool:
         return any(note.fact == "noisy timing" for note in self.notes)
 
 
-def of_measured(conditions: Sequence[Condition], runs: Sequence[ComparedRun]) -> list[Condition]:
-    """Return the conditions with the names of the metrics that the runs have."""
-    known: set[str] = set()
-    for run in runs:
-        known.update(run.figures.metrics)
-    return [one._replace(figure=key_of(one.figure, known)) for one in conditions]
-
-
 def changes_of(
     runs: Sequence[ComparedRun], wanted: Sequence[str]
 ) -> tuple[list[Change], list[Unjudged]]:
-    """Return the changes from the first to the second run, and what has none.  Raises UserError if
-    neither run has a figure of ``wanted``.
+    """Return the changes from the first to the second run of the usual figures and of ``wanted``,
+    and what has none.  Raises UserError if neither run has a figure of ``wanted``.
     """
     old, new = runs
-    names = compared_figures(runs)
-    found, unjudged = changes(old.figures, new.figures, list(dict.fromkeys([*names, *wanted])))
-    names += [one.figure for one in found]
-    names += [one.figure for one in unjudged]
+    names = list(FIGURES)
+    if any(run.noisy for run in runs):
+        names += ROBUST
+    names += old.figures.metrics | new.figures.metrics
     check_wanted(wanted, runs, names)
-    return found, unjudged
+    return changes(old.figures, new.figures, list(dict.fromkeys([*names, *wanted])))
 
 
 def judged_margins(runs: Sequence[ComparedRun], margins: dict[str, float]) -> list[MarginTest]:
@@ -197,7 +186,7 @@ def read_compared(results: Path, name: str) -> ComparedRun:
     folder = find(results, [name])[0]
     run = read_run(folder)
     figures = Figures(iter_samples(folder))
-    return ComparedRun(folder, run, figures, list(notes_of(figures, run)))
+    return ComparedRun(folder, run, [], list(notes_of(figures, run)), figures)
 
 
 def relabelled(samples: Iterable[Sample], names: Mapping[str, str]) -> Iterator[Sample]:
@@ -232,7 +221,7 @@ def renamings(texts: Sequence[str], old: Iterable[str], new: Iterable[str]) -> d
 
 def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
     """Return how the runs differ, and the warnings that concern one of them."""
-    difference = differing([Run(run.folder, run.record, [], []) for run in runs])
+    difference = differing(runs)
     notes = [difference.text] if difference is not None else []
     if all(run.record.config.noise == "shared" for run in runs):
         notes.append("Both runs drew with the same noise: differences are of paired images.")
@@ -242,19 +231,9 @@ def notes_on(runs: Sequence[ComparedRun]) -> list[str]:
     return notes
 
 
-def compared_figures(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return the figures that are compared by default."""
-    names = list(FIGURES)
-    if any(run.noisy for run in runs):
-        names += ROBUST
-    for run in runs:
-        names += run.figures.metrics
-    return names
-
-
 def check_wanted(wanted: Sequence[str], runs: Sequence[ComparedRun], known: Sequence[str]) -> None:
     """Raise UserError for a figure of a gate that neither run has."""
-    names = dict.fromkeys([*known, *ROBUST])
+    names = dict.fromkeys([*known, *ROBUST, *wanted])
     measured = []
     for name in names:
         if any(run.figures.column(name)[1].any() for run in runs):
