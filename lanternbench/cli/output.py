@@ -31,7 +31,7 @@ from lanternbench.utils.text import one_line
 
 if TYPE_CHECKING:
     from lanternbench.measure.summary import Row, Summary
-    from lanternbench.report import columns as report
+    from lanternbench.report.load import View
 
 PAGE = 80  # columns
 LONGEST = 4000  # characters of a cell or a line
@@ -82,12 +82,15 @@ def stdout() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def print_table(rows: "Sequence[Row]", columns: "Sequence[report.Column] | None" = None) -> None:
-    """Print the compact table, or these columns: as many as fit the terminal, all in a file."""
+def print_table(rows: "Sequence[Row]", view: "View | None" = None) -> None:
+    """Print the compact table, or the columns of a view: as many as fit the terminal, all in a
+    file.
+    """
+    from lanternbench.report.load import View
     from lanternbench.report.tables import terminal_table
 
     console = stdout()
-    console.print(terminal_table(rows, console.width, columns))
+    console.print(terminal_table(rows, console.width, view or View()))
 
 
 def print_notes(notes: Iterable[object], bullet: str = "· ") -> None:

@@ -65,8 +65,7 @@ def report(
         prefix = f"{run.run_id}: " if len(written.runs) > 1 else ""
         for line in headlines(run.notes):
             print(one_line(prefix + line, LONGEST))
-    view = written.view
-    print_table(rows, view.columns_for(rows, "terminal") if view.columns else None)
+    print_table(rows, written.view)
     if any(row.seeds for row in rows):
         print(f"Intervals: {intervals_of(rows)}.")
     print_files(written.files)

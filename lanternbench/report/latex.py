@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lanternbench.report.columns import MISSING, Column, columns, tex_escape
-from lanternbench.report.load import ReportRow, intervals_of, paper_name
+from lanternbench.report.columns import MISSING, Column, tex_escape
+from lanternbench.report.load import ReportRow, View, intervals_of, paper_name
 from lanternbench.report.rendering import templates
 
 # points: \\columnwidth and \\textwidth of ACL, the narrowest of two-column venues
@@ -25,19 +25,19 @@ def latex_table(
     rows: Sequence[ReportRow],
     caption: str = "",
     recipe: str = "",
-    fixed: Sequence[Column] | None = None,
+    view: View = View(),  # noqa: B008
 ) -> str:
     """Return a booktabs table (needs \\usepackage{booktabs} and nothing else), all text escaped.
 
     It is one column wide if it fits, else a page (``table*``). Of columns that it chooses itself
-    the last go until it fits a page, and a comment names them; ``fixed`` columns are kept.
+    the last go until it fits a page, and a comment names them; those that ``view`` names are kept.
     ``recipe``: how the run was made, as a comment.
     """
-    chosen = list(columns(rows, "tex") if fixed is None else fixed)
+    chosen = view.columns_for(rows, "tex")
     cells = [[tex_head(column), *(tex_cell(column, row) for row in rows)] for column in chosen]
     widths = [CHARACTER * max(cell.width for cell in each) + BETWEEN for each in cells]
     left_out: list[str] = []
-    while fixed is None and sum(widths) > PAGE and len(chosen) > 2:
+    while not view.columns and sum(widths) > PAGE and len(chosen) > 2:
         left_out.insert(0, chosen.pop().key)
         widths.pop()
     head, *lines = zip(*([cell.tex for cell in each] for each in cells[: len(chosen)]))

@@ -12,7 +12,7 @@ import pandas as pd
 from lanternbench.methods.method import named, options, preset
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.load import ReportRow
-from lanternbench.report.tables import Cell, Head, Table
+from lanternbench.report.tables import Cell, Table, table_of
 
 # figures that papers report, in papers.csv with _ for -; those of the toy evaluators have other
 # keys and are compared with no paper
@@ -56,7 +56,7 @@ def published_beside(rows: list[ReportRow]) -> pd.DataFrame:
         for paper, differs in closest(row):
             lines.append(comparison(row, paper, differs))
     if not lines:
-        return pd.DataFrame(columns=["label", "source", "table", "paper setup", "differs in"])
+        return pd.DataFrame()
     frame = pd.DataFrame(lines)
     for key in QUANTITIES:
         pair = [f"{key} measured", f"{key} paper"]
@@ -71,8 +71,8 @@ def closest(row: ReportRow) -> list[tuple[dict[str, str], dict[str, str]]]:
     pairs = [(paper, differences(row, paper)) for paper in papers]
     pairs = [pair for pair in pairs if "target" not in pair[1]]
     pairs.sort(key=lambda pair: len(pair[1]))
-    distances = [distance(differs) for _, differs in pairs]
-    return [pair for pair, far in zip(pairs, distances) if far == min(distances)]
+    nearest = min((distance(differs) for _, differs in pairs), default=0)
+    return [pair for pair in pairs if distance(pair[1]) == nearest]
 
 
 def distance(differs: Mapping[str, str]) -> int:
@@ -126,21 +126,24 @@ def table(frame: pd.DataFrame) -> Table:
     """Return `published_beside` as a table, its quantities named as readers know them; a missing
     value prints as "–".
     """
-    quantities = {}
-    for key in QUANTITIES:
-        title = (COLUMN.get(key) or metric_column(key)).title
-        for side in ("measured", "paper"):
-            quantities[f"{key} {side}"] = Head(f"{title}, {side}")
-    heads = [quantities.get(name, Head(name, is_text=True)) for name in frame.columns]
     lines = []
-    for record in frame.itertuples(index=False, name=None):
-        lines.append([table_cell(value, head) for value, head in zip(record, heads)])
-    return Table(heads, lines, tall=True)
+    for record in frame.to_dict("records"):
+        lines.append({title_of(str(name)): table_cell(value) for name, value in record.items()})
+    return table_of(lines, words=frame.columns)
 
 
-def table_cell(value: str | float | None, head: Head) -> Cell:
-    if head.is_text:
-        return Cell(MISSING if pd.isna(value) or value == "" else str(value))
+def title_of(name: str) -> str:
+    """Return the title of a column of `published_beside`, which is its name if it has words."""
+    key, _, side = name.rpartition(" ")
+    if key not in QUANTITIES:
+        return name
+    title = (COLUMN.get(key) or metric_column(key)).title
+    return f"{title}, {side}"
+
+
+def table_cell(value: str | float | None) -> Cell:
+    if isinstance(value, str):
+        return Cell(value or MISSING)
     if pd.isna(value):
         return Cell(MISSING, "")
     return Cell(f"{value:.4g}", value)

@@ -25,6 +25,7 @@ from lanternbench.report.columns import (
     run_of,
     runs_of,
 )
+from lanternbench.report.load import View
 from lanternbench.utils.text import one_line
 
 FACTS = (
@@ -242,18 +243,20 @@ def csv_text(records: Sequence[object] | pd.DataFrame, warnings: Sequence[str] =
 
 
 def terminal_table(
-    rows: Sequence[Row], width: int | None = None, chosen: Sequence[Column] | None = None
+    rows: Sequence[Row],
+    width: int | None = None,
+    view: View = View(),  # noqa: B008
 ) -> RichTable:
-    """Return the compact table for the terminal: the chosen columns, or the most important ones,
-    that fit ``width``.
+    """Return the compact table for the terminal: the columns that ``view`` names, or the most
+    important ones, that fit ``width``.
 
     Rows keep the order of their run, the baseline `ar` first.  The caption says what columns mean
     and which are missing.
     """
     runs = runs_of(rows)
     rows = sorted(rows, key=lambda row: (runs.index(run_of(row)), row.label != "ar"))
-    wanted = columns(rows, "md") if chosen is None else chosen
-    shown = fitting(rows, columns(rows, "terminal") if chosen is None else chosen, width)
+    wanted = view.columns_for(rows, "md")
+    shown = fitting(rows, view.columns_for(rows, "terminal"), width)
     notes = glossary(shown)
     left_out = [one_line(column.title, 32) for column in wanted if column not in shown]
     if left_out:

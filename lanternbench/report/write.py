@@ -117,10 +117,8 @@ def published_figures(rows: list[ReportRow]) -> Published:
 
     frame = papers.published_beside(rows)
     table = papers.table(frame)
-    if frame.empty:
-        return Published(table, {"published.md": f"{papers.NONE}\n"})
     texts = {
-        "published.md": table.markdown(),
+        "published.md": f"{papers.NONE}\n" if frame.empty else table.markdown(),
         "published.csv": csv_text(frame, warnings_of(rows)),
     }
     return Published(table, texts)
@@ -313,8 +311,7 @@ def latex_page(content: Report) -> str:
         setups.append(f"Decoding methods on {recipe['target']} {setting}")
     caption = " ".join(["; ".join(dict.fromkeys(setups)) + ".", *content.warnings])
     recipes = ". ".join(dict.fromkeys(recipe_lines(content.runs)))
-    fixed = content.view.columns_for(content.rows, "tex") if content.view.columns else None
-    return latex_table(content.rows, caption, recipes, fixed)
+    return latex_table(content.rows, caption, recipes, content.view)
 
 
 def json_page(content: Report) -> str:
