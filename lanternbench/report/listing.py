@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from lanternbench.measure.figures import BASELINE
@@ -141,20 +142,17 @@ def forest(rows: Sequence[Row], width: float) -> Plot | None:
     if not timed:
         return None
     lines = forest_lines(timed, speed, runs)
-    title = axis_title(speed)
-    listing = Listing([entry for entry, _ in lines], width, title)
+    listing = Listing([entry for entry, _ in lines], width, axis_title(speed))
+    plot = Plot(listing.figure, axis_title(speed))
     listing.set_range(axis_range(speed, timed, (1.0,)), reference=1.0)
-    hints = {}
     for index, (_, row) in enumerate(lines):
         if row is not None:
-            gid = f"point-{index}"
             y = listing.y_of(index)
             artists = interval(listing.axes, speed, row, y)
             artists.append(row_marker(listing.axes, row, row.value(speed.key) or 0.0, y, runs))
-            style.set_gid(artists, gid)
-            hints[gid] = forest_hint(row, speed, runs)
+            plot.mark(artists, forest_hint(row, speed, runs))
     style.add_legend(listing.figure, legend_signs(timed, runs, [Sign("ar = 1", "reference")]))
-    return Plot(listing.figure, title, hints)
+    return plot
 
 
 def forest_lines(
@@ -200,22 +198,22 @@ def phases(times: Sequence[tuple[str, dict[str, float]]], width: float) -> Plot 
     listing = Listing(entries, width, title)
     longest = max(sum(ms.values()) for _, ms in times)
     listing.set_range((0.0, 1.04 * longest))
-    hints = {}
+    plot = Plot(listing.figure, title)
     for index, (name, ms) in enumerate(times):
-        gid = f"point-{index}"
         parts = ", ".join(f"{phase} {value:.2f} ms" for phase, value in ms.items())
-        hints[gid] = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
-        draw_phases(listing.axes, listing.y_of(index), ms, gid)
+        hint = f"{name}: {sum(ms.values()):.1f} ms a step: {parts}"
+        plot.mark(draw_phases(listing.axes, listing.y_of(index), ms), hint)
     style.add_legend(
         listing.figure, [Sign(phase, "swatch", shade) for phase, shade in PHASES.items()]
     )
-    return Plot(listing.figure, title, hints)
+    return plot
 
 
-def draw_phases(axes: Axes, y: float, ms: dict[str, float], gid: str) -> None:
+def draw_phases(axes: Axes, y: float, ms: dict[str, float]) -> list[Artist]:
     """Draw the phases of a step as bars, one after another."""
+    bars: list[Artist] = []
     begin = 0.0
     for phase, value in ms.items():
-        bar = axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
-        style.set_gid(bar.patches, gid)
+        bars += axes.barh(y, value, 6.7, begin, color=PHASES[phase], linewidth=0)
         begin += value
+    return bars

@@ -57,12 +57,6 @@ class Run:
         """Digests of the target's and drafter's files by part, if the run records them."""
         return self.record.target.weights
 
-    def like(self, other: Run) -> bool:
-        """Return whether figures of the two runs may be compared."""
-        if self.weights and other.weights and self.weights != other.weights:
-            return False
-        return self.setup == other.setup
-
     @property
     def hardware(self) -> str:
         """The GPU's name, or the CPU's if there is none or the run did not use it."""
@@ -279,9 +273,10 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
     rows = []
     for number, run in enumerate(runs, 1):
         name = run.run_id if ids.count(run.run_id) == 1 else f"{run.run_id} ({number})"
-        if not any(run.like(first) for first in setups):
+        alike = [differing([first, run]) is None for first in setups]
+        if not any(alike):
             setups.append(run)
-        setup = 1 + next(i for i, first in enumerate(setups) if run.like(first))
+            alike.append(True)
         shown = name if len(runs) > 1 else None
         for row in run.rows:
             notes = [note for note in run.notes if note.label in (None, row.label)]
@@ -290,7 +285,7 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
             about = ReportRow(
                 **vars(row),
                 run=shown,
-                setup=setup,
+                setup=1 + alike.index(True),
                 hardware=run.hardware,
                 warnings=short_facts(notes),
             )

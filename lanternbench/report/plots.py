@@ -75,13 +75,13 @@ def speed_pictures(rows: Sequence[Row]) -> list[Picture]:
     return pictures
 
 
-def step_pictures(rows: Sequence[Row], steps: Sequence[Steps | None]) -> list[Picture]:
+def step_pictures(rows: Sequence[Row], steps: Sequence[Steps]) -> list[Picture]:
     """Return acceptance by position, and the time of a step by phase, from each row's steps."""
     runs = runs_of(rows)
     times = []
     for row, row_steps in zip(rows, steps):
-        count = 0 if row_steps is None else sum(row_steps.histogram())
-        if row_steps is not None and count:
+        count = row_steps.lengths.total()
+        if count:
             ms = {phase: 1000 * row_steps.phases.get(phase, 0.0) / count for phase in PHASES}
             times.append((name_of(row, runs), ms))
     acceptance = picture(
@@ -110,7 +110,7 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
     panel_width = (width - 2 * MARGIN - 9.0 * (per_line - 1)) / per_line
     titles = [wrap(name_of(row, runs_of(rows)), panel_width) for row in drafting]
     figure = style.new_figure(width, MARGIN)
-    hints = {}
+    plot = Plot(figure, "acceptance by position of the draft")
     for index, (row, title) in enumerate(zip(drafting, titles)):
         column = index % per_line
         if column == 0:
@@ -120,8 +120,7 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
         left = MARGIN + column * (panel_width + 9.0)
         put_lines(figure, left, top - LINE * (len(title) - 1) - 2.5, title)
         axes = style.add_axes(figure, left + 8.0, top + 3.0, panel_width - 8.0, PANEL)
-        gid = f"point-{index}"
-        hints[gid] = draw_rates(axes, row, panel_width, gid)
+        draw_rates(plot, axes, row, panel_width)
     style.add_legend(
         figure,
         [
@@ -130,11 +129,11 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
             Sign("across: position in the draft"),
         ],
     )
-    return Plot(figure, "acceptance by position of the draft", hints)
+    return plot
 
 
-def draw_rates(axes: Axes, row: Row, width: float, gid: str) -> str:
-    """Draw the acceptance rates of a method by position; returns them in words."""
+def draw_rates(plot: Plot, axes: Axes, row: Row, width: float) -> None:
+    """Draw the acceptance rates of a method by position."""
     count = max(5, positions([row]))
     rates = position_rates(row)[:count]
     joint, conditional = zip(*rates)
@@ -143,10 +142,9 @@ def draw_rates(axes: Axes, row: Row, width: float, gid: str) -> str:
     bars = axes.bar(places, joint, 0.72, color=shade, alpha=0.35, linewidth=0)
     look = style.LINES["curve"]
     curve = axes.plot(places, conditional, "o-", color=shade, ms=3.3, clip_on=False, **look)
-    style.set_gid([*bars.patches, *curve], gid)
     number_positions(axes, count, width)
     words = [f"{i}: {a:.0%} ({b:.0%})" for i, (a, b) in zip(places, rates)]
-    return f"{row.label}: {', '.join(words)}"
+    plot.mark([*bars, *curve], f"{row.label}: {', '.join(words)}")
 
 
 def number_positions(axes: Axes, count: int, width: float) -> None:

@@ -2,10 +2,13 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
+from numpy.typing import ArrayLike
 
 from lanternbench.report import style
 from lanternbench.report.columns import name_of
-from lanternbench.report.labels import Box, Label, Point, place_labels
+from lanternbench.report.labels import Box, Label, Placed, Point, place_labels
 from lanternbench.report.marks import (
     axis_range,
     axis_title,
@@ -27,16 +30,18 @@ TOP = 3.0  # points above a plot
 def scatter(data: TradeOff, width: float) -> Plot:
     """Draw a trade-off, ``width`` points wide."""
     figure, axes = scatter_axes(data, width)
+    plot = Plot(figure, f"{data.y.title} against {axis_title(data.x)}")
     draw_lines(axes, data)
-    hints = {}
+    points = [draw_point(axes, data, index) for index in range(len(data.rows))]
+    placed = placed_labels(axes, data)
     for index, row in enumerate(data.rows):
-        gid = f"point-{index}"
-        draw_point(axes, data, index, gid)
+        label = draw_label(axes, placed.labels[index], data.points[index])
         speed = f"{speed_name(data.x)} {data.x.cell(row)}"
-        hints[gid] = f"{name_of(row, data.runs)}: {speed}, {data.y.title} {data.y.cell(row)}"
-    numbered = draw_labels(figure, axes, data)
+        hint = f"{name_of(row, data.runs)}: {speed}, {data.y.title} {data.y.cell(row)}"
+        plot.mark([*points[index], *label], hint)
+    numbered = [Sign(f"{number}  {name}") for number, name in placed.numbered]
     style.add_legend(figure, [*scatter_signs(data), *numbered])
-    return Plot(figure, f"{data.y.title} against {axis_title(data.x)}", hints)
+    return plot
 
 
 def scatter_axes(data: TradeOff, width: float) -> tuple[Figure, Axes]:
@@ -71,58 +76,58 @@ def draw_lines(axes: Axes, data: TradeOff) -> None:
         axes.plot(x, y, color=colour(data.rows[knob[0]].method), **style.LINES["knob"])
 
 
-def draw_point(axes: Axes, data: TradeOff, index: int, gid: str) -> None:
-    """Draw a row's point and intervals, marked as belonging together."""
+def draw_point(axes: Axes, data: TradeOff, index: int) -> list[Line2D]:
+    """Draw a row's point and intervals."""
     row = data.rows[index]
     x, y = data.points[index]
-    artists = interval(axes, data.x, row, y)
-    artists += interval(axes, data.y, row, x, upright=True)
-    artists.append(row_marker(axes, row, x, y, data.runs))
-    style.set_gid(artists, gid)
+    across = interval(axes, data.x, row, y)
+    upright = interval(axes, data.y, row, x, upright=True)
+    return [*across, *upright, row_marker(axes, row, x, y, data.runs)]
 
 
-def draw_labels(figure: Figure, axes: Axes, data: TradeOff) -> list[Sign]:
-    """Label the points; returns the legend of those whose labels are numbers.
+def placed_labels(axes: Axes, data: TradeOff) -> Placed:
+    """Return the labels of the points, in points.
 
-    The labels keep clear of each other, of all points and, if they can, of lines.
+    They keep clear of each other, of all points and, if they can, of lines.
     """
-    scale = 72 / figure.dpi
-    frame = Box(*(float(scale * end) for end in axes.bbox.extents))
-    points = (scale * axes.transData.transform(data.points)).tolist()
-    lines = [
-        (scale * axes.transData.transform(line.get_path().vertices)).tolist()
-        for line in axes.lines
-    ]
-    placed = place_labels(points, short_names(data), lines, frame)
-    for index, label in enumerate(placed.labels):
-        draw_label(axes, label, data.points[index], points[index], f"point-{index}")
-    return [Sign(f"{number}  {name}") for number, name in placed.numbered]
+    lines = [in_points(axes, line.get_path().vertices) for line in axes.lines]
+    lower_left, upper_right = in_points(axes, [*zip(axes.get_xlim(), axes.get_ylim())])
+    frame = Box(*lower_left, *upper_right)
+    return place_labels(in_points(axes, data.points), short_names(data), lines, frame)
 
 
-def draw_label(axes: Axes, label: Label, data_point: Point, point: Point, gid: str) -> None:
-    """Draw a label, and its leader line if it has one; ``point`` is in points, as the label is."""
+def in_points(axes: Axes, places: ArrayLike) -> list[Point]:
+    """Return places of data in points from the lower left corner of the figure."""
+    scale = 72 / axes.figure.dpi
+    points: list[Point] = (scale * axes.transData.transform(places)).tolist()
+    return points
+
+
+def draw_label(axes: Axes, label: Label, data_point: Point) -> list[Annotation]:
+    """Draw the label of a point, and its leader line if it has one."""
+    ((x, y),) = in_points(axes, [data_point])
     text = axes.annotate(
         label.text,
         data_point,
-        (label.x - point[0], label.y - point[1]),
+        (label.x - x, label.y - y),
         textcoords="offset points",
         ha=label.anchor,
         va="baseline",
         zorder=7,
         annotation_clip=False,
     )
-    text.set_gid(gid)
-    if label.leader_end is not None:
-        end_x, end_y = label.leader_end
-        leader = axes.annotate(
-            "",
-            data_point,
-            (end_x - point[0], end_y - point[1]),
-            textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "shrinkA": 0, "shrinkB": 0} | style.LINES["leader"],
-            annotation_clip=False,
-        )
-        leader.set_gid(gid)
+    if label.leader_end is None:
+        return [text]
+    end_x, end_y = label.leader_end
+    leader = axes.annotate(
+        "",
+        data_point,
+        (end_x - x, end_y - y),
+        textcoords="offset points",
+        arrowprops={"arrowstyle": "-", "shrinkA": 0, "shrinkB": 0} | style.LINES["leader"],
+        annotation_clip=False,
+    )
+    return [text, leader]
 
 
 def scatter_signs(data: TradeOff) -> list[Sign]:

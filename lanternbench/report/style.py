@@ -8,8 +8,9 @@ method's marks are a group that can be focused.
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -121,12 +122,20 @@ def colour(method: str) -> str:
     return FAMILIES[family(method)]
 
 
-class Plot(NamedTuple):
+@dataclass
+class Plot:
     """A figure, and what each method's marks say on the page: ``hints`` by the artists' gid."""
 
     figure: Figure
     title: str
-    hints: Mapping[str, str]
+    hints: dict[str, str] = field(default_factory=dict)
+
+    def mark(self, artists: Iterable[Artist], hint: str) -> None:
+        """Mark artists as parts of one point, which says ``hint``."""
+        gid = f"point-{len(self.hints)}"
+        self.hints[gid] = hint
+        for artist in artists:
+            artist.set_gid(gid)
 
 
 # --- figures in points ---
@@ -182,12 +191,6 @@ def put_lines(figure: Figure, x: float, y: float, lines: Sequence[str], **look: 
     for number, line in enumerate(lines):
         baseline = y + number * LINE
         figure.text(x, baseline, line, transform=from_top(figure), va="baseline", **look)
-
-
-def set_gid(artists: Iterable[Artist], gid: str) -> None:
-    """Mark artists as parts of one point of a plot."""
-    for artist in artists:
-        artist.set_gid(gid)
 
 
 # --- text ---

@@ -186,8 +186,13 @@ def drawn_pictures(content: Report) -> tuple[list[Picture], list[Picture]]:
     return speeds, steps
 
 
-def row_steps(parts: Sequence[Part]) -> list[Steps | None]:
-    return [part.contents.figures.steps.get(row.label) for part in parts for row in part.run.rows]
+def row_steps(parts: Sequence[Part]) -> list[Steps]:
+    """Return the steps of every row, none if it has no samples."""
+    found = []
+    for part in parts:
+        steps = part.contents.figures.steps
+        found += [steps.get(row.label, Steps()) for row in part.run.rows]
+    return found
 
 
 def write_text(path: Path, text: str) -> Path:
