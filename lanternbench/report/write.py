@@ -13,7 +13,7 @@ import pandas as pd
 
 from lanternbench import metrics
 from lanternbench.errors import UserError
-from lanternbench.measure.figures import BASELINE, Steps
+from lanternbench.measure.figures import Steps
 from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, by_importance
@@ -342,8 +342,7 @@ def report_notes(runs: Sequence[Run]) -> list[Note]:
     notes: list[Note] = []
     for run in runs:
         name = run.run_id if len(runs) > 1 else None
-        for note in [*run.notes, *speedup_notes(run)]:
-            notes.append(note._replace(run=name))
+        notes += [note._replace(run=name) for note in run.notes]
     rows = [row for run in runs for row in run.rows]
     reasons = {
         "step_compression": "The plots show step compression because there are no speedups.",
@@ -361,19 +360,6 @@ def report_notes(runs: Sequence[Run]) -> list[Note]:
         text = f"Intervals are {intervals_of(load.joined_rows(runs))}."
         notes.append(Note("info", None, text))
     return by_importance([*notes, *metric_notes(rows)])
-
-
-def speedup_notes(run: Run) -> Iterator[Note]:
-    """Yield why a run has no speedup, unless its own notes explain it."""
-    explained = {note.metric for note in run.notes if note.kind == "missing"}
-    has_baseline = any(BASELINE in (row.method, row.label) for row in run.rows)
-    has_speedup = any(row.value("speedup") is not None for row in run.rows)
-    if not has_baseline and "speedup" not in explained:
-        text = "there is no ar baseline, so no speedup is given."
-        yield Note("missing", "speedup", text)
-    if has_baseline and not has_speedup and "latency_s" not in explained:
-        text = "there are no valid latencies (batch above 1), so no speedup is given."
-        yield Note("missing", "speedup", text)
 
 
 def metric_notes(rows: Sequence[Row]) -> Iterator[Note]:
