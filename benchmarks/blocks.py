@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.result_files import Column, figure_table, setting, write
 from lanternbench.measure.summary import read_summary
+from lanternbench.report.load import joined_rows, load_run
 from lanternbench.report.tables import acceptance_table
 
 TIMED = (
@@ -33,6 +34,6 @@ def report(timed: Path, counted: Path) -> None:
     lines += [
         "Acceptance by position of the draft:",
         "",
-        acceptance_table(read_summary(counted).rows),
+        acceptance_table(joined_rows([load_run(counted)])),
     ]
     write("blocks.md", lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.result_files import OUTPUT, Column, figure_table, setting, write
 from lanternbench import load_run
 from lanternbench.measure.summary import read_summary
+from lanternbench.report.load import joined_rows
 from lanternbench.report.scatter import scatter
 from lanternbench.report.style import WIDE
 from lanternbench.report.tradeoff import quality_columns, trade_off
@@ -37,6 +38,6 @@ def report(run: Path) -> None:
             *figure_table(read_summary(run).rows, COLUMNS),
         ],
     )
-    rows = load_run(run).rows
+    rows = joined_rows([load_run(run)])
     loss = next(column for column in quality_columns(rows) if column.key == "fidelity_loss")
     scatter(trade_off(rows, loss), WIDE).figure.savefig(OUTPUT.images / "orders.png", dpi=170)

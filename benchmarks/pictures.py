@@ -18,6 +18,7 @@ from lanternbench import load_run
 from lanternbench.experiment import read_run, read_samples
 from lanternbench.metrics.images import read_image
 from lanternbench.report.listing import forest
+from lanternbench.report.load import joined_rows
 from lanternbench.report.style import WIDE
 
 ROWS = ("ar", "eagle-1", "lantern++ λ=2", "sjd", "scd coupling=maximal", "gsd", "cool-sd λ=2")
@@ -27,7 +28,7 @@ def draw(run: Path, shown: Sequence[str] = ROWS) -> None:
     """docs/images/speed.png and grid.png; ``shown``: labels of the grid's rows, of which those of
     the run count.
     """
-    speeds = forest(load_run(run).rows, 1.2 * WIDE)
+    speeds = forest(joined_rows([load_run(run)]), 1.2 * WIDE)
     assert speeds is not None, "the run has no speeds"
     speeds.figure.savefig(OUTPUT.images / "speed.png", dpi=180)
     samples = read_samples(run)

@@ -86,11 +86,12 @@ def print_table(rows: "Sequence[Row]", view: "View | None" = None) -> None:
     """Print the compact table, or the columns of a view: as many as fit the terminal, all in a
     file.
     """
-    from lanternbench.report.load import View
+    from lanternbench.report.load import ReportRow, View
     from lanternbench.report.tables import terminal_table
 
+    shown = [ReportRow(**vars(row)) for row in rows]
     console = stdout()
-    console.print(terminal_table(rows, console.width, view or View()))
+    console.print(terminal_table(shown, console.width, view or View()))
 
 
 def print_notes(notes: Iterable[object], bullet: str = "· ") -> None:

@@ -200,19 +200,3 @@ def in_tex_fonts(character: str) -> str:
     if character < "\u0180" or character in TEX:
         return character
     return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode() or "?"
-
-
-def run_of(row: Row) -> str | None:
-    """Return the name of a row's run if there are several."""
-    return getattr(row, "run", None)
-
-
-def runs_of(rows: Sequence[Row]) -> list[str | None]:
-    """Return the names of the rows' runs, in their order."""
-    return list(dict.fromkeys(map(run_of, rows)))
-
-
-def name_of(row: Row, runs: Sequence[str | None]) -> str:
-    """Return a row's label, with its run's number if there are several."""
-    label = one_line(row.label, 60)
-    return f"{label} ({runs.index(run_of(row)) + 1})" if len(runs) > 1 else label

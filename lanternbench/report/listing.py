@@ -10,9 +10,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from lanternbench.measure.figures import BASELINE
-from lanternbench.measure.summary import Row
 from lanternbench.report import style
-from lanternbench.report.columns import COLUMN, Column, name_of, runs_of
+from lanternbench.report.columns import COLUMN, Column
+from lanternbench.report.load import ReportRow
 from lanternbench.report.marks import (
     Range,
     axis_range,
@@ -130,18 +130,17 @@ class Listing:
 
 
 @style.styled()
-def forest(rows: Sequence[Row], width: float) -> Plot | None:
+def forest(rows: Sequence[ReportRow], width: float) -> Plot | None:
     """Draw every method's speed with its interval, fastest first, lossless above relaxed; None
     without a speed.
     """
     speed = speed_column(rows)
-    runs = runs_of(rows)
     timed = [row for row in rows if row.value(speed.key) is not None]
     timed = [row for row in timed if BASELINE not in (row.method, row.label)]
     timed.sort(key=lambda row: row.value(speed.key) or 0.0, reverse=True)
     if not timed:
         return None
-    lines = forest_lines(timed, speed, runs)
+    lines = forest_lines(timed, speed)
     listing = Listing([entry for entry, _ in lines], width, axis_title(speed))
     plot = Plot(listing.figure, axis_title(speed))
     listing.set_range(axis_range(speed, timed, (1.0,)), reference=1.0)
@@ -149,25 +148,25 @@ def forest(rows: Sequence[Row], width: float) -> Plot | None:
         if row is not None:
             y = listing.y_of(index)
             artists = interval(listing.axes, speed, row, y)
-            artists.append(row_marker(listing.axes, row, row.value(speed.key) or 0.0, y, runs))
-            plot.mark(artists, forest_hint(row, speed, runs))
-    style.add_legend(listing.figure, legend_signs(timed, runs, [Sign("ar = 1", "reference")]))
+            artists.append(row_marker(listing.axes, row, row.value(speed.key) or 0.0, y))
+            plot.mark(artists, forest_hint(row, speed))
+    style.add_legend(listing.figure, legend_signs(timed, [Sign("ar = 1", "reference")]))
     return plot
 
 
 def forest_lines(
-    timed: Sequence[Row], speed: Column, runs: Sequence[str | None]
-) -> list[tuple[Entry, Row | None]]:
+    timed: Sequence[ReportRow], speed: Column
+) -> list[tuple[Entry, ReportRow | None]]:
     """Return the entries of a forest plot, each with its row, or None for a heading."""
     lossless = [row for row in timed if row.lossless is True]
     relaxed = [row for row in timed if row.lossless is not True]
     shows_loss = any(row.value(LOSS.key) is not None for row in relaxed)
 
-    def entry(row: Row, loss: str) -> Entry:
+    def entry(row: ReportRow, loss: str) -> Entry:
         texts = (speed.cell(row), loss) if shows_loss else (speed.cell(row),)
-        return Entry(name_of(row, runs), texts)
+        return Entry(row.name, texts)
 
-    lines: list[tuple[Entry, Row | None]] = []
+    lines: list[tuple[Entry, ReportRow | None]] = []
     if lossless:
         lines.append((Entry("lossless", is_heading=True), None))
     lines += [(entry(row, ""), row) for row in lossless]
@@ -180,8 +179,8 @@ def forest_lines(
     return lines
 
 
-def forest_hint(row: Row, speed: Column, runs: Sequence[str | None]) -> str:
-    hint = f"{name_of(row, runs)}: {speed_name(speed)} {speed.cell(row)}"
+def forest_hint(row: ReportRow, speed: Column) -> str:
+    hint = f"{row.name}: {speed_name(speed)} {speed.cell(row)}"
     if row.lossless is not True and row.value(LOSS.key) is not None:
         hint += f", fidelity loss {LOSS.cell(row)}"
     return hint

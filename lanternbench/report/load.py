@@ -23,6 +23,7 @@ from lanternbench.notes import Note, by_importance
 from lanternbench.registry import components
 from lanternbench.report.columns import Column, columns
 from lanternbench.utils.files import read_yaml
+from lanternbench.utils.text import one_line
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,17 @@ class ReportRow(Row):
     """A row with its run and hardware; rows of unequal ``setup`` must not be compared."""
 
     run: str | None = None  # if there are several
+    place: int = 0  # of its run among several
     setup: int = 1
     hardware: str = "–"
     warnings: tuple[str, ...] = ()  # sentences that stand wherever its figures do
     seeds: tuple[int, ...] = ()  # of the runs whose mean it is, if it is one
+
+    @property
+    def name(self) -> str:
+        """The label, with the number of its run if there are several."""
+        label = one_line(self.label, 60)
+        return label if self.run is None else f"{label} ({self.place + 1})"
 
 
 @dataclass
@@ -221,20 +229,18 @@ def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
     if len(groups) == len(runs):
         return rows
     joined = []
-    for group in groups:
+    for place, group in enumerate(groups):
         ids = [run.run_id for run in group]
         of_group = [row for row in rows if row.run in ids]
-        if len(group) == 1:
-            joined += of_group
-            continue
-        name = ids[0] if len(groups) > 1 else None
+        changes = {"place": place, "run": ids[0] if len(groups) > 1 else None}
         for label in dict.fromkeys(row.label for row in of_group):
             of_label = [row for row in of_group if row.label == label]
-            joined.append(mean_over_seeds(of_label, group, name))
+            row = mean_over_seeds(of_label, group) if len(group) > 1 else of_label[0]
+            joined.append(row.model_copy(update=changes))
     return joined
 
 
-def mean_over_seeds(rows: Sequence[ReportRow], runs: Sequence[Run], name: str | None) -> ReportRow:
+def mean_over_seeds(rows: Sequence[ReportRow], runs: Sequence[Run]) -> ReportRow:
     """Return the mean of a method's rows in runs of several seeds, with intervals over the runs."""
     first = rows[0]
     lengths = [row.accept_histogram for row in rows]
@@ -243,7 +249,6 @@ def mean_over_seeds(rows: Sequence[ReportRow], runs: Sequence[Run], name: str | 
     for key in first.figures:
         figures[key] = mean_over_runs([row.figure(key) for row in rows])
     changes = {
-        "run": name,
         "n": sum(row.n for row in rows),
         "figures": figures,
         "accept_histogram": histogram,
@@ -271,8 +276,8 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
     setups: list[Run] = []  # the first run of each
     difference = differing(runs)
     rows = []
-    for number, run in enumerate(runs, 1):
-        name = run.run_id if ids.count(run.run_id) == 1 else f"{run.run_id} ({number})"
+    for place, run in enumerate(runs):
+        name = run.run_id if ids.count(run.run_id) == 1 else f"{run.run_id} ({place + 1})"
         alike = [differing([first, run]) is None for first in setups]
         if not any(alike):
             setups.append(run)
@@ -285,6 +290,7 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
             about = ReportRow(
                 **vars(row),
                 run=shown,
+                place=place,
                 setup=1 + alike.index(True),
                 hardware=run.hardware,
                 warnings=short_facts(notes),

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from itertools import chain, cycle
+from itertools import chain
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -12,8 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
 from lanternbench.report import style
-from lanternbench.report.columns import Column, run_of
-from lanternbench.report.style import Sign, colour, family
+from lanternbench.report.columns import Column
+from lanternbench.report.load import ReportRow
+from lanternbench.report.style import Fill, Sign, colour, family
 from lanternbench.utils.text import one_line
 
 SPEED_NAMES = {
@@ -78,10 +79,15 @@ def shape(row: Row) -> str:
     return "circle" if row.lossless is True or row.method == BASELINE else "diamond"
 
 
-def row_marker(axes: Axes, row: Row, x: float, y: float, runs: Sequence[str | None]) -> Line2D:
+def fill_of(place: int) -> Fill:
+    """Return how points of a run are filled, by its place."""
+    return style.FILLS[place % len(style.FILLS)]
+
+
+def row_marker(axes: Axes, row: ReportRow, x: float, y: float) -> Line2D:
     """Draw a row's point, filled as its run's are."""
-    fill = style.FILLS[runs.index(run_of(row)) % len(style.FILLS)]
-    return axes.add_line(style.marker(x, y, shape(row), colour(row.method), fill))
+    point = style.marker(x, y, shape(row), colour(row.method), fill_of(row.place))
+    return axes.add_line(point)
 
 
 def interval(
@@ -109,14 +115,13 @@ def interval(
     return artists
 
 
-def legend_signs(
-    rows: Sequence[Row], runs: Sequence[str | None], signs: Sequence[Sign]
-) -> list[Sign]:
+def legend_signs(rows: Sequence[ReportRow], signs: Sequence[Sign]) -> list[Sign]:
     """Return the families of methods, then ``signs``, then the runs if there are several."""
     families = {family(row.method): colour(row.method) for row in rows}
     swatches = [Sign(name, "swatch", shade) for name, shade in families.items()]
-    fills: list[Sign] = []
-    if len(runs) > 1:
-        for number, (run, fill) in enumerate(zip(runs, cycle(style.FILLS)), 1):
-            fills.append(Sign(f"({number}) {one_line(run or '', 40)}", "circle", fill=fill))
+    runs = {row.place: row.run for row in rows if row.run is not None}
+    fills = []
+    for place, run in sorted(runs.items()):
+        text = f"({place + 1}) {one_line(run, 40)}"
+        fills.append(Sign(text, "circle", fill=fill_of(place)))
     return [*swatches, *signs, *fills]

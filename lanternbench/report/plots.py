@@ -14,10 +14,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from lanternbench.measure.figures import Steps
-from lanternbench.measure.summary import Row
 from lanternbench.report import style
-from lanternbench.report.columns import name_of, runs_of
 from lanternbench.report.listing import forest, phases
+from lanternbench.report.load import ReportRow
 from lanternbench.report.marks import speed_name
 from lanternbench.report.scatter import scatter
 from lanternbench.report.style import (
@@ -63,7 +62,7 @@ def picture(key: str, title: str, draw: Callable[[float], Plot | None]) -> list[
     return [Picture(key, title, wide, narrow)] if wide and narrow else []
 
 
-def speed_pictures(rows: Sequence[Row]) -> list[Picture]:
+def speed_pictures(rows: Sequence[ReportRow]) -> list[Picture]:
     """Return speed as a forest plot, and against every quality that a relaxed method traded."""
     name = speed_name(speed_column(rows))
     pictures = picture("speed", name[0].upper() + name[1:], partial(forest, rows))
@@ -75,15 +74,14 @@ def speed_pictures(rows: Sequence[Row]) -> list[Picture]:
     return pictures
 
 
-def step_pictures(rows: Sequence[Row], steps: Sequence[Steps]) -> list[Picture]:
+def step_pictures(rows: Sequence[ReportRow], steps: Sequence[Steps]) -> list[Picture]:
     """Return acceptance by position, and the time of a step by phase, from each row's steps."""
-    runs = runs_of(rows)
     times = []
     for row, row_steps in zip(rows, steps):
         count = row_steps.lengths.total()
         if count:
             ms = {phase: 1000 * row_steps.phases.get(phase, 0.0) / count for phase in PHASES}
-            times.append((name_of(row, runs), ms))
+            times.append((row.name, ms))
     acceptance = picture(
         "acceptance", "Acceptance by position of the draft", partial(panels, rows)
     )
@@ -99,7 +97,7 @@ def write_pictures(pictures: Sequence[Picture], out: Path) -> list[Path]:
 
 
 @style.styled()
-def panels(rows: Sequence[Row], width: float) -> Plot | None:
+def panels(rows: Sequence[ReportRow], width: float) -> Plot | None:
     """Draw a small plot per method: bars of joint rates, a line of conditional ones; None if no
     row drafts.
     """
@@ -108,7 +106,7 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
         return None
     per_line = 2 if width <= NARROW else 4
     panel_width = (width - 2 * MARGIN - 9.0 * (per_line - 1)) / per_line
-    titles = [wrap(name_of(row, runs_of(rows)), panel_width) for row in drafting]
+    titles = [wrap(row.name, panel_width) for row in drafting]
     figure = style.new_figure(width, MARGIN)
     plot = Plot(figure, "acceptance by position of the draft")
     for index, (row, title) in enumerate(zip(drafting, titles)):
@@ -132,7 +130,7 @@ def panels(rows: Sequence[Row], width: float) -> Plot | None:
     return plot
 
 
-def draw_rates(plot: Plot, axes: Axes, row: Row, width: float) -> None:
+def draw_rates(plot: Plot, axes: Axes, row: ReportRow, width: float) -> None:
     """Draw the acceptance rates of a method by position."""
     count = max(5, positions([row]))
     rates = position_rates(row)[:count]

@@ -7,7 +7,6 @@ from matplotlib.text import Annotation
 from numpy.typing import ArrayLike
 
 from lanternbench.report import style
-from lanternbench.report.columns import name_of
 from lanternbench.report.labels import Box, Label, Placed, Point, place_labels
 from lanternbench.report.marks import (
     axis_range,
@@ -37,7 +36,7 @@ def scatter(data: TradeOff, width: float) -> Plot:
     for index, row in enumerate(data.rows):
         label = draw_label(axes, placed.labels[index], data.points[index])
         speed = f"{speed_name(data.x)} {data.x.cell(row)}"
-        hint = f"{name_of(row, data.runs)}: {speed}, {data.y.title} {data.y.cell(row)}"
+        hint = f"{row.name}: {speed}, {data.y.title} {data.y.cell(row)}"
         plot.mark([*points[index], *label], hint)
     numbered = [Sign(f"{number}  {name}") for number, name in placed.numbered]
     style.add_legend(figure, [*scatter_signs(data), *numbered])
@@ -82,7 +81,7 @@ def draw_point(axes: Axes, data: TradeOff, index: int) -> list[Line2D]:
     x, y = data.points[index]
     across = interval(axes, data.x, row, y)
     upright = interval(axes, data.y, row, x, upright=True)
-    return [*across, *upright, row_marker(axes, row, x, y, data.runs)]
+    return [*across, *upright, row_marker(axes, row, x, y)]
 
 
 def placed_labels(axes: Axes, data: TradeOff) -> Placed:
@@ -142,4 +141,4 @@ def scatter_signs(data: TradeOff) -> list[Sign]:
         Sign("95 % interval", "interval"): any(end is not None for end in lower_ends),
     }
     drawn = [sign for sign, is_drawn in signs.items() if is_drawn]
-    return legend_signs(data.rows, data.runs, drawn)
+    return legend_signs(data.rows, drawn)

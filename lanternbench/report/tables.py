@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from lanternbench.measure.figures import Figures
+from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row
 from lanternbench.report.columns import (
@@ -21,11 +21,8 @@ from lanternbench.report.columns import (
     Column,
     columns,
     glossary,
-    name_of,
-    run_of,
-    runs_of,
 )
-from lanternbench.report.load import View
+from lanternbench.report.load import ReportRow, View
 from lanternbench.utils.text import one_line
 
 FACTS = (
@@ -75,8 +72,8 @@ class Table(NamedTuple):
 
     heads: list[Head]
     rows: list[list[Cell]]
-    folded: frozenset[int] = frozenset()
-    dispensable: frozenset[int] = frozenset()  # the first to go if a table is too wide
+    folded: Sequence[int] = ()
+    dispensable: Sequence[int] = ()  # the first to go if a table is too wide
     tall: bool = False
 
     def markdown(self) -> str:
@@ -164,7 +161,7 @@ def positions(rows: Sequence[Row]) -> int:
     return max(sum(joint >= LEAST for joint, _ in position_rates(row)[:POSITIONS]) for row in rows)
 
 
-def acceptance_table(rows: Sequence[Row]) -> str:
+def acceptance_table(rows: Sequence[ReportRow]) -> str:
     """Return both rates of every row that drafts, as Markdown; nothing if no row does."""
     drafting = [row for row in rows if row.acceptance]
     if not drafting:
@@ -176,7 +173,7 @@ def acceptance_table(rows: Sequence[Row]) -> str:
     for row in drafting:
         rate = row.value("acceptance_rate")
         line = [
-            name_of(row, runs_of(rows)),
+            row.name,
             MISSING if rate is None else f"{rate:.1%}",
             f"{row.acceptance['mean_acceptance_length']:.2f}",
         ]
@@ -186,7 +183,7 @@ def acceptance_table(rows: Sequence[Row]) -> str:
     return markdown(titles, cells, [False] + [True] * (count + 2))
 
 
-def acceptance_page(rows: Sequence[Row]) -> str:
+def acceptance_page(rows: Sequence[ReportRow]) -> str:
     """Return ``acceptance_table`` with what its figures mean; nothing if no row drafts."""
     rates = acceptance_table(rows)
     return f"{ACCEPTANCE}\n\n{rates}" if rates else ""
@@ -202,12 +199,12 @@ class PositionRate(NamedTuple):
     conditional_per_position: float
 
 
-def acceptance_records(rows: Sequence[Row]) -> list[PositionRate]:
+def acceptance_records(rows: Sequence[ReportRow]) -> list[PositionRate]:
     records = []
     for row in rows:
         if row.acceptance:
             for position, rates in enumerate(position_rates(row), 1):
-                records.append(PositionRate(run_of(row), row.label, position, *rates))
+                records.append(PositionRate(row.run, row.label, position, *rates))
     return records
 
 
@@ -243,7 +240,7 @@ def csv_text(records: Sequence[object] | pd.DataFrame, warnings: Sequence[str] =
 
 
 def terminal_table(
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     width: int | None = None,
     view: View = View(),  # noqa: B008
 ) -> RichTable:
@@ -253,8 +250,7 @@ def terminal_table(
     Rows keep the order of their run, the baseline `ar` first.  The caption says what columns mean
     and which are missing.
     """
-    runs = runs_of(rows)
-    rows = sorted(rows, key=lambda row: (runs.index(run_of(row)), row.label != "ar"))
+    rows = sorted(rows, key=lambda row: (row.place, row.label != BASELINE))
     wanted = view.columns_for(rows, "md")
     shown = fitting(rows, view.columns_for(rows, "terminal"), width)
     notes = glossary(shown)

@@ -13,10 +13,8 @@ from lanternbench.report.columns import (
     disturbed,
     metric_column,
     metric_keys,
-    name_of,
-    run_of,
-    runs_of,
 )
+from lanternbench.report.load import ReportRow
 
 
 class TradeOff(NamedTuple):
@@ -26,11 +24,10 @@ class TradeOff(NamedTuple):
 
     x: Column
     y: Column
-    rows: list[Row]
+    rows: list[ReportRow]
     points: list[tuple[float, float]]  # (speed, quality) of each row
     frontiers: list[list[int]]
     knobs: list[list[int]]
-    runs: list[str | None]  # [None] if there is only one
 
 
 def pareto_frontier(x: Sequence[float], y: Sequence[float], lower_is_better: bool) -> list[int]:
@@ -76,35 +73,34 @@ def quality_columns(rows: Sequence[Row]) -> list[Column]:
     return [column for column in columns if any(row.value(column.key) is not None for row in fast)]
 
 
-def trade_off(rows: Sequence[Row], quality: Column) -> TradeOff:
+def trade_off(rows: Sequence[ReportRow], quality: Column) -> TradeOff:
     """Return the relaxed rows with both figures and, of each run, the baseline and the fastest
     lossless row.
     """
     speed = speed_column(rows)
-    runs = runs_of(rows)
     rows = [row for row in rows if None not in (row.value(speed.key), row.value(quality.key))]
     slower_lossless = lossless_but_the_fastest(rows, speed)
     rows = [row for row in rows if row not in slower_lossless]
     points = [(row.value(speed.key) or 0.0, row.value(quality.key) or 0.0) for row in rows]
     frontiers = frontiers_of(rows, points, quality) if quality.better else []
-    return TradeOff(speed, quality, rows, points, frontiers, knobs(rows), runs)
+    return TradeOff(speed, quality, rows, points, frontiers, knobs(rows))
 
 
-def lossless_but_the_fastest(rows: Sequence[Row], speed: Column) -> list[Row]:
+def lossless_but_the_fastest(rows: Sequence[ReportRow], speed: Column) -> list[ReportRow]:
     """Return the lossless rows of each run but its fastest one; the baseline does not count."""
     lossless = [row for row in rows if row.lossless is True and row.method != BASELINE]
     lossless.sort(key=lambda row: row.value(speed.key) or 0.0)
-    fastest = {run_of(row): row for row in lossless}
-    return [row for row in lossless if row is not fastest[run_of(row)]]
+    fastest = {row.place: row for row in lossless}
+    return [row for row in lossless if row is not fastest[row.place]]
 
 
 def frontiers_of(
-    rows: Sequence[Row], points: Sequence[tuple[float, float]], quality: Column
+    rows: Sequence[ReportRow], points: Sequence[tuple[float, float]], quality: Column
 ) -> list[list[int]]:
     """Return the frontier of each setup: what was measured otherwise beats nothing."""
-    setups: dict[object, list[int]] = defaultdict(list)
+    setups: dict[int, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        setups[getattr(row, "setup", None)].append(index)
+        setups[row.setup].append(index)
     frontiers = []
     for indices in setups.values():
         speeds, qualities = zip(*(points[i] for i in indices))
@@ -117,7 +113,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def knobs(rows: Sequence[Row]) -> list[list[int]]:
+def knobs(rows: Sequence[ReportRow]) -> list[list[int]]:
     """Return rows that are one method at several values of one number, in its order: indices, two
     or more each.
     """
@@ -131,13 +127,13 @@ def knobs(rows: Sequence[Row]) -> list[list[int]]:
     return lines
 
 
-def rows_along(rows: Sequence[Row], key: str) -> list[list[int]]:
+def rows_along(rows: Sequence[ReportRow], key: str) -> list[list[int]]:
     """Return the indices of rows with a number as option ``key`` that differ in it alone."""
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if is_number(row.options.get(key)):
             others = sorted(str(option) for option in row.options.items() if option[0] != key)
-            groups[run_of(row), row.method, str(others)].append(index)
+            groups[row.place, row.method, str(others)].append(index)
     return list(groups.values())
 
 
@@ -145,7 +141,7 @@ def short_names(data: TradeOff) -> list[str]:
     """Return names for the plot: of points along an option, the last has the full name, the
     others only their value.
     """
-    names = [name_of(row, data.runs) for row in data.rows]
+    names = [row.name for row in data.rows]
     for line in data.knobs:
         words = [names[i].split() for i in line]
         common = set.intersection(*map(set, words))

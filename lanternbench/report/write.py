@@ -438,7 +438,7 @@ def results_table(content: Report) -> Table:
     folded = [i for i, column in enumerate(every) if column.test or column.key not in shown]
     dispensable = [i for i, column in enumerate(every) if column.key in narrow]
     table = figure_table(content.rows, every)
-    return table._replace(folded=frozenset(folded), dispensable=frozenset(dispensable))
+    return table._replace(folded=folded, dispensable=dispensable)
 
 
 def environment_lists(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:

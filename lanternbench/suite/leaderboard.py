@@ -215,7 +215,7 @@ def _table(lines: Sequence[Line]) -> Table:
         *map(column_head, chosen),
         Head("file", "number of the submission below"),
     ]
-    return Table(heads, cells, dispensable=frozenset(range(3, len(heads))))
+    return Table(heads, cells, dispensable=range(3, len(heads)))
 
 
 def _rendered(

@@ -293,7 +293,7 @@ def test_the_robust_speedup_is_drawn_where_timing_was_noisy(tmp_path):
 
 
 def test_runs_are_distinguished_by_fill_and_number():
-    rows = [row("sjd", "sjd", 1.5, run="first"), row("sjd", "sjd", 1.6, run="second")]
+    rows = [row("sjd", "sjd", 1.5, run="first"), row("sjd", "sjd", 1.6, run="second", place=1)]
     plot = forest(rows, NARROW)
     assert plot is not None
     faces = {

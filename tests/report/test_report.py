@@ -53,8 +53,11 @@ def flat(label: str = "ar", method: str = "ar", speedup: float | None = 1.0, **c
     return fields | changes
 
 
-def row(*args, hardware: str = "–", run: str | None = None, **changes) -> ReportRow:
-    return ReportRow(**vars(row_of(flat(*args, **changes))), hardware=hardware, run=run)
+def row(
+    *args, hardware: str = "–", run: str | None = None, place: int = 0, **changes
+) -> ReportRow:
+    facts = {"hardware": hardware, "run": run, "place": place}
+    return ReportRow(**vars(row_of(flat(*args, **changes))), **facts)
 
 
 FID = {"fid-tiny": 20.0, "fid-tiny_lo": None, "fid-tiny_hi": None, "fid-tiny_n": 2}
@@ -215,7 +218,7 @@ def test_the_terminal_table_puts_ar_first_and_reads_no_markup_in_labels():
 def test_the_rows_of_two_runs_stay_apart_in_the_terminal():
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(
-        terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first")])
+        terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first", place=1)])
     )
     found = [
         line.split()[:2]
