@@ -82,7 +82,7 @@ _FIRST = [column.key for column in _EVERY].index("n")
 # the quality metrics are between them
 BASE = _EVERY[:_FIRST]
 DETAIL = _EVERY[_FIRST:]
-COLUMN = {column.key: column for column in BASE}
+COLUMN = {column.key: column for column in _EVERY}
 PAIRED = "two-sided p-value of the paired permutation test against ar, over prompts"
 EXPLAINED = (
     "stated_s",
@@ -105,9 +105,8 @@ def metric_column(key: str) -> Column:
 
 def metric_keys(rows: Sequence[Row]) -> list[str]:
     """Return the quality metrics of these rows: every figure without a column of its own."""
-    own = {column.key for column in _EVERY}
     keys = dict.fromkeys(key for row in rows for key in row.figures)
-    return [key for key in keys if key not in own]
+    return [key for key in keys if key not in COLUMN]
 
 
 def disturbed(row: Row) -> bool:

@@ -203,9 +203,7 @@ def renamings(texts: Sequence[str], old: Iterable[str], new: Iterable[str]) -> d
     """
     names: dict[str, str] = {}
     for text in texts:
-        signs = [place for place, sign in enumerate(text) if sign == "="]
-        pairs = [(text[:place], text[place + 1 :]) for place in signs]
-        fitting = [pair for pair in pairs if pair[0] in old and pair[1] in new]
+        fitting = [(a, b) for a in old for b in new if text == f"{a}={b}"]
         if len(fitting) != 1:
             choice = (
                 f"a method of the old run ({', '.join(old)}) = one of the new ({', '.join(new)})"

@@ -198,7 +198,7 @@ def compared_by(figure: str, figures: Figures, labels: Sequence[str], looks: int
     new = np.stack([values[method] for method, _ in pairs], 1)  # [prompts, pairs]
     old = np.stack([values[against] for _, against in pairs], 1)
     prompts = np.isfinite(new + old).sum(0)
-    estimates, p = speed_ratios(new, old) if figure == SPEED else mean_differences(new, old)
+    estimates, p = compared_values(figure, new, old)
     p = holm_in_two(p, [BASELINE in pair for pair in pairs], looks)
     return [
         Pair(figure, *pairs[i], int(prompts[i]), *estimate[:3], float(p[i]))
@@ -215,21 +215,22 @@ def comparable(values: Mapping[str, Floats]) -> list[tuple[str, str]]:
     return pairs
 
 
-def speed_ratios(new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:
-    """Return how many times as fast new latencies [prompts, pairs] are, and p-values [pairs]."""
+def compared_values(figure: str, new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:
+    """Return how many times as fast new latencies [prompts, pairs] are, or the mean difference of
+    other values, and p-values [pairs].
+    """
+    top = new - old
+    bottom = np.ones_like(top)
+    differences = top
+    if figure == SPEED:
+        top = old
+        bottom = new
+        differences = np.log(old) - np.log(new)
     shared = np.isfinite(new + old)
-    total_old = np.where(shared, old, 0.0)
-    total_new = np.where(shared, new, 0.0)
-    estimates = bootstrap_ratios(total_old, total_new, draws(len(new)))
-    logarithms = np.where(shared, np.log(old) - np.log(new), 0.0)
-    return estimates, paired_tests(logarithms, draws(len(new), FLIPS))
-
-
-def mean_differences(new: Floats, old: Floats) -> tuple[list[Estimate], Floats]:
-    """Return the mean difference of values [prompts, pairs], and p-values [pairs]."""
-    shared = np.isfinite(new + old)
-    differences = np.where(shared, new - old, 0.0)
-    estimates = bootstrap_ratios(differences, shared.astype(float), draws(len(new)))
+    top = np.where(shared, top, 0.0)
+    bottom = np.where(shared, bottom, 0.0)
+    estimates = bootstrap_ratios(top, bottom, draws(len(new)))
+    differences = np.where(shared, differences, 0.0)
     return estimates, paired_tests(differences, draws(len(new), FLIPS))
 
 

@@ -110,7 +110,8 @@ def grid_cell(
     for kind, values in per_step.items():
         if grid and values and in_raster_order:  # rows drawn at once share their steps
             steps = token_map(values, sample.accept_lengths, grid, before)
-            maps[kind] = map_uri(steps, *scales[kind], kind)
+            pixels = Image.fromarray(colours(steps, *scales[kind], kind))
+            maps[kind] = data_uri(pixels, "PNG", optimize=True)  # the page scales it up
     image = image_uri(run.image_path(sample), most_bytes)
     return Cell(name, sample.label == BASELINE, image, maps, sample_facts(sample))
 
@@ -233,9 +234,9 @@ def token_map(
 
 
 def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> NDArray[np.uint8]:
-    """Return uint8 [..., 3] RGB of values between low and high."""
+    """Return uint8 [..., 4] RGBA of values between low and high, transparent for NaN."""
     shares = (values - low) / max(high - low, 1.0)
-    return matplotlib.colormaps[COLOURS[kind]](shares, bytes=True)[..., :3]
+    return np.asarray(matplotlib.colormaps[COLOURS[kind]](shares, bytes=True))
 
 
 def image_and_map(
@@ -302,25 +303,11 @@ def loss_figure(records: Sequence[PlaceLoss]) -> Figure:
     return figure
 
 
-def map_uri(values: NDArray[np.float64], low: int, high: int, kind: str) -> str:
-    """Return a PNG data URI with one pixel per token, transparent where unknown; the page scales
-    it up without smoothing.
-    """
-    # a palette has 256 colours, the last of them transparent
-    stride = ceil((high - low + 1) / 255)
-    levels = np.arange(low, high + 1, stride, dtype=np.float64)
-    known = np.clip(np.nan_to_num(values) - low, 0, high - low) // stride
-    index = np.where(np.isnan(values), len(levels), known)
-    image = Image.fromarray(index.astype(np.uint8), "P")
-    image.putpalette([*colours(levels, low, high, kind).ravel().tolist(), 0, 0, 0])
-    return data_uri(image, "PNG", optimize=True, transparency=len(levels))
-
-
 def legend(low: int, high: int, kind: str) -> list[tuple[int, str]]:
     """Return (value, #rrggbb) for whole values from low to high, about twelve at most."""
     values = range(low, high + 1, ceil((high - low + 1) / 12))
-    rgb = colours(np.asarray(values, dtype=np.float64), low, high, kind)
-    return [(value, f"#{bytes(pixel).hex()}") for value, pixel in zip(values, rgb)]
+    pixels = colours(np.asarray(values, dtype=np.float64), low, high, kind)
+    return [(value, f"#{bytes(pixel[:3]).hex()}") for value, pixel in zip(values, pixels)]
 
 
 def open_image(path: Path | None, side: int = 0) -> Image.Image | None:

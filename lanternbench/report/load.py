@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -330,19 +331,24 @@ def differing(runs: Sequence[Run]) -> Note | None:
         values = dict.fromkeys(run.setup.get(name, "–") for run in runs)
         if len(values) > 1:
             differences.append(f"{name} ({', '.join(values)})")
-    weights = [run.weights for run in runs if run.weights]
-    parts = dict.fromkeys(part for digests in weights for part in digests)
-    unequal = [part for part in parts if len({digests.get(part) for digests in weights}) > 1]
-    if unequal:
-        differences.append(f"the weights of {', '.join(unequal)}, whose files are not the same")
-    scored = [run.record.metric_weights for run in runs]
-    for metric in dict.fromkeys(metric for digests in scored for metric in digests):
-        if len({digests[metric] for digests in scored if metric in digests}) > 1:
-            differences.append(f"the weights of the metric {metric}")
+    parts = unequal([run.weights for run in runs])
+    if parts:
+        differences.append(f"the weights of {', '.join(parts)}, whose files are not the same")
+    for metric in unequal([run.record.metric_weights for run in runs]):
+        differences.append(f"the weights of the metric {metric}")
     if not differences:
         return None
     text = f"The runs differ in {'; '.join(differences)}: do not compare their latencies or qualities."
     return Note("unfit", None, text, "different runs")
+
+
+def unequal(by_run: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names that have several values among the runs that have them."""
+    values: dict[str, set[str]] = defaultdict(set)
+    for of_run in by_run:
+        for name, value in of_run.items():
+            values[name].add(value)
+    return [name for name, distinct in values.items() if len(distinct) > 1]
 
 
 class View(NamedTuple):

@@ -118,36 +118,35 @@ def category_table(figures: Figures, names: Mapping[str, str]) -> Table:
     """Return a table by category and method, the methods in the order of ``names``, which
     are given by label; empty if prompts have fewer than two categories, or too many.
     """
-    ranks = {label: rank for rank, label in enumerate(names)}
-    rows = [pair for pair in category_rows(figures) if pair[1].label in ranks]
-    rows.sort(key=lambda pair: (pair[0], ranks[pair[1].label]))
-    categories = [category for category, _ in rows]
-    if not 2 <= len(set(categories)) <= MOST_CATEGORIES:
+    lines = category_rows(figures, names)
+    if not 2 <= len({category for category, _ in lines}) <= MOST_CATEGORIES:
         return Table([], [])
-    plain = [row.model_copy(update={"label": names[row.label]}) for _, row in rows]
-    table = figure_table(plain, columns(plain))
+    rows = [row for _, row in lines]
+    table = figure_table(rows, columns(rows))
     heads = [Head("Category", is_text=True), *table.heads]
-    cells = [[Cell(category), *line] for category, line in zip(categories, table.rows)]
+    cells = [[Cell(category), *line] for (category, _), line in zip(lines, table.rows)]
     return Table(heads, cells)
 
 
-def category_rows(figures: Figures) -> list[tuple[str, Row]]:
-    """Return (category, row) for each category and label: speedup, τ, fidelity loss and each
+def category_rows(figures: Figures, names: Mapping[str, str]) -> list[tuple[str, Row]]:
+    """Return (category, row) for each category and method: speedup, τ, fidelity loss and each
     metric, without intervals.
     """
-    names = ["speedup", "accept_len", "fidelity_loss", *figures.metrics]
+    keys = ["speedup", "accept_len", "fidelity_loss", *figures.metrics]
     rows = []
-    for (category, code), label in product(figures.categories.items(), figures.labels):
-        samples = figures.of(label) & (figures.codes("category") == code)
-        if category and samples.any():
+    for category, label in product(sorted(filter(None, figures.categories)), names):
+        of_category = figures.codes("category") == figures.categories[category]
+        samples = figures.of(label) & of_category
+        if samples.any():
             values = {}
-            for name in names:
-                value = figures.ratio(name, samples)
+            for key in keys:
+                value = figures.ratio(key, samples)
                 if value is not None:
-                    values[name] = Estimate(value)
+                    values[key] = Estimate(value)
             method, _ = figures.methods[label]
-            row = Row(label=label, method=method, n=int(samples.sum()), figures=values)
-            rows.append((str(category), row))
+            count = int(samples.sum())
+            row = Row(label=names[label], method=method, n=count, figures=values)
+            rows.append((category, row))
     return rows
 
 

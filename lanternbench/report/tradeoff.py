@@ -1,9 +1,10 @@
 """The trade-off of speed and quality: the Pareto frontier, and a line per method along its knob."""
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from lanternbench.measure.figures import BASELINE
 from lanternbench.measure.summary import Row
@@ -36,17 +37,16 @@ def pareto_frontier(x: Sequence[float], y: Sequence[float], lower_is_better: boo
     More x is better.  A point is beaten by another that is at least as good on both axes and
     better on one (equal ones stay); points with NaN never count.
     """
-    sign = -1.0 if lower_is_better else 1.0
-    points: list[tuple[float, float, int]] = []
-    for index, (speed, quality) in enumerate(zip(x, y)):
-        if math.isfinite(speed + quality):
-            points.append((speed, sign * quality, index))
-    points.sort(key=lambda point: (point[0], -point[1]))
-
-    def is_beaten(a: float, b: float) -> bool:
-        return any(c >= a and d >= b and (c, d) != (a, b) for c, d, _ in points)
-
-    return [index for a, b, index in points if not is_beaten(a, b)]
+    speed = np.asarray(x, np.float64)
+    quality = np.asarray(y, np.float64)
+    if lower_is_better:
+        quality = -quality
+    # [i, j]: whether point j is at least as good as point i, and better
+    at_least = (speed >= speed[:, None]) & (quality >= quality[:, None])
+    better = (speed > speed[:, None]) | (quality > quality[:, None])
+    stays = np.isfinite(speed + quality) & ~(at_least & better).any(1)
+    by_speed = np.lexsort((-quality, speed))
+    return [int(index) for index in by_speed if stays[index]]
 
 
 def speed_column(rows: Sequence[Row]) -> Column:

@@ -19,6 +19,8 @@ ROWS = [
     {"label": "fast", "method": "fast", "speedup": 2.0},
 ]
 
+NAMES = {"ar": "ar", "fast": "fast"}
+
 
 def sample(prompt: int, label: str, category: str | None, seconds: float, **changes) -> dict:
     fields = {"key": f"{prompt}|{label}|0", "prompt_id": str(prompt), "prompt": f"x {prompt}", "label": label, "method": label,
@@ -47,13 +49,13 @@ def run(folder: Path, lines: list[dict]) -> Path:
 
 def table_of(folder: Path) -> str:
     figures = read_contents(folder).figures
-    table = category_table(figures, {"ar": "ar", "fast": "fast"})
+    table = category_table(figures, NAMES)
     return table.markdown() if table.rows else ""
 
 
 def test_a_row_states_what_its_samples_say():
     figures = Figures(Sample(**fields) for fields in samples())
-    rows = {(category, row.label): row for category, row in category_rows(figures)}
+    rows = {(category, row.label): row for category, row in category_rows(figures, NAMES)}
     animals = rows["Animals", "fast"]
     assert (animals.n, animals.value("speedup"), animals.value("accept_len")) == (2, 9 / 4, 2.0)
     assert animals.value("clip") == pytest.approx(0.3)
@@ -73,7 +75,7 @@ def test_what_is_missing_is_missing():
         timed=False,
         fidelity_loss=None,
     )
-    ((_, row),) = category_rows(Figures([Sample(**bare)]))
+    ((_, row),) = category_rows(Figures([Sample(**bare)]), NAMES)
     assert {row.value(name) for name in ("speedup", "accept_len", "fidelity_loss")} == {None}
 
 
