@@ -132,6 +132,11 @@ def table(frame: pd.DataFrame) -> Table:
     return table_of(lines, words=frame.columns)
 
 
+def page(frame: pd.DataFrame) -> str:
+    """Return `published_beside` as Markdown."""
+    return f"{NONE}\n" if frame.empty else table(frame).markdown()
+
+
 def title_of(name: str) -> str:
     """Return the title of a column of `published_beside`, which is its name if it has words."""
     key, _, side = name.rpartition(" ")

@@ -17,7 +17,7 @@ from lanternbench.measure.figures import Steps
 from lanternbench.measure.run_notes import RANDOM_NOTE
 from lanternbench.measure.summary import Row
 from lanternbench.notes import Note, by_importance
-from lanternbench.report import load, tables
+from lanternbench.report import load, papers, tables
 from lanternbench.report.columns import (
     MISSING,
     columns,
@@ -60,13 +60,6 @@ from lanternbench.utils.json_values import versioned
 FORMATS = ("md", "csv", "tex", "html", "json")
 
 
-class Published(NamedTuple):
-    """The papers' figures next to the measured ones: for the page, and as files by name."""
-
-    table: Table
-    texts: dict[str, str]
-
-
 class Report(NamedTuple):
     """The content of a report, whatever the format; ``published``: with the papers' figures."""
 
@@ -74,7 +67,7 @@ class Report(NamedTuple):
     rows: list[ReportRow]
     notes: list[Note]
     view: View
-    published: Published | None
+    published: pd.DataFrame | None
 
     @property
     def runs(self) -> list[Run]:
@@ -107,21 +100,8 @@ def read_report(folders: Sequence[Path], spec: ReportSpec) -> Report:
     if difference is not None:
         parts[0].answer.insert(0, difference.text)
     rows = view.named(load.joined_rows(runs))
-    published = published_figures(rows) if spec.published else None
+    published = papers.published_beside(rows) if spec.published else None
     return Report(parts, rows, report_notes(runs), view, published)
-
-
-def published_figures(rows: list[ReportRow]) -> Published:
-    """Return the papers' figures next to those of rows."""
-    from lanternbench.report import papers  # not for every report: it loads all methods
-
-    frame = papers.published_beside(rows)
-    table = papers.table(frame)
-    texts = {
-        "published.md": f"{papers.NONE}\n" if frame.empty else table.markdown(),
-        "published.csv": csv_text(frame, warnings_of(rows)),
-    }
-    return Published(table, texts)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -256,7 +236,8 @@ def report_texts(content: Report) -> dict[str, str]:
         "not-worse.csv": csv_text(test_records(content, "margins"), content.warnings),
     }
     if content.published is not None:
-        texts |= content.published.texts
+        texts["published.md"] = papers.page(content.published)
+        texts["published.csv"] = csv_text(content.published, content.warnings)
     warnings = "".join(f"- {markdown_escape(text, 2000)}\n" for text in content.warnings)
     for name, text in texts.items():
         if warnings and text and name.endswith(".md") and name != "table.md":  # it has all notes
@@ -390,6 +371,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
     said = {sentence for part in content.parts for sentence in part.answer}
     notes = [note for note in content.notes if note.text not in said]
     notes += [Note("info", None, text) for grid in grids for text in grid.notes]
+    published = None if content.published is None else papers.table(content.published)
     return (
         templates()
         .get_template("report.html")
@@ -403,14 +385,14 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             plots=speeds,
             step_pictures=steps,
             pair_intro=intro_of_pairs(content),
-            pair_tables=[pair_table(part.pairs) for part in content.parts],
+            pair_table=pair_table,
             margin_intro=MARGIN_INTRO,
-            margin_tables=[margin_table(part.margins) for part in content.parts],
-            published=content.published and content.published.table,
+            margin_table=margin_table,
+            published=published,
             grids=grids,
             races=races,
             drawn=any(run.record.target.draws_images for run in runs),
-            environments=[environment_lists(run) for run in runs],
+            flat=flat,
         )
     )
 
@@ -439,12 +421,6 @@ def results_table(content: Report) -> Table:
     dispensable = [i for i, column in enumerate(every) if column.key in narrow]
     table = figure_table(content.rows, every)
     return table._replace(folded=folded, dispensable=dispensable)
-
-
-def environment_lists(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return the environment and configuration of a run as ("outer.inner", text) pairs."""
-    environment = flat(run.record.environment.written())
-    return [("environment", environment), ("config", flat(run.record.config.written()))]
 
 
 def flat(content: dict[str, object]) -> list[tuple[str, str]]:
