@@ -24,7 +24,7 @@ from lanternbench.measure.statistics import bootstrap_mean
 from lanternbench.report import style
 from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.findings import Part
-from lanternbench.report.load import Contents, Run
+from lanternbench.report.load import Contents
 from lanternbench.report.style import LINE, put_lines, wrap
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.text import one_line
@@ -66,15 +66,11 @@ def image_grid(part: Part) -> Grid:
     most_bytes = PAGE_BYTES // max(len(contents.cells), 1)
     captions = dict(islice(contents.captions.items(), PROMPTS))
 
-    def cell(prompt: str, label: str) -> Cell | None:
-        sample = contents.cells.get((prompt, label))
-        if sample is None:
-            return None
-        return grid_cell(part.run, sample, part.names[label], scales, most_bytes)
-
     lines = []
     for prompt, caption in captions.items():
-        lines.append((caption, [cell(prompt, label) for label in part.names]))
+        samples = [contents.cells.get((prompt, label)) for label in part.names]
+        cells = [grid_cell(part, sample, scales, most_bytes) for sample in samples]
+        lines.append((caption, cells))
     legends = {}
     if part.run.record.target.grid:
         legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
@@ -100,10 +96,12 @@ def grid_notes(contents: Contents, shown: int) -> list[str]:
 
 
 def grid_cell(
-    run: Run, sample: Sample, name: str, scales: dict[str, tuple[int, int]], most_bytes: int
-) -> Cell:
-    grid = run.record.target.grid
-    before = run.record.target.tokens_before
+    part: Part, sample: Sample | None, scales: dict[str, tuple[int, int]], most_bytes: int
+) -> Cell | None:
+    if sample is None:
+        return None
+    grid = part.run.record.target.grid
+    before = part.run.record.target.tokens_before
     per_step = {"accept": sample.accept_lengths, "depth": sample.tree_depths}
     in_raster_order = sample.commit_steps is None and sample.step_of_each_token() is not None
     maps: dict[str, str] = {}
@@ -112,7 +110,8 @@ def grid_cell(
             steps = token_map(values, sample.accept_lengths, grid, before)
             pixels = Image.fromarray(colours(steps, *scales[kind], kind))
             maps[kind] = data_uri(pixels, "PNG", optimize=True)  # the page scales it up
-    image = image_uri(run.image_path(sample), most_bytes)
+    image = image_uri(part.run.image_path(sample), most_bytes)
+    name = part.names[sample.label]
     return Cell(name, sample.label == BASELINE, image, maps, sample_facts(sample))
 
 

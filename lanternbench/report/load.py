@@ -231,9 +231,8 @@ def joined_rows(runs: Sequence[Run]) -> list[ReportRow]:
         return rows
     joined = []
     for place, group in enumerate(groups):
-        ids = [run.run_id for run in group]
-        of_group = [row for row in rows if row.run in ids]
-        changes = {"place": place, "run": ids[0] if len(groups) > 1 else None}
+        of_group = [row for row in rows if runs[row.place] in group]
+        changes = {"place": place, "run": of_group[0].run if len(groups) > 1 else None}
         for label in dict.fromkeys(row.label for row in of_group):
             of_label = [row for row in of_group if row.label == label]
             row = mean_over_seeds(of_label, group) if len(group) > 1 else of_label[0]

@@ -17,7 +17,6 @@ from lanternbench.report.write import drawn_pictures, read_report
 from lanternbench.settings import ReportSpec, Sweep
 from lanternbench.utils.text import one_line
 
-PROMPTS_SHOWN = 4  # with their images
 DPI = 150
 
 
@@ -103,7 +102,8 @@ def started(name: str, sweep: Sweep) -> Tracking:
 
 def logged(folder: Path) -> Logged:
     """Return what a tracker gets of a run."""
-    content = read_report([folder], ReportSpec())
+    spec = ReportSpec()
+    content = read_report([folder], spec)
     (part,) = content.parts
     record = part.run.record
     figures = {}
@@ -114,7 +114,7 @@ def logged(folder: Path) -> Logged:
     speeds, steps = drawn_pictures(content)
     plots = {one.title: image_of(one.wide.figure, DPI) for one in [*speeds, *steps]}
     if record.target.draws_images:
-        grid = grid_figure(part, PROMPTS_SHOWN)
+        grid = grid_figure(part, spec.grid_prompts)
         plots["Images"] = image_of(grid, DPI)
     settings = record.config.written() | {"environment": record.environment.written()}
     return Logged(folder, settings, figures, plots)

@@ -79,19 +79,13 @@ def trade_off(rows: Sequence[ReportRow], quality: Column) -> TradeOff:
     """
     speed = speed_column(rows)
     rows = [row for row in rows if None not in (row.value(speed.key), row.value(quality.key))]
-    slower_lossless = lossless_but_the_fastest(rows, speed)
-    rows = [row for row in rows if row not in slower_lossless]
-    points = [(row.value(speed.key) or 0.0, row.value(quality.key) or 0.0) for row in rows]
-    frontiers = frontiers_of(rows, points, quality) if quality.better else []
-    return TradeOff(speed, quality, rows, points, frontiers, knobs(rows))
-
-
-def lossless_but_the_fastest(rows: Sequence[ReportRow], speed: Column) -> list[ReportRow]:
-    """Return the lossless rows of each run but its fastest one; the baseline does not count."""
     lossless = [row for row in rows if row.lossless is True and row.method != BASELINE]
     lossless.sort(key=lambda row: row.value(speed.key) or 0.0)
     fastest = {row.place: row for row in lossless}
-    return [row for row in lossless if row is not fastest[row.place]]
+    rows = [row for row in rows if row not in lossless or row is fastest[row.place]]
+    points = [(row.value(speed.key) or 0.0, row.value(quality.key) or 0.0) for row in rows]
+    frontiers = frontiers_of(rows, points, quality) if quality.better else []
+    return TradeOff(speed, quality, rows, points, frontiers, knobs(rows))
 
 
 def frontiers_of(
