@@ -3,7 +3,7 @@ follow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple, TypeVar
 
@@ -119,12 +119,12 @@ def pair_table(pairs: Sequence[Pair]) -> Table:
     return table_of([pair.cells() for pair in pairs], TEXTS)
 
 
-class Part(NamedTuple):
-    """One run in a report: its data, the displayed names of its methods by label, its methods
-    compared in pairs and with margins, and its findings.
+@dataclass(frozen=True)
+class ShownRun(Run):
+    """A run in a report, whose rows are those shown: its samples, the displayed names of its
+    methods by label, its methods compared in pairs and with margins, and its findings.
     """
 
-    run: Run
     contents: Contents
     names: dict[str, str]
     pairs: list[Pair]
@@ -135,20 +135,30 @@ class Part(NamedTuple):
 Tested = TypeVar("Tested", Pair, MarginTest)
 
 
-def make_part(run: Run, contents: Contents, view: View, spec: ReportSpec) -> Part:
+def shown_run(run: Run, contents: Contents, view: View, spec: ReportSpec) -> ShownRun:
     """Return a run as a report shows it.  p-values are corrected for all of its methods, also
     those not shown.
     """
     looks = LOOKS if run.record.config.until_told_apart else 1
     pairs = compared(contents.figures, [row.label for row in run.rows], looks)
     tests = judged_by_margins(run, contents, spec.not_worse)
-    shown = replace(run, rows=view.chosen(run.rows))
-    names = view.labels(shown.rows)
+    shown = view.chosen(run.rows)
+    names = view.labels(shown)
     spoken = names | {BASELINE: BASELINE}  # sentences and tests find the baseline by its label
     margins = named(tests, spoken)
-    rows = [row.model_copy(update={"label": spoken[row.label]}) for row in shown.rows]
+    rows = [row.model_copy(update={"label": spoken[row.label]}) for row in shown]
     sentences = answer(rows, named(pairs, spoken), run.notes, margins, spec.budget)
-    return Part(shown, contents, names, named(pairs, names), margins, sentences)
+    return ShownRun(
+        run.folder,
+        run.record,
+        shown,
+        run.notes,
+        contents,
+        names,
+        named(pairs, names),
+        margins,
+        sentences,
+    )
 
 
 def judged_by_margins(

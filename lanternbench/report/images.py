@@ -23,7 +23,7 @@ from lanternbench.measure.samples import Sample
 from lanternbench.measure.statistics import bootstrap_mean
 from lanternbench.report import style
 from lanternbench.report.columns import MISSING, metric_column
-from lanternbench.report.findings import Part
+from lanternbench.report.findings import ShownRun
 from lanternbench.report.load import Contents
 from lanternbench.report.style import LINE, put_lines, wrap
 from lanternbench.report.tradeoff import speed_column
@@ -59,22 +59,22 @@ class Grid(NamedTuple):
     notes: list[str]
 
 
-def image_grid(part: Part) -> Grid:
+def image_grid(run: ShownRun) -> Grid:
     """Return the grid of one run, within about ``PAGE_BYTES`` of images."""
-    contents = part.contents
-    scales = map_scales([cell for cell in contents.cells.values() if cell.label in part.names])
+    contents = run.contents
+    scales = map_scales([cell for cell in contents.cells.values() if cell.label in run.names])
     most_bytes = PAGE_BYTES // max(len(contents.cells), 1)
     captions = dict(islice(contents.captions.items(), PROMPTS))
 
     lines = []
     for prompt, caption in captions.items():
-        samples = [contents.cells.get((prompt, label)) for label in part.names]
-        cells = [grid_cell(part, sample, scales, most_bytes) for sample in samples]
+        samples = [contents.cells.get((prompt, label)) for label in run.names]
+        cells = [grid_cell(run, sample, scales, most_bytes) for sample in samples]
         lines.append((caption, cells))
     legends = {}
-    if part.run.record.target.grid:
+    if run.record.target.grid:
         legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
-    return Grid(list(part.names.values()), lines, legends, grid_notes(contents, len(captions)))
+    return Grid(list(run.names.values()), lines, legends, grid_notes(contents, len(captions)))
 
 
 def map_scales(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
@@ -96,12 +96,12 @@ def grid_notes(contents: Contents, shown: int) -> list[str]:
 
 
 def grid_cell(
-    part: Part, sample: Sample | None, scales: dict[str, tuple[int, int]], most_bytes: int
+    run: ShownRun, sample: Sample | None, scales: dict[str, tuple[int, int]], most_bytes: int
 ) -> Cell | None:
     if sample is None:
         return None
-    grid = part.run.record.target.grid
-    before = part.run.record.target.tokens_before
+    grid = run.record.target.grid
+    before = run.record.target.tokens_before
     per_step = {"accept": sample.accept_lengths, "depth": sample.tree_depths}
     in_raster_order = sample.commit_steps is None and sample.step_of_each_token() is not None
     maps: dict[str, str] = {}
@@ -110,8 +110,8 @@ def grid_cell(
             steps = token_map(values, sample.accept_lengths, grid, before)
             pixels = Image.fromarray(colours(steps, *scales[kind], kind))
             maps[kind] = data_uri(pixels, "PNG", optimize=True)  # the page scales it up
-    image = image_uri(part.run.image_path(sample), most_bytes)
-    name = part.names[sample.label]
+    image = image_uri(run.image_path(sample), most_bytes)
+    name = run.names[sample.label]
     return Cell(name, sample.label == BASELINE, image, maps, sample_facts(sample))
 
 
@@ -140,19 +140,18 @@ def mean_of_drafting(per_step: Sequence[int]) -> str:
     return f"{fmean(drafting):.2f}" if drafting else MISSING
 
 
-def grid_figure(part: Part, prompts: int) -> Figure:
+def grid_figure(run: ShownRun, prompts: int) -> Figure:
     """Draw the first ``prompts`` prompts of a run by its methods, each under its name and
     speedup.
     """
-    run = part.run
-    cells = part.contents.cells
-    captions = dict(islice(part.contents.captions.items(), prompts))
+    cells = run.contents.cells
+    captions = dict(islice(run.contents.captions.items(), prompts))
     drawn = {label for prompt, label in cells if prompt in captions}
     rows = [row for row in run.rows if row.label in drawn]
     speed = speed_column(run.rows)
     heads = []
     for row in rows:
-        name = one_line(part.names[row.label], 60)
+        name = one_line(run.names[row.label], 60)
         heads.append(f"{name}\n{speed.value(row)}")
     lines = []
     for prompt in captions:
@@ -186,7 +185,7 @@ def add_titles(figure: Figure, heads: Sequence[str], side: float) -> None:
     """Add a line of titles at the bottom of a figure of images."""
     titles = []
     for head in heads:
-        titles.append([line for part in head.split("\n") for line in wrap(part, side)])
+        titles.append([line for piece in head.split("\n") for line in wrap(piece, side)])
     _, top = style.figure_points(figure)
     title_height = LINE * max(map(len, titles)) + 4.0
     style.grow(figure, title_height)

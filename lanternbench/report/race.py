@@ -18,7 +18,7 @@ from lanternbench.measure.run_record import IMPORTED
 from lanternbench.measure.samples import Sample
 from lanternbench.models.grids import size
 from lanternbench.report import style
-from lanternbench.report.findings import Part
+from lanternbench.report.findings import ShownRun
 from lanternbench.report.images import images_figure, open_image, picture_uri
 from lanternbench.report.load import Run, View
 from lanternbench.utils.files import replacing
@@ -82,23 +82,23 @@ class Race(NamedTuple):
         return [sentence(names, EVENLY)] if names else []
 
 
-def race_of(part: Part, view: View) -> Race:
+def race_of(run: ShownRun, view: View) -> Race:
     """Return the race of a run's first prompt: of the chosen methods, or ``ar`` and the fastest."""
-    contents = part.contents
+    contents = run.contents
     prompt = next(iter(contents.captions), "")
     lanes: list[Lane] = []
     left_out: dict[str, list[str]] = {}  # names by reason
-    for label, name in part.names.items():
+    for label, name in run.names.items():
         sample = contents.cells.get((prompt, label))
         if sample is None:
             continue
-        lane = lane_of(part.run, sample, name)
+        lane = lane_of(run, sample, name)
         if isinstance(lane, str):
             left_out.setdefault(lane, []).append(name)
         else:
             lanes.append(lane)
     if not view.methods:
-        baseline = part.names.get(BASELINE)
+        baseline = run.names.get(BASELINE)
         lanes.sort(key=lambda lane: (lane.name != baseline, lane.seconds))
     for lane in lanes[MOST_LANES:]:
         left_out.setdefault(NO_ROOM, []).append(lane.name)
@@ -140,19 +140,19 @@ def lane_of(run: Run, sample: Sample, name: str) -> Lane | str:
 
 
 def write_race(
-    parts: Sequence[Part], path: Path, view: View, warnings: Sequence[str]
+    runs: Sequence[ShownRun], path: Path, view: View, warnings: Sequence[str]
 ) -> Path:
     """Write the race of the only run as a GIF.  Raises UserError if there is none, or the file
     cannot be written.
     """
     if path.suffix.lower() != ".gif":
         raise UserError(f"--race {path}: a race is a GIF; give a name such as race.gif.")
-    if len(parts) > 1:
+    if len(runs) > 1:
         raise UserError("--race shows the methods of one run: name one run alone.")
-    race = race_of(parts[0], view)
+    race = race_of(runs[0], view)
     if not race.lanes:
         reasons = " ".join(race.left_out) or "There is only one."
-        text = f"--race: {parts[0].run.run_id} has no two methods to draw step by step"
+        text = f"--race: {runs[0].run_id} has no two methods to draw step by step"
         raise UserError(f"{text} ({reasons}): name a run of batch 1 with images.")
     return write_gif(race, path, warnings)
 
@@ -173,7 +173,7 @@ def write_gif(race: Race, path: Path, warnings: Sequence[str]) -> Path:
 
 
 class Stage(NamedTuple):
-    """The parts that all frames of a GIF share."""
+    """The pieces that all frames of a GIF share."""
 
     empty: Image.Image  # all texts, and covered images
     pictures: list[Image.Image]

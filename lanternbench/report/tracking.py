@@ -21,7 +21,7 @@ DPI = 150
 
 
 class Logged(NamedTuple):
-    """The parts of a run that a tracker gets: ``figures`` by FIGURE/METHOD, ``plots`` by title."""
+    """The pieces of a run that a tracker gets: ``figures`` by FIGURE/METHOD, ``plots`` by title."""
 
     folder: Path
     settings: dict[str, object]
@@ -104,8 +104,8 @@ def logged(folder: Path) -> Logged:
     """Return what a tracker gets of a run."""
     spec = ReportSpec()
     content = read_report([folder], spec)
-    (part,) = content.parts
-    record = part.run.record
+    (run,) = content.runs
+    record = run.record
     figures = {}
     for row in content.rows:
         for name, figure in row.figures.items():
@@ -114,7 +114,7 @@ def logged(folder: Path) -> Logged:
     speeds, steps = drawn_pictures(content)
     plots = {one.title: image_of(one.wide.figure, DPI) for one in [*speeds, *steps]}
     if record.target.draws_images:
-        grid = grid_figure(part, spec.grid_prompts)
+        grid = grid_figure(run, spec.grid_prompts)
         plots["Images"] = image_of(grid, DPI)
     settings = record.config.written() | {"environment": record.environment.written()}
     return Logged(folder, settings, figures, plots)

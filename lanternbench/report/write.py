@@ -27,8 +27,8 @@ from lanternbench.report.columns import (
 )
 from lanternbench.report.findings import (
     MARGIN_INTRO,
-    Part,
-    make_part,
+    ShownRun,
+    shown_run,
     margin_table,
     pair_intro,
     pair_table,
@@ -63,15 +63,11 @@ FORMATS = ("md", "csv", "tex", "html", "json")
 class Report(NamedTuple):
     """The content of a report, whatever the format; ``published``: with the papers' figures."""
 
-    parts: list[Part]
+    runs: list[ShownRun]
     rows: list[ReportRow]
     notes: list[Note]
     view: View
     published: pd.DataFrame | None
-
-    @property
-    def runs(self) -> list[Run]:
-        return [part.run for part in self.parts]
 
     @property
     def warnings(self) -> list[str]:
@@ -91,17 +87,16 @@ def read_report(folders: Sequence[Path], spec: ReportSpec) -> Report:
         contents = read_contents(folder, max(PROMPTS, spec.grid_prompts))
         loaded.append((load_run(folder, contents), contents))
     view.check_methods([run for run, _ in loaded])
-    parts = []
+    runs = []
     for run, contents in loaded:
         if view.chosen(run.rows):
-            parts.append(make_part(run, contents, view, spec))
-    runs = [part.run for part in parts]
+            runs.append(shown_run(run, contents, view, spec))
     difference = differing(runs)
     if difference is not None:
-        parts[0].answer.insert(0, difference.text)
+        runs[0].answer.insert(0, difference.text)
     rows = view.named(load.joined_rows(runs))
     published = papers.published_beside(rows) if spec.published else None
-    return Report(parts, rows, report_notes(runs), view, published)
+    return Report(runs, rows, report_notes(runs), view, published)
 
 
 def check_formats(formats: Sequence[str]) -> None:
@@ -160,18 +155,18 @@ def drawn_pictures(content: Report) -> tuple[list[Picture], list[Picture]]:
     """Return the plots of speeds, and those of steps."""
     speeds = speed_pictures(content.rows)
     by_run = content.view.named(load.rows_by_run(content.runs))
-    steps = step_pictures(by_run, row_steps(content.parts))
+    steps = step_pictures(by_run, row_steps(content.runs))
     for picture in [*speeds, *steps]:
         picture.add_warnings(content.warnings)
     return speeds, steps
 
 
-def row_steps(parts: Sequence[Part]) -> list[Steps]:
+def row_steps(runs: Sequence[ShownRun]) -> list[Steps]:
     """Return the steps of every row, none if it has no samples."""
     found = []
-    for part in parts:
-        steps = part.contents.figures.steps
-        found += [steps.get(row.label, Steps()) for row in part.run.rows]
+    for run in runs:
+        steps = run.contents.figures.steps
+        found += [steps.get(row.label, Steps()) for row in run.rows]
     return found
 
 
@@ -181,17 +176,17 @@ def write_text(path: Path, text: str) -> Path:
     return path
 
 
-def numbered(parts: Sequence[Part]) -> Iterator[tuple[str, Part]]:
-    """Yield the parts, each with the end of its files' names: "-1", "-2" if there are several."""
-    for number, part in enumerate(parts, 1):
-        yield f"-{number}" if len(parts) > 1 else "", part
+def numbered(runs: Sequence[ShownRun]) -> Iterator[tuple[str, ShownRun]]:
+    """Yield the runs, each with the end of its files' names: "-1", "-2" if there are several."""
+    for number, run in enumerate(runs, 1):
+        yield f"-{number}" if len(runs) > 1 else "", run
 
 
 def write_grids(content: Report, out: Path, prompts: int) -> list[Path]:
     """Write the images of every run side by side."""
     files = []
-    for end, part in numbered(content.parts):
-        figure = grid_figure(part, prompts)
+    for end, run in numbered(content.runs):
+        figure = grid_figure(run, prompts)
         files += save(figure, out / f"grid{end}", ("png", "pdf"), warnings=content.warnings)
     return files
 
@@ -201,11 +196,11 @@ def write_losses(content: Report, out: Path) -> list[Path]:
     once.
     """
     files = []
-    for end, part in numbered(content.parts):
-        grid = part.run.record.target.grid
+    for end, run in numbered(content.runs):
+        grid = run.record.target.grid
         losses = {}
-        for label, name in part.names.items():
-            samples = part.contents.losses.get(label, [])
+        for label, name in run.names.items():
+            samples = run.contents.losses.get(label, [])
             losses[name] = [sample for sample in samples if tuple(map(len, sample)) == grid]
         records = loss_records(losses)
         if records:
@@ -230,9 +225,9 @@ def report_texts(content: Report) -> dict[str, str]:
         "acceptance.md": tables.acceptance_page(content.rows),
         "acceptance.csv": csv_text(tables.acceptance_records(content.rows), content.warnings),
         "categories.md": sections(content, "", category_table),
-        "pairs.md": sections(content, intro_of_pairs(content), lambda part: pair_table(part.pairs)),
+        "pairs.md": sections(content, intro_of_pairs(content), lambda run: pair_table(run.pairs)),
         "pairs.csv": csv_text(test_records(content, "pairs"), content.warnings),
-        "not-worse.md": sections(content, MARGIN_INTRO, lambda part: margin_table(part.margins)),
+        "not-worse.md": sections(content, MARGIN_INTRO, lambda run: margin_table(run.margins)),
         "not-worse.csv": csv_text(test_records(content, "margins"), content.warnings),
     }
     if content.published is not None:
@@ -245,17 +240,17 @@ def report_texts(content: Report) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
-def sections(content: Report, intro: str, table_of: Callable[[Part], Table]) -> str:
+def sections(content: Report, intro: str, table_of: Callable[[ShownRun], Table]) -> str:
     """Return a Markdown text with a section for each run that has a table; "" without any."""
-    tables_by_run = [(part.run.run_id, table_of(part)) for part in content.parts]
+    tables_by_run = [(run.run_id, table_of(run)) for run in content.runs]
     shown = [(run_id, table.markdown()) for run_id, table in tables_by_run if table.rows]
     if not shown:
         return ""
     return templates().get_template("sections.md").render(intro=intro, sections=shown)
 
 
-def category_table(part: Part) -> Table:
-    return tables.category_table(part.contents.figures, part.names)
+def category_table(run: ShownRun) -> Table:
+    return tables.category_table(run.contents.figures, run.names)
 
 
 def intro_of_pairs(content: Report) -> str:
@@ -265,9 +260,9 @@ def intro_of_pairs(content: Report) -> str:
 def test_records(content: Report, kind: Literal["pairs", "margins"]) -> list[dict[str, object]]:
     """Return the tests of all runs, each with its run."""
     found: list[dict[str, object]] = []
-    for part in content.parts:
-        for test in getattr(part, kind):
-            found.append({"run": part.run.run_id, **test._asdict()})
+    for run in content.runs:
+        for test in getattr(run, kind):
+            found.append({"run": run.run_id, **test._asdict()})
     return found
 
 
@@ -281,7 +276,7 @@ def markdown_page(content: Report) -> str:
         templates()
         .get_template("table.md")
         .render(
-            parts=content.parts,
+            runs=content.runs,
             recipes=recipe_lines(content.runs),
             notes=content.notes,
             table=figure_table(content.rows, chosen).markdown(),
@@ -305,7 +300,7 @@ def json_page(content: Report) -> str:
         "rows": content.rows,
         "notes": content.notes,
         "recipes": {run.run_id: run.recipe for run in content.runs},
-        "answers": {part.run.run_id: part.answer for part in content.parts},
+        "answers": {run.run_id: run.answer for run in content.runs},
         "pairs": test_records(content, "pairs"),
         "not_worse": test_records(content, "margins"),
     }
@@ -366,9 +361,9 @@ def metric_notes(rows: Sequence[Row]) -> Iterator[Note]:
 def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Picture]) -> str:
     """Return the whole page.  Text from files is escaped; a CSP forbids network."""
     runs = content.runs
-    grids = [image_grid(part) for part in content.parts]
-    races = [race_of(part, content.view) for part in content.parts]
-    said = {sentence for part in content.parts for sentence in part.answer}
+    grids = [image_grid(run) for run in content.runs]
+    races = [race_of(run, content.view) for run in content.runs]
+    said = {sentence for run in content.runs for sentence in run.answer}
     notes = [note for note in content.notes if note.text not in said]
     notes += [Note("info", None, text) for grid in grids for text in grid.notes]
     published = None if content.published is None else papers.table(content.published)
@@ -376,7 +371,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
         templates()
         .get_template("report.html")
         .render(
-            parts=content.parts,
+            runs=content.runs,
             facts=page_facts(runs),
             notes=list(dict.fromkeys(notes)),
             results=results_table(content),

@@ -24,7 +24,7 @@ class WrittenReport:
 
     files: list[Path]
     race: Path | None
-    runs: list[Run]
+    runs: Sequence[Run]
     rows: list[ReportRow]
     view: View
 
@@ -50,7 +50,7 @@ def write_report(runs: Sequence[AnyRun], spec: ReportSpec) -> WrittenReport:
     content = read_report(folders, spec)
     race = None
     if spec.race is not None:
-        race = write_race(content.parts, spec.race, content.view, content.warnings)
+        race = write_race(content.runs, spec.race, content.view, content.warnings)
     place = folders[0] if len(folders) == 1 else folders[0].resolve().parent
     files = write_files(content, spec.out or place / "report", spec)
     return WrittenReport(files, race, content.runs, content.rows, content.view)

@@ -77,8 +77,8 @@ def content_of(folder: Path, **chosen: Any) -> Report:
 
 def race_in(folder: Path, **chosen: Any) -> Race:
     content = content_of(folder, **chosen)
-    (part,) = content.parts
-    return race_of(part, content.view)
+    (run,) = content.runs
+    return race_of(run, content.view)
 
 
 def test_a_cell_appears_when_its_token_was_committed_in_the_recorded_order(tmp_path):
@@ -235,8 +235,8 @@ def test_steps_of_tokens_that_contradict_the_accepted_lengths_are_damage(tmp_pat
 def test_rows_drawn_at_once_have_no_map_of_raster_order(tmp_path, commit_steps):
     """Also at temperature 0, at which no loss of rows says that there are several."""
     folder = race_run(tmp_path / "run", zipar={"commit_steps": commit_steps, "row_loss": None})
-    (part,) = content_of(folder).parts
-    ((_, cells),) = image_grid(part).lines
+    (run,) = content_of(folder).runs
+    ((_, cells),) = image_grid(run).lines
     maps = {cell.label: cell.maps.get("accept") for cell in cells if cell is not None}
     assert maps["zipar"] is None
     assert maps["eagle-1"] is not None
