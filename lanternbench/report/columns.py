@@ -52,8 +52,7 @@ class Column:
             return str(getattr(row, self.key, None) or MISSING)
         if self.form == "yes":
             return {True: "yes", False: "no", None: MISSING}[getattr(row, self.key)]
-        value = self.figure(row).value
-        return MISSING if value is None else self.print(value)
+        return self.print(self.figure(row).value)
 
     def bounds(self, row: Row) -> str:
         """Return the interval as "[lo, hi]", or "" without one."""
@@ -66,7 +65,9 @@ class Column:
         """Return value and interval, as in "1.83× [1.75, 1.90]"."""
         return f"{self.value(row)} {self.bounds(row)}".strip()
 
-    def print(self, value: float) -> str:
+    def print(self, value: float | None) -> str:
+        if value is None:
+            return MISSING
         number, times, _ = self.form.partition("×")
         return f"{value:{number}}{times}"
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
@@ -30,7 +31,7 @@ from lanternbench.report.tradeoff import speed_column
 from lanternbench.utils.text import one_line
 
 LARGEST = 256  # pixels a side of an image in the page; larger ones are scaled down
-COLOURS = {"accept": "viridis", "depth": "magma"}
+ACCEPT, DEPTH = "viridis", "magma"  # colours of maps
 PROMPTS = 32
 PAGE_BYTES = 3_000_000  # for all images of a page
 WIDTH = 6.9 * 72  # points: both columns of a two-column paper
@@ -65,7 +66,6 @@ def image_grid(run: ShownRun) -> Grid:
     scales = map_scales([cell for cell in contents.cells.values() if cell.label in run.names])
     most_bytes = PAGE_BYTES // max(len(contents.cells), 1)
     captions = dict(islice(contents.captions.items(), PROMPTS))
-
     lines = []
     for prompt, caption in captions.items():
         samples = [contents.cells.get((prompt, label)) for label in run.names]
@@ -73,15 +73,18 @@ def image_grid(run: ShownRun) -> Grid:
         lines.append((caption, cells))
     legends = {}
     if run.record.target.grid:
-        legends = {kind: legend(*bounds, kind) for kind, bounds in scales.items()}
+        legends = {kind: legend(scale) for kind, scale in scales.items()}
     return Grid(list(run.names.values()), lines, legends, grid_notes(contents, len(captions)))
 
 
-def map_scales(samples: Sequence[Sample]) -> dict[str, tuple[int, int]]:
-    """Return the least and largest value of each kind of map."""
+def map_scales(samples: Sequence[Sample]) -> dict[str, ScalarMappable]:
+    """Return the colours of each kind of map, from its least to its largest value."""
     lengths = [2, *chain.from_iterable(sample.accept_lengths for sample in samples)]
     depths = [1, 2, *chain.from_iterable(sample.tree_depths for sample in samples)]
-    return {"accept": (1, max(lengths)), "depth": (min(depths), max(depths))}
+    return {
+        "accept": ScalarMappable(Normalize(1, max(lengths)), ACCEPT),
+        "depth": ScalarMappable(Normalize(min(depths), max(depths)), DEPTH),
+    }
 
 
 def grid_notes(contents: Contents, shown: int) -> list[str]:
@@ -96,7 +99,7 @@ def grid_notes(contents: Contents, shown: int) -> list[str]:
 
 
 def grid_cell(
-    run: ShownRun, sample: Sample | None, scales: dict[str, tuple[int, int]], most_bytes: int
+    run: ShownRun, sample: Sample | None, scales: dict[str, ScalarMappable], most_bytes: int
 ) -> Cell | None:
     if sample is None:
         return None
@@ -108,8 +111,8 @@ def grid_cell(
     for kind, values in per_step.items():
         if grid and values and in_raster_order:  # rows drawn at once share their steps
             steps = token_map(values, sample.accept_lengths, grid, before)
-            pixels = Image.fromarray(colours(steps, *scales[kind], kind))
-            maps[kind] = data_uri(pixels, "PNG", optimize=True)  # the page scales it up
+            pixels = scales[kind].to_rgba(steps, bytes=True)  # transparent where unknown
+            maps[kind] = data_uri(Image.fromarray(pixels), "PNG", optimize=True)
     image = image_uri(run.image_path(sample), most_bytes)
     name = run.names[sample.label]
     return Cell(name, sample.label == BASELINE, image, maps, sample_facts(sample))
@@ -128,9 +131,7 @@ def sample_facts(sample: Sample) -> list[tuple[str, str]]:
     ]
     for key, value in sample.metrics.items():
         column = metric_column(key)
-        facts.append(
-            (one_line(column.title, 32), MISSING if value is None else column.print(value))
-        )
+        facts.append((one_line(column.title, 32), column.print(value)))
     return facts
 
 
@@ -231,12 +232,6 @@ def token_map(
     return flat[before:].reshape(grid)
 
 
-def colours(values: NDArray[np.float64], low: float, high: float, kind: str) -> NDArray[np.uint8]:
-    """Return uint8 [..., 4] RGBA of values between low and high, transparent for NaN."""
-    shares = (values - low) / max(high - low, 1.0)
-    return np.asarray(matplotlib.colormaps[COLOURS[kind]](shares, bytes=True))
-
-
 def image_and_map(
     image: Image.Image | None,
     accept_lengths: Sequence[int],
@@ -249,7 +244,7 @@ def image_and_map(
     for axes in left:
         axes.imshow(image)
     lengths = token_map(accept_lengths, accept_lengths, grid, before)
-    drawn = right.imshow(lengths, cmap=COLOURS["accept"], vmin=1)
+    drawn = right.imshow(lengths, cmap=ACCEPT, vmin=1)
     figure.colorbar(drawn, ax=right, label="tokens of the step")
     for axes in (*left, right):
         axes.set_axis_off()
@@ -301,11 +296,11 @@ def loss_figure(records: Sequence[PlaceLoss]) -> Figure:
     return figure
 
 
-def legend(low: int, high: int, kind: str) -> list[tuple[int, str]]:
-    """Return (value, #rrggbb) for whole values from low to high, about twelve at most."""
+def legend(scale: ScalarMappable) -> list[tuple[int, str]]:
+    """Return (value, #rrggbb) for the whole values of a scale, about twelve at most."""
+    low, high = map(int, scale.get_clim())
     values = range(low, high + 1, ceil((high - low + 1) / 12))
-    pixels = colours(np.asarray(values, dtype=np.float64), low, high, kind)
-    return [(value, f"#{bytes(pixel[:3]).hex()}") for value, pixel in zip(values, pixels)]
+    return [(value, to_hex(scale.to_rgba(value))) for value in values]
 
 
 def open_image(path: Path | None, side: int = 0) -> Image.Image | None:

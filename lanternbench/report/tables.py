@@ -17,6 +17,7 @@ from lanternbench.measure.figures import BASELINE, Figures
 from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import Row
 from lanternbench.report.columns import (
+    COLUMN,
     MISSING,
     Column,
     columns,
@@ -170,10 +171,9 @@ def acceptance_table(rows: Sequence[ReportRow]) -> str:
     titles += [str(position) for position in range(1, count + 1)]
     cells = []
     for row in drafting:
-        rate = row.value("acceptance_rate")
         line = [
             row.name,
-            MISSING if rate is None else f"{rate:.1%}",
+            COLUMN["acceptance_rate"].value(row),
             f"{row.acceptance['mean_acceptance_length']:.2f}",
         ]
         line += [f"{joint:.1%} ({given:.1%})" for joint, given in position_rates(row)[:count]]
