@@ -70,10 +70,9 @@ class Run:
         record = self.record
         environment = record.environment
         template = record.target.prompt_template
-        quoted = "not recorded" if template is None else json.dumps(template)
+        templates = {None: "not recorded", "{caption}": "the caption alone"}
         count = f", {record.prompts.count} prompts" if record.prompts.count else ""
         device = environment.device or record.config.device or "not recorded"
-        threads = "not recorded" if environment.threads is None else str(environment.threads)
         version = [environment.lanternbench or "not recorded"]
         if environment.commit is not None:
             version.append(f"commit {environment.commit[:12]}")
@@ -81,13 +80,13 @@ class Run:
             "target": self.target,
             **record.sampling(),
             "prompts": f"{self.dataset}{count}",
-            "prompt template": "the caption alone" if template == "{caption}" else quoted,
+            "prompt template": templates.get(template, json.dumps(template)),
             "resize": "none; each metric scales the decoded images for its network",
             "images": f"{sum(row.n for row in self.rows)} ({len(self.rows)} methods)",
             "seed": str(record.config.seed),
             "batch": str(record.config.batch),
             "device": f"{device} ({self.hardware})",
-            "threads": threads,
+            "threads": str(environment.threads or "not recorded"),
             "version": ", ".join(version),
         }
         if record.target.top_k is not None and "top_k" not in record.config.model_fields_set:
@@ -287,21 +286,17 @@ def rows_by_run(runs: Sequence[Run]) -> list[ReportRow]:
             notes = [note for note in run.notes if note.label in (None, row.label)]
             if difference is not None:
                 notes.append(difference)
+            facts = [note.short for note in by_importance(notes) if note.fact is not None]
             about = ReportRow(
                 **vars(row),
                 run=shown,
                 place=place,
                 setup=1 + alike.index(True),
                 hardware=run.hardware,
-                warnings=short_facts(notes),
+                warnings=tuple(facts),
             )
             rows.append(about)
     return rows
-
-
-def short_facts(notes: Sequence[Note]) -> tuple[str, ...]:
-    """Return the sentences of the notes that stand wherever figures do, the most important first."""
-    return tuple(note.short for note in by_importance(notes) if note.fact is not None)
 
 
 def warnings_of(rows: Sequence[ReportRow]) -> list[str]:
