@@ -187,9 +187,8 @@ def add_titles(figure: Figure, heads: Sequence[str], side: float) -> None:
     titles = []
     for head in heads:
         titles.append([line for piece in head.split("\n") for line in wrap(piece, side)])
-    _, top = style.figure_points(figure)
     title_height = LINE * max(map(len, titles)) + 4.0
-    style.grow(figure, title_height)
+    top = style.grow(figure, title_height)
     for column, lines in enumerate(titles):
         middle = CAPTION + column * (side + GAP) + side / 2
         baseline = top + title_height - 5.0 - LINE * (len(lines) - 1)
@@ -201,8 +200,7 @@ def add_images(
 ) -> None:
     """Add a row of images and its caption at the bottom of a figure."""
     lines = wrap(one_line(caption, 120), CAPTION - 6.0)
-    _, top = style.figure_points(figure)
-    style.grow(figure, max(side, LINE * len(lines)) + GAP)
+    top = style.grow(figure, max(side, LINE * len(lines)) + GAP)
     put_lines(figure, 2.0, top + LINE - 2.0, lines)
     for column, image in enumerate(images):
         axes = style.add_axes(figure, CAPTION + column * (side + GAP), top, side, side)

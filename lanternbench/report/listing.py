@@ -44,11 +44,14 @@ STRIP = 9.0  # height of a bar, and of the strip below a name in a narrow list
 
 
 class Entry(NamedTuple):
-    """A line of a list: a name, and texts at the right.  A heading has no drawing."""
+    """A line of a list: a name, texts at the right, and the row that is drawn, if it is one.  A
+    heading has no drawing.
+    """
 
     name: str
     texts: tuple[str, ...] = ()
     is_heading: bool = False
+    row: ReportRow | None = None
 
 
 class Listing:
@@ -140,11 +143,12 @@ def forest(rows: Sequence[ReportRow], width: float) -> Plot | None:
     timed.sort(key=lambda row: row.value(speed.key) or 0.0, reverse=True)
     if not timed:
         return None
-    lines = forest_lines(timed, speed)
-    listing = Listing([entry for entry, _ in lines], width, axis_title(speed))
+    entries = forest_entries(timed, speed)
+    listing = Listing(entries, width, axis_title(speed))
     plot = Plot(listing.figure, axis_title(speed))
     listing.set_range(axis_range(speed, timed, (1.0,)), reference=1.0)
-    for index, (_, row) in enumerate(lines):
+    for index, entry in enumerate(entries):
+        row = entry.row
         if row is not None:
             y = listing.y_of(index)
             artists = interval(listing.axes, speed, row, y)
@@ -154,29 +158,26 @@ def forest(rows: Sequence[ReportRow], width: float) -> Plot | None:
     return plot
 
 
-def forest_lines(
-    timed: Sequence[ReportRow], speed: Column
-) -> list[tuple[Entry, ReportRow | None]]:
-    """Return the entries of a forest plot, each with its row, or None for a heading."""
+def forest_entries(timed: Sequence[ReportRow], speed: Column) -> list[Entry]:
+    """Return the entries of a forest plot, lossless methods first, each kind under its heading."""
     lossless = [row for row in timed if row.lossless is True]
     relaxed = [row for row in timed if row.lossless is not True]
     shows_loss = any(row.value(LOSS.key) is not None for row in relaxed)
 
     def entry(row: ReportRow, loss: str) -> Entry:
         texts = (speed.cell(row), loss) if shows_loss else (speed.cell(row),)
-        return Entry(row.name, texts)
+        return Entry(row.name, texts, row=row)
 
-    lines: list[tuple[Entry, ReportRow | None]] = []
+    entries = []
     if lossless:
-        lines.append((Entry("lossless", is_heading=True), None))
-    lines += [(entry(row, ""), row) for row in lossless]
+        entries.append(Entry("lossless", is_heading=True))
+    entries += [entry(row, "") for row in lossless]
     if relaxed:
         all_known = all(row.lossless is not None for row in relaxed)
         heading = "relaxed" if all_known else "relaxed or not reported"
         titles = ("", LOSS.title) if shows_loss else ()
-        lines.append((Entry(heading, titles, is_heading=True), None))
-    lines += [(entry(row, LOSS.value(row)), row) for row in relaxed]
-    return lines
+        entries.append(Entry(heading, titles, is_heading=True))
+    return entries + [entry(row, LOSS.value(row)) for row in relaxed]
 
 
 def forest_hint(row: ReportRow, speed: Column) -> str:

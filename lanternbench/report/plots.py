@@ -113,8 +113,7 @@ def panels(rows: Sequence[ReportRow], width: float) -> Plot | None:
         column = index % per_line
         if column == 0:
             title_height = LINE * max(map(len, titles[index : index + per_line]))
-            top = style.figure_points(figure)[1] + title_height
-            style.grow(figure, title_height + PANEL + 17.0)
+            top = style.grow(figure, title_height + PANEL + 17.0) + title_height
         left = MARGIN + column * (panel_width + 9.0)
         put_lines(figure, left, top - LINE * (len(title) - 1) - 2.5, title)
         axes = style.add_axes(figure, left + 8.0, top + 3.0, panel_width - 8.0, PANEL)

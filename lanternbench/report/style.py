@@ -171,8 +171,10 @@ def add_axes(figure: Figure, left: float, top: float, width: float, height: floa
     )
 
 
-def grow(figure: Figure, more: float) -> None:
-    """Make a figure taller at its bottom; all that is drawn keeps its size and place."""
+def grow(figure: Figure, more: float) -> float:
+    """Make a figure taller at its bottom, and return its former height; all that is drawn keeps its
+    size and place.
+    """
     width, height = figure_points(figure)
     figure.set_size_inches(width / 72, (height + more) / 72)
     share = height / (height + more)
@@ -184,6 +186,7 @@ def grow(figure: Figure, more: float) -> None:
         axes.set_position(
             (place.x0, 1 - share * (1 - place.y0), place.width, share * place.height)
         )
+    return height
 
 
 def put_lines(figure: Figure, x: float, y: float, lines: Sequence[str], **look: Any) -> None:
@@ -274,11 +277,11 @@ def add_legend(figure: Figure, signs: Sequence[Sign]) -> None:
 @styled()
 def add_warnings(figure: Figure, warnings: Sequence[str]) -> None:
     """Add sentences at the bottom of a figure, each on a new line."""
-    width, height = figure_points(figure)
+    width, _ = figure_points(figure)
     lines = [line for text in warnings for line in wrap(text, width - 2 * MARGIN)]
     if lines:
-        grow(figure, LINE * len(lines) + MARGIN)
-        put_lines(figure, MARGIN, height + LINE - 2.5, lines)
+        top = grow(figure, LINE * len(lines) + MARGIN)
+        put_lines(figure, MARGIN, top + LINE - 2.5, lines)
 
 
 def draw_sign(figure: Figure, sign: Sign, x: float, y: float) -> None:
