@@ -2,7 +2,7 @@
 follow.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from lanternbench.notes import Note, headlines
 from lanternbench.report.columns import COLUMN, MISSING, metric_column
 from lanternbench.report.load import Contents, Run, View
 from lanternbench.report.tables import Cell, Table, table_of
-from lanternbench.settings import Noise, ReportSpec
+from lanternbench.settings import ReportSpec
 from lanternbench.utils.text import one_line
 
 WIDTH = 1.96  # standard errors from the value to the end of a 95 % interval
@@ -47,9 +47,10 @@ NOISE = {
 }
 
 
-def pair_intro(noise: Iterable[Noise]) -> str:
-    """Return what the lines of the comparison mean; ``noise``: that of each run."""
-    return INTRO + "".join(NOISE[one] for one in dict.fromkeys(noise))
+def pair_intro(runs: Sequence[Run]) -> str:
+    """Return what the lines of the comparison mean."""
+    noise = dict.fromkeys(run.record.config.noise for run in runs)
+    return INTRO + "".join(NOISE[one] for one in noise)
 
 
 MARGIN_INTRO = (

@@ -103,10 +103,6 @@ def frontiers_of(
     return frontiers
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def knobs(rows: Sequence[ReportRow]) -> list[list[int]]:
     """Return rows that are one method at several values of one number, in its order: indices, two
     or more each.
@@ -125,7 +121,7 @@ def rows_along(rows: Sequence[ReportRow], key: str) -> list[list[int]]:
     """Return the indices of rows with a number as option ``key`` that differ in it alone."""
     groups: dict[object, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
-        if is_number(row.options.get(key)):
+        if type(row.options.get(key)) in (int, float):
             others = sorted(str(option) for option in row.options.items() if option[0] != key)
             groups[row.place, row.method, str(others)].append(index)
     return list(groups.values())

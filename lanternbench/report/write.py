@@ -217,6 +217,9 @@ def write_losses(content: Report, out: Path) -> list[Path]:
 
 def report_texts(content: Report) -> dict[str, str]:
     """Return every file but the page, by name."""
+    categories = sections(
+        content, "", lambda run: tables.category_table(run.contents.figures, run.names)
+    )
     texts = {
         "table.md": markdown_page(content),
         "table.csv": csv_text(tables.frame(content.rows)),
@@ -224,8 +227,8 @@ def report_texts(content: Report) -> dict[str, str]:
         "table.json": json_page(content),
         "acceptance.md": tables.acceptance_page(content.rows),
         "acceptance.csv": csv_text(tables.acceptance_records(content.rows), content.warnings),
-        "categories.md": sections(content, "", category_table),
-        "pairs.md": sections(content, intro_of_pairs(content), lambda run: pair_table(run.pairs)),
+        "categories.md": categories,
+        "pairs.md": sections(content, pair_intro(content.runs), lambda run: pair_table(run.pairs)),
         "pairs.csv": csv_text(test_records(content, "pairs"), content.warnings),
         "not-worse.md": sections(content, MARGIN_INTRO, lambda run: margin_table(run.margins)),
         "not-worse.csv": csv_text(test_records(content, "margins"), content.warnings),
@@ -247,14 +250,6 @@ def sections(content: Report, intro: str, table_of: Callable[[ShownRun], Table])
     if not shown:
         return ""
     return templates().get_template("sections.md").render(intro=intro, sections=shown)
-
-
-def category_table(run: ShownRun) -> Table:
-    return tables.category_table(run.contents.figures, run.names)
-
-
-def intro_of_pairs(content: Report) -> str:
-    return pair_intro(run.record.config.noise for run in content.runs)
 
 
 def test_records(content: Report, kind: Literal["pairs", "margins"]) -> list[dict[str, object]]:
@@ -379,7 +374,7 @@ def html_page(content: Report, speeds: Sequence[Picture], steps: Sequence[Pictur
             intervals=intervals_of(content.rows),
             plots=speeds,
             step_pictures=steps,
-            pair_intro=intro_of_pairs(content),
+            pair_intro=pair_intro(content.runs),
             pair_table=pair_table,
             margin_intro=MARGIN_INTRO,
             margin_table=margin_table,

@@ -17,6 +17,7 @@ from lanternbench.measure.figures import Figures
 from lanternbench.measure.summary import read_summary
 from lanternbench.metrics.baseline_distance import EQUAL
 from lanternbench.report.findings import pair_intro
+from lanternbench.report.load import load_run
 
 
 def run(name, *options):
@@ -85,8 +86,8 @@ def test_comparisons_say_whether_noise_was_shared(shared):
     assert "Both runs drew with the same noise" in said(shared.name, again.name)
     assert "same noise" not in said(shared.name, alone.name)
     assert "noise (shared" in said(shared.name, alone.name)
-    assert pair_intro(["shared"]).endswith("differences are of paired images.")
-    assert "noise of its own" in pair_intro(["independent"])
+    assert pair_intro([load_run(shared)]).endswith("differences are of paired images.")
+    assert "noise of its own" in pair_intro([load_run(alone)])
 
 
 def test_psnr_compares_each_image_with_the_baseline_s_of_its_prompt_and_seed(shared):
