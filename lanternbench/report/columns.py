@@ -96,9 +96,11 @@ EXPLAINED = (
 
 
 def metric_column(key: str) -> Column:
-    """Return the column of a quality metric, which describes itself; an unknown one keeps its
-    name.
+    """Return the column of a figure; a quality metric describes itself, and an unknown one keeps
+    its name.
     """
+    if key in COLUMN:
+        return COLUMN[key]
     metric = metrics.column(key)
     better = {True: "higher", False: "lower", None: ""}[metric.higher_is_better]
     return Column(key, metric.title, tex_escape(metric.title), metric.form, better, True, ALL)

@@ -81,8 +81,7 @@ class Pair(NamedTuple):
 
     @property
     def title(self) -> str:
-        titles = {SPEED: "speed", TAU: "τ"}
-        return titles.get(self.figure) or metric_column(self.figure).title
+        return "speed" if self.figure == SPEED else metric_column(self.figure).title
 
     @property
     def is_significant(self) -> bool:

@@ -404,13 +404,12 @@ class View(NamedTuple):
         if not self.columns:
             return columns(rows, table)
         by_key = {column.key: column for column in columns(rows) if not column.test}
-        keys = dict.fromkeys(["run", "label"])
-        for name in self.columns:
-            key = key_of(name, by_key)
+        chosen = {key_of(name, by_key): name for name in self.columns}
+        for key, name in chosen.items():
             if key not in by_key:
                 choice = ", ".join(by_key)
                 raise UserError(f"--columns: these runs have no {name!r}: choose of {choice}.")
-            keys[key] = None
+        keys = dict.fromkeys(["run", "label", *chosen])
         return [by_key[key] for key in keys if key in by_key]
 
 

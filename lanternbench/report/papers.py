@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lanternbench.methods.method import named, options, preset
-from lanternbench.report.columns import COLUMN, MISSING, metric_column
+from lanternbench.report.columns import MISSING, metric_column
 from lanternbench.report.load import ReportRow
 from lanternbench.report.tables import Cell, Table, table_of
 
@@ -142,8 +142,7 @@ def title_of(name: str) -> str:
     key, _, side = name.rpartition(" ")
     if key not in QUANTITIES:
         return name
-    title = (COLUMN.get(key) or metric_column(key)).title
-    return f"{title}, {side}"
+    return f"{metric_column(key).title}, {side}"
 
 
 def table_cell(value: str | float | None) -> Cell:
