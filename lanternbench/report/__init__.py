@@ -19,10 +19,9 @@ def make_report(runs: "AnyRun | Sequence[AnyRun]" = (), **options: object) -> "W
     from lanternbench.report.written import write_report
     from lanternbench.settings import ReportSpec, checked
 
-    several = [runs] if isinstance(runs, str) else runs
-    if not isinstance(several, Sequence):
-        several = [several]
-    return write_report(several, checked(ReportSpec, options, "report"))
+    if isinstance(runs, str) or not isinstance(runs, Sequence):
+        runs = [runs]
+    return write_report(runs, checked(ReportSpec, options, "report"))
 
 
 class _Callable(ModuleType):

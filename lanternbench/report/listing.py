@@ -3,7 +3,6 @@ plot: speeds with intervals (a forest plot), and the phases of a step.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
@@ -66,10 +65,14 @@ class Listing:
         self.stacked = width <= NARROW
         columns = zip(*(entry.texts for entry in entries if not entry.is_heading))
         self.text_widths = [max(map(text_width, texts)) + 9.0 for texts in columns]
-        self.names = [wrap(entry.name, self.name_width) for entry in entries]
-        heights = map(self.height_of, entries, self.names)
-        self.tops = list(accumulate(heights, initial=MARGIN))
-        left, right = self.edges()
+        name_width, left, right = self.widths()
+        self.names = [wrap(entry.name, name_width) for entry in entries]
+        self.tops = [MARGIN]
+        for entry, lines in zip(entries, self.names):
+            height = LINE * len(lines) + 3.0
+            if not entry.is_heading:
+                height += STRIP if self.stacked else 2.0
+            self.tops.append(self.tops[-1] + height)
         title_lines = wrap(title, right - left)
         title_height = LINE * (len(title_lines) + 1) + 6.0
         bottom = self.tops[-1]
@@ -81,24 +84,14 @@ class Listing:
         self.axes.set_xlabel("\n".join(title_lines), labelpad=2)
         self.put_texts()
 
-    @property
-    def name_width(self) -> float:
+    def widths(self) -> tuple[float, float, float]:
+        """Return the width of names, and where the axis begins and ends, in points from the left."""
+        texts_width = sum(self.text_widths)
         if self.stacked:
-            return self.width - 2 * MARGIN - sum(self.text_widths)
+            return self.width - 2 * MARGIN - texts_width, 9.0, self.width - 9.0
         longest = max(text_width(entry.name) for entry in self.entries)
-        return min(longest + 5.0, 0.34 * self.width)
-
-    def edges(self) -> Range:
-        """Return where the axis begins and ends, in points from the left."""
-        if self.stacked:
-            return 9.0, self.width - 9.0
-        return self.name_width + MARGIN + 10.0, self.width - sum(self.text_widths) - 5.0
-
-    def height_of(self, entry: Entry, lines: Sequence[str]) -> float:
-        text_height = LINE * len(lines) + 3.0
-        if entry.is_heading:
-            return text_height
-        return text_height + (STRIP if self.stacked else 2.0)
+        name_width = min(longest + 5.0, 0.34 * self.width)
+        return name_width, name_width + MARGIN + 10.0, self.width - texts_width - 5.0
 
     def y_of(self, index: int) -> float:
         """Return the height of an entry's drawing, in points from the top of the figure."""

@@ -13,7 +13,6 @@ from lanternbench.cli.results_cmd import folder_names
 from lanternbench.errors import UserError
 from lanternbench.experiment.scoring import Item, Journal
 from lanternbench.measure.statistics import Estimate
-from lanternbench.measure.summary import Row
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.metrics.images import export_dpg, export_geneval
@@ -21,18 +20,19 @@ from lanternbench.metrics.metric import ImageMetric, Setup
 from lanternbench.models.tiny import checkpoint as tiny
 from lanternbench.profile.step_profile import chrome_trace
 from lanternbench.prompts.sources import GenEvalLine
+from lanternbench.report.load import ReportRow
 from lanternbench.report.plots import speed_pictures, write_pictures
 from tools.train_tiny.evaluators import export_clip
 
 pytestmark = pytest.mark.usefixtures("in_time")
 ROWS = [
-    Row(
+    ReportRow(
         label="ar",
         method="ar",
         n=2,
         figures={"speedup": Estimate(1.0), "clip-tiny": Estimate(0.3)},
     ),
-    Row(
+    ReportRow(
         label="eagle-1",
         method="eagle-1",
         n=2,
