@@ -12,7 +12,6 @@ from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import find, iter_samples, read_run
 from lanternbench.measure.change import (
     Change,
-    Condition,
     Unjudged,
     Verdict,
     changes,

@@ -139,9 +139,7 @@ def lane_of(run: Run, sample: Sample, name: str) -> Lane | str:
 # --- as a GIF ---
 
 
-def write_race(
-    runs: Sequence[ShownRun], path: Path, view: View, warnings: Sequence[str]
-) -> Path:
+def write_race(runs: Sequence[ShownRun], path: Path, view: View, warnings: Sequence[str]) -> Path:
     """Write the race of the only run as a GIF.  Raises UserError if there is none, or the file
     cannot be written.
     """

@@ -28,10 +28,10 @@ from lanternbench.report.columns import (
 from lanternbench.report.findings import (
     MARGIN_INTRO,
     ShownRun,
-    shown_run,
     margin_table,
     pair_intro,
     pair_table,
+    shown_run,
 )
 from lanternbench.report.images import PROMPTS, grid_figure, image_grid, loss_figure, loss_records
 from lanternbench.report.latex import latex_table

@@ -34,7 +34,7 @@ from test_fuzz_files import HEADER, ODD, SAMPLE, written
 from test_huggingface import folder as hf_folder  # noqa: F401
 from test_run_folder_faults import made
 
-from lanternbench import prompts
+from lanternbench import prompts, report
 from lanternbench.errors import UserError
 from lanternbench.experiment.run_folder import iter_samples
 from lanternbench.imported.layouts import Stated, read
@@ -45,7 +45,6 @@ from lanternbench.models.catalogue import load_target
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.report.load import load_run
-from lanternbench import report
 from lanternbench.suite import leaderboard, protocol
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "8"))

@@ -19,7 +19,7 @@ from conftest import mistake, slow_but, two_layers
 from PIL import Image
 from safetensors.numpy import save_file
 
-from lanternbench import prompts
+from lanternbench import prompts, report
 from lanternbench.engine.decode import generate
 from lanternbench.errors import UserError
 from lanternbench.experiment import read_run, read_samples, worker
@@ -32,7 +32,6 @@ from lanternbench.methods.method import method
 from lanternbench.metrics import read_image
 from lanternbench.models.target import Target
 from lanternbench.prompts import Prompt, PromptSet
-from lanternbench import report
 from lanternbench.settings import Sampling
 
 CAPTIONS = [p.text for p in prompts.load("demo", 2)]

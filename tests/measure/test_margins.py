@@ -11,6 +11,7 @@ from PIL import Image
 from run_records import run_record
 from typer.testing import CliRunner
 
+from lanternbench import report
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample
@@ -24,7 +25,6 @@ from lanternbench.measure.margins import (
 from lanternbench.measure.summary import summarise
 from lanternbench.report.load import load_run, read_contents
 from lanternbench.report.margins import margin_tests, planned
-from lanternbench import report
 from lanternbench.settings import RunSpec, Sweep, checked
 
 MARGIN = 0.01

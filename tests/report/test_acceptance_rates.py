@@ -11,6 +11,7 @@ from run_records import record_of, run_record
 from test_report import flat, make_run, row
 
 from lanternbench import experiment as results
+from lanternbench import report
 from lanternbench.errors import UserError
 from lanternbench.measure import summary as measure
 from lanternbench.measure.figures import Figures, acceptance, conditional_rates, joint_rates
@@ -20,7 +21,6 @@ from lanternbench.measure.summary import read_summary
 from lanternbench.report.plots import panels
 from lanternbench.report.style import WIDE
 from lanternbench.report.tables import acceptance_table
-from lanternbench import report
 
 
 def made(label: str, lengths: list[list[int]], depth: int) -> list[Sample]:

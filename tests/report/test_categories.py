@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from flat_rows import write_summary
 
+from lanternbench import report
 from lanternbench.experiment import Sample
 from lanternbench.measure.figures import Figures
 from lanternbench.report.load import read_contents
 from lanternbench.report.tables import category_rows, category_table
-from lanternbench import report
 
 ROWS = [
     {"label": "ar", "method": "ar", "speedup": 1.0},

@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_report import flat, make_run
 
+from lanternbench import report
 from lanternbench.engine.decode import generate
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.experiment.worker import trace_fields
@@ -20,7 +21,6 @@ from lanternbench.lossless.tables import row_end_target
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.report.images import loss_figure, loss_records
-from lanternbench import report
 from lanternbench.settings import Sampling
 
 CAPTIONS = ["a large red star on the left", "a small green ring", "two dogs in the snow"]
@@ -39,7 +39,9 @@ def no_other_pictures(monkeypatch):
     monkeypatch.setattr("lanternbench.report.write.write_pictures", lambda *_: [])
 
 
-def by_place(rows: list[list[float]], columns: list[list[float]]) -> list[tuple[list[float], list[float]]]:
+def by_place(
+    rows: list[list[float]], columns: list[list[float]]
+) -> list[tuple[list[float], list[float]]]:
     """The losses of a method's samples, each by row and by column."""
     return list(zip(rows, columns, strict=True))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from run_records import run_record
 
+from lanternbench import report
 from lanternbench.errors import UserError
 from lanternbench.experiment import RunFolder, Sample, read_run
 from lanternbench.experiment.run_folder import samples_digest
@@ -20,7 +21,6 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.measure.summary import summarise
 from lanternbench.report.frames import run_frames
 from lanternbench.report.load import load_run
-from lanternbench import report
 from lanternbench.report.write import write_text
 
 

@@ -21,8 +21,8 @@ from test_race import COLOURS, race_run
 from test_report import EVIL, FID, flat, make_run
 
 from lanternbench import experiment as results
-from lanternbench.report.labels import Box, overlap
 from lanternbench import report
+from lanternbench.report.labels import Box, overlap
 from lanternbench.suite import leaderboard
 from lanternbench.suite.protocol import submission, write
 

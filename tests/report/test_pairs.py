@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flat_rows import write_summary
 
+from lanternbench import report
 from lanternbench.measure.statistics import holm, paired_test, paired_tests
 from lanternbench.report.findings import Pair, compared
 from lanternbench.report.load import load_run, read_contents
-from lanternbench import report
 from lanternbench.report.write import FORMATS
 
 
@@ -80,7 +80,9 @@ def test_the_report_holds_the_comparison_and_escapes_it(tmp_path):
     samples = [sample(label, i, s) for label, s in (("ar", 2.0), (evil, 1.0)) for i in range(3)]
     files = {
         file.name: file
-        for file in report([make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS]).files
+        for file in report(
+            [make_run(tmp_path / "r", samples, ("ar", evil))], formats=[*FORMATS]
+        ).files
     }
     assert "| 2.00× |" in files["pairs.md"].read_text()
     assert "run,figure,method,against,prompts,value" in files["pairs.csv"].read_text()

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from test_report import flat, make_run, sample
 from typer.testing import CliRunner
 
+from lanternbench import report
 from lanternbench.cli.main import app
 from lanternbench.errors import UserError
 from lanternbench.measure.samples import Sample
@@ -22,7 +23,6 @@ from lanternbench.report.images import image_grid
 from lanternbench.report.race import COVER, Lane, Race, race_of, stage_of, write_gif
 from lanternbench.report.write import Report, read_report
 from lanternbench.settings import ReportSpec
-from lanternbench import report
 
 ROWS = [
     flat(),

@@ -24,6 +24,7 @@ from rich.console import Console
 from run_records import run_record
 
 from lanternbench import experiment as results
+from lanternbench import report
 from lanternbench.cli.main import main
 from lanternbench.errors import UserError
 from lanternbench.measure import summary as measure
@@ -37,7 +38,6 @@ from lanternbench.report.load import ReportRow, joined_rows, load_run, read_cont
 from lanternbench.report.papers import NONE, differences, published_beside, published_rows
 from lanternbench.report.tables import csv_text, frame, terminal_table
 from lanternbench.report.tradeoff import pareto_frontier, quality_columns, speed_column, trade_off
-from lanternbench import report
 from lanternbench.report.write import FORMATS
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)> ${plotly} \" | & \u0000"
@@ -218,7 +218,9 @@ def test_the_terminal_table_puts_ar_first_and_reads_no_markup_in_labels():
 def test_the_rows_of_two_runs_stay_apart_in_the_terminal():
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(
-        terminal_table([row("x", "x", 2.0, run="second"), row(run="second"), row(run="first", place=1)])
+        terminal_table(
+            [row("x", "x", 2.0, run="second"), row(run="second"), row(run="first", place=1)]
+        )
     )
     found = [
         line.split()[:2]

@@ -9,9 +9,9 @@ from scipy.stats import t
 from test_warnings import PROMPTS, sample, write_run
 from typer.testing import CliRunner
 
+from lanternbench import report
 from lanternbench.cli.main import app
 from lanternbench.report.load import differing, joined_rows, load_run
-from lanternbench import report
 
 TIMES = {0: 1.0, 1: 1.1, 2: 1.3}  # seconds of ``sjd``, as parts of its usual ones
 

@@ -17,6 +17,7 @@ from PIL import Image
 from run_records import run_record
 from typer.testing import CliRunner
 
+from lanternbench import report
 from lanternbench.cli import run_cmd
 from lanternbench.cli.main import app
 from lanternbench.measure.figures import Figures
@@ -26,7 +27,6 @@ from lanternbench.measure.summary import Summary, summarise
 from lanternbench.notes import Fact
 from lanternbench.report import style
 from lanternbench.report.frames import run_frames
-from lanternbench import report
 from lanternbench.utils.json_values import plain, versioned
 
 PROMPTS = 6
@@ -141,7 +141,9 @@ def written(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "savefig", noted)
         patch.setattr(style, "page_svg", on_page)
-        files = report([folder], out=place / "out", published=True, grid=True, grid_prompts=2).files
+        files = report(
+            [folder], out=place / "out", published=True, grid=True, grid_prompts=2
+        ).files
     for file in files:
         if file.suffix in (".md", ".csv", ".tex", ".html", ".json"):
             texts[file.name] = html.unescape(file.read_text())
