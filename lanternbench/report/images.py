@@ -298,7 +298,8 @@ def legend(scale: ScalarMappable) -> list[tuple[int, str]]:
     """Return (value, #rrggbb) for the whole values of a scale, about twelve at most."""
     low, high = map(int, scale.get_clim())
     values = range(low, high + 1, ceil((high - low + 1) / 12))
-    return [(value, to_hex(scale.to_rgba(value))) for value in values]
+    colours = scale.to_rgba(np.array(values))
+    return [(value, to_hex(tuple(colour))) for value, colour in zip(values, colours)]
 
 
 def open_image(path: Path | None, side: int = 0) -> Image.Image | None:
