@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -177,7 +177,7 @@ def compared_runs(results: Path, old: str, new: str, mapped: Sequence[str]) -> l
     names = renamings(mapped, before.figures.labels, after.figures.labels)
     if names:
         samples = relabelled(iter_samples(before.folder), names)
-        before = before._replace(figures=Figures(samples))
+        before = replace(before, figures=Figures(samples))
     return [before, after]
 
 
