@@ -285,7 +285,7 @@ def leaderboard(
     Example: lanternbench leaderboard results/leaderboard
     """
     from lanternbench.suite import leaderboard as board
-    from lanternbench.utils.files import replacing
+    from lanternbench.utils.files import write_file
 
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: give the one that holds the submissions.")
@@ -296,8 +296,7 @@ def leaderboard(
         check_page(folder, *next(iter(pages.items())))
     else:
         for name, page in pages.items():
-            with replacing(folder / name, "choose a folder that can be written") as file:
-                file.write(page.encode("utf-8", "replace"))
+            write_file(folder / name, page, "choose a folder that can be written")
             print(folder / name)
     if refused:
         reasons = "; ".join(f"{name}: {', '.join(why)}" for name, why in refused.items())

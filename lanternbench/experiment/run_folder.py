@@ -33,8 +33,8 @@ from lanternbench.measure.run_record import Environment, Resumption, RunRecord, 
 from lanternbench.measure.samples import Sample, image_name
 from lanternbench.measure.summary import Summary, kept_sets, read_summary, seal_of, summarise
 from lanternbench.notes import Note
-from lanternbench.utils.files import FRESH, OUT, open_file, replacing, writing
-from lanternbench.utils.json_values import differences, read_object, versioned
+from lanternbench.utils.files import FRESH, OUT, make_folder, open_file, replacing
+from lanternbench.utils.json_values import differences, json_text, read_object, versioned
 from lanternbench.utils.ledger import (
     Ledger,
     Line,
@@ -292,8 +292,7 @@ class RunFolder(Ledger):
 
     def _begin(self, record: RunRecord) -> None:
         """Write run.json, of a new run or a resumed one, and read the samples."""
-        with writing(self.whole, OUT):
-            (self.whole / "images").mkdir(parents=True, exist_ok=True)
+        make_folder(self.whole / "images", OUT)
         if (self.path / RUN).exists():
             old = read_run(self.path)
             _check_same(self.path, old, record)
@@ -431,8 +430,7 @@ class RunFolder(Ledger):
         self._write(SUMMARY, content | {"seal": seal_of(content)})
 
     def _write(self, name: str, value: object) -> None:
-        text = json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)
-        self.write(name, text.encode("utf-8", "replace") + b"\n")
+        self.write(name, f"{json_text(value)}\n")
 
 
 def joined(path: Path) -> Path:

@@ -32,7 +32,7 @@ from lanternbench.metrics.metric import Setup
 from lanternbench.metrics.set_distances import Moments
 from lanternbench.models.tiny import evaluators
 from lanternbench.utils.device import hardware
-from lanternbench.utils.files import HOME, cache_dir, replacing, writing
+from lanternbench.utils.files import HOME, cache_dir, make_folder, write_file
 
 BLOCK = 64  # the largest batch, and the number of images in one cache file
 SIDE = 299  # pixels that Inception sees
@@ -80,11 +80,9 @@ def _cached(net: Net, images: ImageFiles, block: list[Path]) -> Tensor:
         if stored.ndim == 2 and len(stored) == len(block):
             return stored
     result = torch.cat([torch.zeros(0), *_computed(net, images.images(block))])
-    with writing(path, HOME):
-        path.parent.mkdir(parents=True, exist_ok=True)
     about = {"settings": str(net.settings), "fingerprint": digest}
-    with replacing(path, HOME, shared=True) as file:
-        file.write(save({"features": result}, about))
+    make_folder(path.parent, HOME)
+    write_file(path, save({"features": result}, about), HOME, shared=True)
     return result
 
 

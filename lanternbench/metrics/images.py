@@ -16,7 +16,7 @@ from lanternbench.errors import UserError
 from lanternbench.prompts import load
 from lanternbench.prompts.sources import GenEvalLine, geneval_metadata
 from lanternbench.registry import component
-from lanternbench.utils.files import OUT, open_file, replacing, writing
+from lanternbench.utils.files import OUT, make_folder, open_file, replacing, write_file
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 MAX_NAME = 240  # bytes of a file name, less its ending
@@ -160,8 +160,8 @@ def export_geneval(
         place = folder / f"{number:05d}"
         for sample, path in enumerate(images.get(line.prompt, ())):
             _save(read_image(path), place / "samples" / f"{sample:04d}.png")
-            with replacing(place / "metadata.jsonl", OUT) as file:
-                file.write(line.model_dump_json(by_alias=True, exclude_unset=True).encode())
+            metadata = line.model_dump_json(by_alias=True, exclude_unset=True)
+            write_file(place / "metadata.jsonl", metadata, OUT)
             count += 1
     if not count:
         raise UserError(
@@ -220,7 +220,6 @@ def _grid(parts: Sequence[Image.Image]) -> Image.Image:
 
 
 def _save(image: Image.Image, path: Path) -> None:
-    with writing(path.parent, OUT):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, OUT)
     with replacing(path, OUT) as file:
         image.save(file, format="PNG")

@@ -5,7 +5,6 @@ Predictions are never mixed with measurements: tables and plot are labelled, and
 to a run folder.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import cycle, groupby
@@ -40,8 +39,8 @@ from lanternbench.predict.replay import (
 )
 from lanternbench.report.style import GRID, LEADER, colour, save, styled
 from lanternbench.report.tables import markdown
-from lanternbench.utils.files import OUT, replacing, writing
-from lanternbench.utils.json_values import versioned
+from lanternbench.utils.files import OUT, make_folder, write_file
+from lanternbench.utils.json_values import json_text
 
 # batch sizes among which the largest that fits, and the first that no longer gains, are sought
 BATCHES = tuple(2**i for i in range(11))
@@ -426,8 +425,7 @@ def write(
     """Write ``predictions.json``, ``.csv`` and ``.md``, and a plot of ``curve``.  Raises UserError
     if they cannot be written.
     """
-    with writing(out, OUT):
-        out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, OUT)
     is_right = [title not in LEFT for title in TITLES]
     sections = []
     for setup, group in setups(rows):
@@ -435,12 +433,10 @@ def write(
         table = markdown(list(TITLES), lines, is_right)
         sections.append(f"## {TITLE}: {setup}\n\n{table}\n")
     sections += [f"- {note}\n" for note in document["notes"]]
-    text = json.dumps(versioned(document), indent=2, ensure_ascii=False)
     table = pd.DataFrame(document["rows"]).drop(columns="shares").to_csv(index=False)
-    contents = {"json": f"{text}\n", "csv": table, "md": "".join(sections)}
+    contents = {"json": f"{json_text(document)}\n", "csv": table, "md": "".join(sections)}
     for name, content in contents.items():
-        with replacing(out / f"predictions.{name}", OUT) as file:
-            file.write(content.encode())
+        write_file(out / f"predictions.{name}", content, OUT)
     save(plot(curve), out / "predictions", ("png",), dpi=200)
 
 

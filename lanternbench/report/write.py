@@ -54,8 +54,8 @@ from lanternbench.report.style import save
 from lanternbench.report.tables import Table, csv_text, figure_table, markdown_escape
 from lanternbench.report.tradeoff import speed_column
 from lanternbench.settings import ReportSpec
-from lanternbench.utils.files import OUT, replacing, writing
-from lanternbench.utils.json_values import versioned
+from lanternbench.utils.files import OUT, make_folder, write_file
+from lanternbench.utils.json_values import json_text
 
 FORMATS = ("md", "csv", "tex", "html", "json")
 
@@ -127,8 +127,7 @@ def write_files(content: Report, out: Path, spec: ReportSpec) -> list[Path]:
     wanted = tuple(spec.formats or FORMATS)
     if spec.grid:
         check_draws(content.runs)
-    with writing(out, OUT):
-        out.mkdir(parents=True, exist_ok=True)
+    make_folder(out, OUT)
     files = []
     for name, text in report_texts(content).items():
         if name.endswith(wanted):
@@ -171,8 +170,7 @@ def row_steps(runs: Sequence[ShownRun]) -> list[Steps]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    with replacing(path, OUT, shared=True) as file:
-        file.write(text.encode("utf-8", "replace"))
+    write_file(path, text, OUT, shared=True)
     return path
 
 
@@ -299,8 +297,7 @@ def json_page(content: Report) -> str:
         "pairs": test_records(content, "pairs"),
         "not_worse": test_records(content, "margins"),
     }
-    text = json.dumps(versioned(document), indent=2, ensure_ascii=False, allow_nan=False)
-    return f"{text}\n"
+    return f"{json_text(document)}\n"
 
 
 # --- notes ---

@@ -11,7 +11,7 @@ from lanternbench.report.load import ReportRow
 from lanternbench.report.papers import differences, published_figures
 from lanternbench.report.tables import markdown
 from lanternbench.reproduce.recipe import Plan, recipes
-from lanternbench.utils.files import replacing
+from lanternbench.utils.files import write_file
 
 Outcome = Literal["inside", "outside", "not comparable"]
 SPEEDS = ("speedup", "latency_s")
@@ -128,6 +128,5 @@ def page(plan: Plan, found: Sequence[Verdict]) -> str:
 def write(folder: Path, plan: Plan, found: Sequence[Verdict]) -> Path:
     """Write the page into a run folder.  Raises UserError."""
     path = folder / FILE
-    with replacing(path, PLACE) as file:
-        file.write(page(plan, found).encode())
+    write_file(path, page(plan, found), PLACE)
     return path

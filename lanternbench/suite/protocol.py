@@ -32,7 +32,7 @@ from lanternbench.notes import Note
 from lanternbench.prompts import Prompt
 from lanternbench.prompts.sources import prompts_hash
 from lanternbench.settings import MethodSpec, Sampling, Sweep
-from lanternbench.utils.files import read_yaml, replacing
+from lanternbench.utils.files import read_yaml, write_file
 from lanternbench.utils.json_values import SCHEMA_VERSION, config_hash, plain, read_object
 
 VERSION = "v1"
@@ -403,8 +403,7 @@ def write(submission: Submission, path: Path) -> None:
     head = json.dumps(parts, indent=1, allow_nan=False).removesuffix("\n}")
     body = ",\n".join(methods)
     text = f'{head},\n "samples": {{\n{body}}}\n}}\n'
-    with replacing(path, PLACE) as file:
-        file.write(text.encode("utf-8", "replace"))
+    write_file(path, text, PLACE)
 
 
 def read(path: Path) -> Submission:

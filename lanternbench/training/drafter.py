@@ -7,7 +7,6 @@ computed for every batch.
 
 import hashlib
 import io
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +34,8 @@ from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.settings import Sampling
 from lanternbench.training import diagonals, loop
 from lanternbench.training.losses import DFLASH, EAGLE, Losses, Training
-from lanternbench.utils.files import OUT, WORK, replacing, writing
-from lanternbench.utils.json_values import read_object, versioned
+from lanternbench.utils.files import OUT, WORK, write_file, writing
+from lanternbench.utils.json_values import json_text, read_object
 from lanternbench.utils.ledger import Ledger
 from lanternbench.utils.memory import BatchLimit
 from lanternbench.utils.progress import Progress, counted, silent
@@ -305,8 +304,7 @@ def save_weights(out: Path, target: Target, net: Drafter) -> None:
     for name, value in state.items():
         dtype = target.dtype if value.is_floating_point() else value.dtype
         state[name] = value.to("cpu", dtype).contiguous()
-    with replacing(out / WEIGHTS, OUT) as file:
-        file.write(save(state))
+    write_file(out / WEIGHTS, save(state), OUT)
 
 
 def record(plan: Plan, target: Target, net: Drafter) -> dict[str, object]:
@@ -364,5 +362,4 @@ def refuse_others(folder: Path, settings: dict[str, object], elsewhere: str) -> 
 
 def write_recipe(folder: Path, elsewhere: str, recipe: dict[str, object]) -> None:
     """Write the settings, so that a folder says whose it is, and at the end the results."""
-    with replacing(folder / RECIPE, elsewhere) as file:
-        file.write(json.dumps(versioned(recipe), indent=2).encode())
+    write_file(folder / RECIPE, json_text(recipe), elsewhere)

@@ -37,7 +37,7 @@ from lanternbench.tune.accepted_lengths import Record
 from lanternbench.tune.result import DEFAULT, Result, Tuning, best
 from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch
 from lanternbench.utils.device import cpu_threads, load_average
-from lanternbench.utils.files import FRESH, OUT, replacing
+from lanternbench.utils.files import FRESH, OUT, write_file
 from lanternbench.utils.json_values import config_hash, differences, plain
 from lanternbench.utils.ledger import Ledger, Lines, as_json
 from lanternbench.utils.progress import Progress, counted, silent
@@ -161,8 +161,7 @@ def tune(
         target.prepare([prompt.text for prompt in prompts])
         tuning = Steps(search, pieces, prompts, progress).tuning(machine)
         path = folder / f"{config.method}-tuned.yaml"
-        with replacing(path, OUT) as file:
-            file.write(tuning.preset_text().encode())
+        write_file(path, tuning.preset_text(), OUT)
         return path, tuning
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from lanternbench.errors import UserError
-from lanternbench.utils.files import APPEND, HOME, lock, open_file, replacing
+from lanternbench.utils.files import APPEND, HOME, lock, open_file, write_file
 
 BLOCK = 1 << 20
 Progress = Callable[[int, int | None], None]  # bytes so far, and in total if known
@@ -234,8 +234,7 @@ def remember(path: Path, sha256: str) -> None:
     """Store the digest of a file next to it."""
     entry = _entry(path, sha256)
     if entry != remembered(path):
-        with replacing(_beside(path), HOME, shared=True) as file:
-            file.write(json.dumps(entry).encode())
+        write_file(_beside(path), json.dumps(entry), HOME, shared=True)
 
 
 def remembered(path: Path) -> Known | None:

@@ -110,6 +110,20 @@ def replacing(path: Path, elsewhere: str, shared: bool = False) -> Iterator[IO[b
             raise
 
 
+def write_file(path: Path, content: bytes | str, elsewhere: str, shared: bool = False) -> None:
+    """Write a whole file, a text as UTF-8.  Raises UserError; ``shared``: see ``replacing``."""
+    if isinstance(content, str):
+        content = content.encode("utf-8", "replace")
+    with replacing(path, elsewhere, shared) as file:
+        file.write(content)
+
+
+def make_folder(folder: Path, elsewhere: str) -> None:
+    """Make a folder and those above it.  Raises UserError as ``writing``."""
+    with writing(folder, elsewhere):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def lock(file: int, wait: bool = False) -> None:
     """Lock an open file until it is closed; on systems without ``flock``, do nothing.
 

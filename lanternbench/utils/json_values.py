@@ -44,6 +44,11 @@ def versioned(value: Any) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION} | plain(value)
 
 
+def json_text(value: object) -> str:
+    """Return a JSON object with the version of its schema, as it is written to files."""
+    return json.dumps(versioned(value), indent=2, ensure_ascii=False, allow_nan=False)
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file.
 

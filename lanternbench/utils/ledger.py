@@ -24,8 +24,10 @@ from lanternbench.utils.files import (
     OUT,
     acquire,
     lock,
+    make_folder,
     open_file,
     replacing,
+    write_file,
     writing,
 )
 from lanternbench.utils.json_values import plain
@@ -240,8 +242,7 @@ class Ledger(ExitStack):
         super().__init__()
         self.folder = folder
         self.elsewhere = elsewhere
-        with writing(folder, elsewhere):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, elsewhere)
         self.enter_context(acquire(folder, anew, wait))
 
     def lines(
@@ -290,9 +291,8 @@ class Ledger(ExitStack):
                 return value
         raise self.damaged(name)
 
-    def write(self, name: str, content: bytes) -> None:
-        with replacing(self.folder / name, self.elsewhere) as file:
-            file.write(content)
+    def write(self, name: str, content: bytes | str) -> None:
+        write_file(self.folder / name, content, self.elsewhere)
 
     def write_json(self, name: str, value: object) -> None:
         self.write(name, as_json(value))

@@ -35,7 +35,7 @@ from lanternbench.models.transformer import DecoderConfig, rope_2d
 from lanternbench.registry import register
 from lanternbench.utils.damage import damage
 from lanternbench.utils.device import hardware
-from lanternbench.utils.files import HOME, cache_dir, replacing, writing
+from lanternbench.utils.files import HOME, cache_dir, make_folder, write_file
 from lanternbench.utils.quiet import quiet_transformers
 
 FLAN_T5_XL: dict[str, Any] = {
@@ -315,8 +315,7 @@ class T5Features:
     @torch.inference_mode()
     def _encode(self, captions: dict[Path, str]) -> None:
         encoder, tokens = self._encoder()
-        with writing(self.store, HOME):
-            self.store.mkdir(parents=True, exist_ok=True)
+        make_folder(self.store, HOME)
 
         def encode(caption: str) -> Tensor:
             ids = tokens(caption).to(self.device)
@@ -328,8 +327,8 @@ class T5Features:
             began = perf_counter()
             features = encode(caption)
             seconds = perf_counter() - began
-            with replacing(path, HOME, shared=True) as file:
-                file.write(save({"features": features}, {SECONDS: repr(seconds)}))
+            content = save({"features": features}, {SECONDS: repr(seconds)})
+            write_file(path, content, HOME, shared=True)
 
     def _encoder(self) -> tuple[nn.Module, Callable[[str], Tensor]]:
         """Return the encoder on its device, and the function of a caption that gives its tokens

@@ -25,7 +25,7 @@ from lanternbench.models.token_decoder import BUCKETS, word_id, words
 from lanternbench.models.vq import VQConfig, VQModel
 from lanternbench.registry import register
 from lanternbench.settings import Sampling
-from lanternbench.utils.files import OUT, WEIGHTS, replacing, writing
+from lanternbench.utils.files import OUT, WEIGHTS, make_folder, write_file
 
 WORDS = 24  # features per caption (LlamaGen: 120)
 WIDTH = 128
@@ -102,10 +102,8 @@ def write_tensors(path: Path, state: State, meta: dict[str, str]) -> None:
 
     Raises UserError if the disk is full or not writable.
     """
-    with writing(path, OUT):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, OUT) as file:
-        file.write(save(state, meta))
+    make_folder(path.parent, OUT)
+    write_file(path, save(state, meta), OUT)
 
 
 def read(path: Path) -> tuple[State, Json]:
