@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 10**9
 MAX_BATCH = 1024  # images per step
-_CONSOLE = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def fetch(
@@ -56,7 +60,7 @@ def fetch(
         if target is not None and target.files:
             fetch_target(target, dry_run, verify)
         elif target is not None or not files:
-            _CONSOLE.print(f"{name} comes with the package: there is nothing to download")
+            print(f"{name} comes with the package: there is nothing to download")
         else:
             for file in files:
                 fetch_file(file, dry_run, verify)
@@ -69,10 +73,10 @@ def fetch_file(file: Remote, dry_run: bool, verify: bool) -> None:
     if file.path.is_file():
         if not dry_run:
             download.checked(file.path, file.sha256, again=verify)
-        _CONSOLE.print(f"{file.title}: downloaded: {file.path}")
+        print(f"{file.title}: downloaded: {file.path}")
         return
     if dry_run:
-        _CONSOLE.print(f"{file.title}: {download.size_of(file)}, {file.url} -> {file.path}")
+        print(f"{file.title}: {download.size_of(file)}, {file.url} -> {file.path}")
         return
     columns = (
         TextColumn("{task.description}"),
@@ -83,7 +87,7 @@ def fetch_file(file: Remote, dry_run: bool, verify: bool) -> None:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(file.path.name, total=None)
         download.download(file, lambda done, of: bar.update(task, completed=done, total=of))
-    _CONSOLE.print(f"{file.title}: {file.path}")
+    print(f"{file.title}: {file.path}")
 
 
 def fetch_target(target: Entry, dry_run: bool, verify: bool) -> None:
@@ -97,17 +101,17 @@ def fetch_target(target: Entry, dry_run: bool, verify: bool) -> None:
         if not dry_run:
             raise
         for role, source in target.files.items():
-            _CONSOLE.print(f"{role}: {', '.join(source.files)} of {source.repo}")
-        _CONSOLE.print(f"about {target.gigabytes:g} GB {place}; sizes are unknown: {error}")
+            print(f"{role}: {', '.join(source.files)} of {source.repo}")
+        print(f"about {target.gigabytes:g} GB {place}; sizes are unknown: {error}")
         return
     if dry_run:
         for file in files:
-            _CONSOLE.print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
-        _CONSOLE.print(f"{sum(file.size for file in files) / 1e9:.2f} GB {place}")
+            print(f"{file.role}: {file.name} of {file.repo}, {file.size / 1e9:.2f} GB")
+        print(f"{sum(file.size for file in files) / 1e9:.2f} GB {place}")
         return
-    folder = fetching.fetch(target, files, _CONSOLE.print, verify)
+    folder = fetching.fetch(target, files, print, verify)
     command = f"{program()} run --target {target.name} --method cool-sd --lambda 2"
-    _CONSOLE.print(f"{folder}  ·  next: {command}")
+    print(f"{folder}  ·  next: {command}")
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,6 @@ def drafter(
 
     training.check()
     device = machine.choose()
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     selected = sets.load(prompts, num_prompts or None, seed)
     plan = Plan(
         target=target,
@@ -204,7 +207,7 @@ def drafter(
     )
     try:
         with display("loading the target", bars=False, each=False) as bars:
-            trained = train(plan, device, work, out, log=console.print, progress=bars.show)
+            trained = train(plan, device, work, out, log=say, progress=bars.show)
     except torch.OutOfMemoryError:
         fix = "lower --batch, or give --dtype bfloat16"
         raise UserError(f"{device} has too little memory: {fix}") from None
@@ -215,7 +218,7 @@ def drafter(
     arguments = ["--method", training.recipe, "--target", target, "--drafter", str(out)]
     if prompts != "demo":
         arguments += ["--prompts", prompts]
-    console.print(f"{out}  ·  next: {program()} run {shlex.join(arguments)}")
+    say(f"{out}  ·  next: {program()} run {shlex.join(arguments)}")
 
 
 def tiny(
@@ -245,6 +248,5 @@ def tiny(
     from tools.train_tiny.world import train
 
     choose("cpu", threads)
-    console = Console(stderr=True, highlight=False, markup=False)
-    train(work, out, scale, log=console.print)
-    console.print(f"{out}  ·  next: {program()} run --method cool-sd --target {out}")
+    train(work, out, scale, log=say)
+    say(f"{out}  ·  next: {program()} run --method cool-sd --target {out}")
