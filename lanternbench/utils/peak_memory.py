@@ -9,7 +9,7 @@ buffers, and with what it allocates while it decodes.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -25,21 +25,8 @@ class PoolBytes(NamedTuple):
 Pools = dict[PoolId, PoolBytes]
 
 
-class Allocator(Protocol):
-    """The statistics of torch's allocator for one device, in bytes."""
-
-    def allocated(self) -> int: ...
-
-    def reset_peak(self) -> None: ...
-
-    def peak(self) -> int:
-        """Return the maximum allocated since ``reset_peak``."""
-
-    def private_pools(self) -> Pools: ...
-
-
 class CudaAllocator:
-    """The allocator of a GPU."""
+    """The statistics of torch's allocator for one GPU, in bytes."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -51,6 +38,7 @@ class CudaAllocator:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int:
+        """Return the maximum allocated since ``reset_peak``."""
         return torch.cuda.max_memory_allocated(self.device)
 
     def private_pools(self) -> Pools:
@@ -80,7 +68,7 @@ class Measured:
 class PeakMemory:
     """Measures the decodes of a process that has loaded its models."""
 
-    def __init__(self, allocator: Allocator):
+    def __init__(self, allocator: CudaAllocator):
         self.allocator = allocator
         self.loaded = allocator.allocated()
         self.shared = 0  # caches
