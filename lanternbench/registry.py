@@ -74,10 +74,13 @@ def _load_plugin(point: EntryPoint) -> UserError | None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plug-in that calls sys.exit must not end the command
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        text = f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({cause})"
+        text = f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({_cause(error)})"
         return UserError(f"{text}: fix or uninstall it")
     return None
+
+
+def _cause(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 @cache
@@ -125,9 +128,8 @@ def plugin_errors(*parts: object) -> Iterator[None]:
         foreign = [name for name in modules if name.partition(".")[0] != "lanternbench"]
         if not foreign:
             raise
-        cause = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise UserError(
-            f"the plug-in module '{foreign[0]}' failed ({cause}): fix or uninstall it"
+            f"the plug-in module '{foreign[0]}' failed ({_cause(error)}): fix or uninstall it"
         ) from error
 
 
