@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -65,15 +65,17 @@ class Mark(Protocol):
     def group(self, name: str, kind: type) -> Group: ...
 
 
+@dataclass(frozen=True)
 class Takes:
     """Marks an argument whose fields are options.
 
     ``settings``: the class that a ``Given`` is for.  ``defaults``: whether help shows defaults.
+    ``only``: the fields that are options (default: all).
     """
 
-    def __init__(self, settings: type[Settings] | None = None, defaults: bool = True):
-        self.settings = settings
-        self.defaults = defaults
+    settings: type[Settings] | None = None
+    defaults: bool = True
+    only: Sequence[str] = ()
 
     def group(self, name: str, kind: type) -> Group:
         if is_dataclass(kind):
@@ -81,7 +83,8 @@ class Takes:
             parameters = [keyword(f.name, hints[f.name], f.default) for f in fields(kind)]
             return Group(parameters, lambda values: kind(**values))
         settings: type[Settings] = self.settings or kind
-        shown = {n: f for n, f in settings.model_fields.items() if f.description}
+        known = settings.model_fields
+        shown = {n: known[n] for n in self.only or known if known[n].description}
         parameters = [setting(n, field, self.defaults) for n, field in shown.items()]
 
         def collect(values: Given) -> object:
@@ -91,11 +94,11 @@ class Takes:
         return Group(parameters, collect)
 
 
+@dataclass(frozen=True)
 class From:
     """Marks an argument that is the option of a setting of the same name; None if not given."""
 
-    def __init__(self, settings: type[Settings]):
-        self.settings = settings
+    settings: type[Settings]
 
     def group(self, name: str, kind: type) -> Group:
         field = self.settings.model_fields[name]

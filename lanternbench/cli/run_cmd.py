@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from typer import Argument, Option
 
 from lanternbench.cli import options, output
-from lanternbench.cli.options import From, Given, Takes
+from lanternbench.cli.options import Given, Takes
 from lanternbench.cli.output import (
     display,
     print_cells,
@@ -24,15 +24,10 @@ from lanternbench.cli.output import (
 from lanternbench.errors import UserError
 from lanternbench.notes import Note, by_importance, headlines
 from lanternbench.settings import (
-    Caption,
-    CompileMode,
-    Dtype,
     Execution,
     Measuring,
     ModelSpec,
     Place,
-    PromptSpec,
-    RunSpec,
     Sampling,
     Sweep,
     TimedExecution,
@@ -58,6 +53,13 @@ SHARD = (
 Methods = Annotated[list[str], Option("--method", "-m", metavar="NAME", help=PRESETS)]
 
 ShardOption = Annotated[str | None, Option("--shard", metavar="K/N", help=SHARD)]
+
+# settings of code that is imported, and of the baseline that is measured next to it
+STATED = (
+    *("target", "dtype", "caption", "seed"),
+    *Sampling.model_fields,
+    *("metrics", "baseline", "name"),
+)
 
 
 def run(
@@ -129,14 +131,7 @@ def import_(
         Path, Argument(metavar="FILE|DIR", help=".jsonl, .npz or .safetensors; or images.")
     ],
     label: Annotated[str, Option(help="Name in tables, to which (imported) is added.")],
-    target: Annotated[str, From(ModelSpec)],
-    dtype: Annotated[Dtype | None, From(ModelSpec)],
-    caption: Annotated[Caption, From(PromptSpec)],
-    seed: Annotated[int, From(PromptSpec)],
-    sampling: Annotated[Given, Takes(Sampling)],
-    metrics: Annotated[list[str], From(RunSpec)],
-    baseline: Annotated[bool, From(RunSpec)],
-    name: Annotated[str | None, From(RunSpec)],
+    given: Annotated[Given, Takes(Sweep, only=STATED)],
     place: Annotated[Place, Takes()],
     steps: Annotated[
         int | None, Option(help="Target forward passes per image, if the file has none.")
@@ -162,29 +157,25 @@ def import_(
     from lanternbench.imported import layouts, run
     from lanternbench.metrics import Setup
 
-    if prompts is None and caption != "first":
+    target = Path(given["target"].partition("=")[0])
+    defaults = {
+        "name": f"import-{name_part(target.name)}",
+        "prompts": prompts or "captions",
+        "num_prompts": 1,
+        "methods": ["ar"],
+    }
+    config = configure(defaults | given, "the command line")
+    metrics = config.metrics
+    config = config.model_copy(update={"metrics": []})
+    if prompts is None and config.caption != "first":
         raise UserError(
-            f"--caption {caption} chooses among the captions of --prompts: give these too."
+            f"--caption {config.caption} chooses among the captions of --prompts: give these too."
         )
     stated = checked(layouts.Stated, {"steps": steps, "seconds": seconds})
     entries = [entry.with_defaults(stated) for entry in layouts.read(source)]
-    selected = sources.load(prompts, None, seed, caption) if prompts is not None else None
-    config = configure(
-        {
-            "name": name or f"import-{name_part(Path(target.partition('=')[0]).name)}",
-            "target": target,
-            "dtype": dtype,
-            "prompts": prompts or "captions",
-            "num_prompts": 1,
-            "caption": caption,
-            "seed": seed,
-            "metrics": [],
-            "baseline": baseline,
-            "methods": ["ar"],
-            **sampling,
-        },
-        "the command line",
-    )
+    selected = None
+    if prompts is not None:
+        selected = sources.load(prompts, None, config.seed, config.caption)
     device = place.choose()
     with display("import") as bars:
         folder = run.import_run(
@@ -195,9 +186,7 @@ def import_(
 
 
 def suite(
-    drafter: Annotated[str | None, From(ModelSpec)],
-    dtype: Annotated[Dtype | None, From(ModelSpec)],
-    compile: Annotated[CompileMode | None, From(ModelSpec)],
+    given: Annotated[Given, Takes(ModelSpec, only=("drafter", "dtype", "compile"))],
     execution: Annotated[Execution, Takes()],
     name: Annotated[
         str | None,
@@ -225,12 +214,12 @@ def suite(
     if name is None:
         print_suites(as_json)
         return
-    changes: Given = {"target": name, "drafter": drafter, "dtype": dtype, "compile": compile}
+    given["target"] = name
     if prompts is not None:
-        changes["prompts"] = prompts
+        given["prompts"] = prompts
     if methods:
-        changes["methods"] = specs(methods, {})
-    config = protocol.protocol(name.partition("=")[0]).sweep(changes)
+        given["methods"] = specs(methods, {})
+    config = protocol.protocol(name.partition("=")[0]).sweep(given)
     if dry_run:
         show_plan([config], execution, as_json)
     else:
