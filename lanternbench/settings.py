@@ -97,17 +97,11 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _of_its_kind(cls, value: object, info: ValidationInfo) -> object:
+        """Read a text as the list of its names, and refuse true and false for a number."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
             raise ValueError("must not be true or false")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _comma_separated(cls, value: object, info: ValidationInfo) -> object:
-        """Read a text as the list of its names."""
-        kind = cls.model_fields[str(info.field_name)].annotation
         return listed(value) if isinstance(value, str) and kind == list[str] else value
 
     @field_validator("*", mode="before")

@@ -53,7 +53,6 @@ def methods(
 
     Example: lanternbench methods lantern++
     """
-    presets = components("preset")
     if name is not None and as_json:
         rows = option_rows(named(name), preset(name), target)
         print_json(_method_row(name, preset(name)) | {"about": rows})
@@ -63,10 +62,10 @@ def methods(
         raise UserError(
             "--target is for the page of one method: name it, as in `lanternbench methods eagle-1`"
         )
-    elif as_json:
-        print_json([_method_row(*item) for item in presets.items()])
     else:
-        print_rows([_listed(*item) for item in presets.items()], False, METHOD_COLUMNS)
+        row_of = _method_row if as_json else _listed
+        listed = [row_of(*item) for item in components("preset").items()]
+        print_rows(listed, as_json, METHOD_COLUMNS)
 
 
 def _listed(name: str, preset: Preset) -> dict[str, object]:
@@ -80,9 +79,7 @@ def _listed(name: str, preset: Preset) -> dict[str, object]:
 
 def _method_row(name: str, preset: Preset) -> dict[str, object]:
     method = named(name)
-    return {
-        "method": name,
-        **preset.choices._asdict(),
+    return _listed(name, preset) | {
         "lossless": method.lossless,
         "paper": preset.paper or "–",
         "options": {key: x for key, x in sorted(method.read.items()) if x is not None},

@@ -5,7 +5,7 @@ import hashlib
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
@@ -106,22 +106,26 @@ class ImageFiles:
 
 def images_in(folder: Path | None) -> list[Path]:
     """The image files of a folder, sorted by name; an empty list without a folder."""
-    return _images(folder.iterdir()) if folder and folder.is_dir() else []
+    return _images(folder, "*")
 
 
 def images_below(folder: Path | None) -> list[Path]:
-    """The image files of a folder and of its sub-folders, without hidden ones."""
+    """The image files of a folder and of its sub-folders."""
+    return _images(folder, "**/*")
+
+
+def _images(folder: Path | None, pattern: str) -> list[Path]:
+    """Return the paths with an image's ending, sorted; without hidden files and folders, which some
+    systems write next to images.
+    """
     if folder is None or not folder.is_dir():
         return []
-    paths = _images(folder.rglob("*"))
-    return [p for p in paths if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
-
-
-def _images(paths: Iterable[Path]) -> list[Path]:
-    """Return the paths with the ending of an image, sorted, without the hidden files that some systems
-    write next to images.
-    """
-    return sorted(p for p in paths if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    paths = []
+    for path in folder.glob(pattern):
+        is_hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
+        if path.suffix.lower() in SUFFIXES and not is_hidden:
+            paths.append(path)
+    return sorted(paths)
 
 
 def sha256(lines: list[str]) -> str:
