@@ -196,11 +196,8 @@ class Lines(Generic[Entry]):
     def extend(self, entries: Sequence[Entry]) -> None:
         """Store entries in one write; they are on disk when this returns.
 
-        Raises ValueError for a key that is stored already, UserError if they cannot be written.
+        Raises UserError if they cannot be written.
         """
-        for entry in entries:
-            if self.key_of(entry) in self.keys and not self.lenient:
-                raise ValueError(f"{self.key_of(entry)!r} is stored already")
         self.check()
         text = "".join(f"{entry.model_dump_json()}\n" for entry in entries)
         with writing(self.path, OUT):
