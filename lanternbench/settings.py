@@ -75,12 +75,11 @@ def _margin(name: str, size: object) -> float:
 
 def _margins(value: object) -> dict[str, float]:
     """Return margins by metric; a text has them as ``clip=0.01,image-reward=0.05``."""
-    margins = dict(value) if isinstance(value, Mapping) else value
     if isinstance(value, str):
-        margins = dict(part.partition("=")[::2] for part in value.split(","))
-    if not isinstance(margins, dict):
+        value = dict(part.partition("=")[::2] for part in value.split(","))
+    if not isinstance(value, Mapping):
         raise ValueError("must be margins such as clip=0.01,image-reward=0.05")
-    return {str(name).strip(): _margin(str(name), size) for name, size in margins.items()}
+    return {str(name).strip(): _margin(str(name), size) for name, size in value.items()}
 
 
 Margins = Annotated[dict[str, float], BeforeValidator(_margins)]

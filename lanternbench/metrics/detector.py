@@ -85,9 +85,10 @@ def instances(
 
 def box_of(mask: Tensor) -> list[float]:
     """Return the box around a mask [H, W] that is not empty: x1, y1, x2, y2."""
-    ys = mask.any(1).nonzero().flatten()
-    xs = mask.any(0).nonzero().flatten()
-    return [float(xs[0]), float(ys[0]), float(xs[-1] + 1), float(ys[-1] + 1)]
+    from torchvision.ops import masks_to_boxes
+
+    x1, y1, x2, y2 = masks_to_boxes(mask[None])[0].tolist()  # of the last pixels
+    return [x1, y1, x2 + 1, y2 + 1]
 
 
 def detect(

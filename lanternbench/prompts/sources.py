@@ -100,13 +100,8 @@ def rank(seed: int, *names: str) -> int:
 def with_unique_ids(prompts: Iterable[Prompt]) -> tuple[list[Prompt], int]:
     """Return prompts with distinct ids (a suffix -2, -3, … if needed), and how many got one."""
     # the key of a sample is id|method|seed
-    prompts = list(prompts)
-    for place, prompt in enumerate(prompts):
-        if "|" in prompt.id:
-            prompts[place] = prompt._replace(id=prompt.id.replace("|", "_"))
+    prompts = [prompt._replace(id=prompt.id.replace("|", "_")) for prompt in prompts]
     ids = {prompt.id for prompt in prompts}
-    if len(ids) == len(prompts):
-        return prompts, 0
     repeated = 0
     result: dict[str, Prompt] = {}
     for prompt in prompts:

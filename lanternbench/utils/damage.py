@@ -1,6 +1,7 @@
 """Recognises what replaces a published file: pointers, web pages and truncated downloads."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -36,11 +37,8 @@ def damage(path: Path) -> str | None:
 
 
 def _pointed_size(start: bytes) -> str:
-    for line in start.splitlines():
-        name, _, value = line.partition(b" ")
-        if name == b"size" and value.isdigit():
-            return f" to {_gigabytes(int(value))}"
-    return ""
+    size = re.search(rb"^size (\d+)$", start, re.MULTILINE)
+    return f" to {_gigabytes(int(size[1]))}" if size else ""
 
 
 def _short_safetensors(path: Path, size: int) -> str | None:
