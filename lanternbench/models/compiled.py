@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lanternbench.errors import UserError
 from lanternbench.models.transformer import Depths
-from lanternbench.utils import graph_capture
 from lanternbench.utils.graph_capture import Graphs, Work, cuda_graph
 
 SHAPES = 1000  # compilations of one function before torch gives up; it stops at 8 by default
@@ -144,19 +144,29 @@ def watched() -> bool:
 
 
 def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """Return the graphs of a mode, as ``graph_capture.of_mode``, also of ``inductor``.
+    """Return the graphs of a compile mode; None for eager.
 
-    Without a compiler that works on the device a sentence is printed, and the mode is the device's
-    default.
+    ``mode``: None for graphs on a GPU.  If the compiler of ``inductor`` does not work on the
+    device, a sentence is printed, and the mode is None.  Raises UserError for other modes, and for
+    ``graphs`` without a GPU.
     """
-    if mode != "inductor":
-        return graph_capture.of_mode(mode, device)
-    inductor = Inductor(device)
-    from torch._dynamo.exc import TorchDynamoException
+    if mode == "inductor":
+        inductor = Inductor(device)
+        from torch._dynamo.exc import TorchDynamoException
 
-    try:
-        torch.compile(torch.sin, fullgraph=True)(torch.zeros(16, device=device))
-    except TorchDynamoException as error:
-        inductor.give_up(first_line(error))
-        return graph_capture.of_mode(None, device)
-    return inductor
+        try:
+            torch.compile(torch.sin, fullgraph=True)(torch.zeros(16, device=device))
+        except TorchDynamoException as error:
+            inductor.give_up(first_line(error))
+            mode = None
+        else:
+            return inductor
+    on_gpu = device.startswith("cuda")
+    if mode not in (None, "eager", "graphs"):
+        raise UserError(f"unknown compile mode '{mode}': use eager, graphs or inductor")
+    if mode == "graphs" and not on_gpu:
+        raise UserError(
+            f"--compile graphs needs a CUDA device, but this run is on '{device}': give --compile"
+            " eager"
+        )
+    return Graphs() if on_gpu and mode != "eager" else None

@@ -192,20 +192,3 @@ class Graphs:
             return cuda_graph(work, inputs, pool[0])
 
         return record
-
-
-def of_mode(mode: str | None, device: str) -> Graphs | None:
-    """Return the graphs of a compile mode; None for eager.
-
-    ``mode``: ``graphs``, ``eager``, or None for graphs on a GPU.  Raises UserError for other
-    modes, and for ``graphs`` without a GPU.
-    """
-    on_gpu = device.startswith("cuda")
-    if mode not in (None, "eager", "graphs"):
-        raise UserError(f"unknown compile mode '{mode}': use eager, graphs or inductor")
-    if mode == "graphs" and not on_gpu:
-        raise UserError(
-            f"--compile graphs needs a CUDA device, but this run is on '{device}': give --compile"
-            " eager"
-        )
-    return Graphs() if on_gpu and mode != "eager" else None

@@ -22,7 +22,8 @@ from lanternbench.methods.method import method
 from lanternbench.prompts import load
 from lanternbench.registry import components
 from lanternbench.settings import Sampling
-from lanternbench.utils.graph_capture import Graphs, of_mode
+from lanternbench.models.compiled import of_mode
+from lanternbench.utils.graph_capture import Graphs
 
 # in test_dflash and test_diagonals
 UNBUNDLED = ("dflash", "flashar")
