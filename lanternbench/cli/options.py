@@ -123,15 +123,12 @@ class TakesMethodOptions:
             names = [name for name in components(part) if not name.endswith("-reference")]
             text = f"{what}: {', '.join(names)}."
             parameters.append(parameter(PREFIX + part, [f"--{part}"], [], text, panel=PANEL))
-        texts: set[str] = set()
         for name, owned in owners_of_options().items():
             same = list(owned.values())
             flags = [f"--{same[0].alias or name}"]
             text = help_text(name, owned)
             parameters.append(parameter(PREFIX + name, flags, same, text, panel=PANEL))
-            if plain(same) == Plain(str, []):
-                texts.add(name)
-        return Group(parameters, lambda values: method_options(values, texts))
+        return Group(parameters, method_options)
 
 
 MethodOptions = Annotated[Given, TakesMethodOptions()]
@@ -248,15 +245,10 @@ def keyword(name: str, annotation: object, default: object = None) -> inspect.Pa
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
-class Plain(NamedTuple):
-    """The type that the command line reads, and the values that an option may have, if few."""
-
-    kind: type
-    choices: list[str]
-
-
-def plain(same: list[FieldInfo]) -> Plain:
-    """Return how the command line reads fields of one name."""
+def plain(same: list[FieldInfo]) -> tuple[type, list[str]]:
+    """Return the type as which the command line reads fields of one name, and the values that they
+    may have, if few.
+    """
     choices: dict[str, None] = {}
     for field in same:
         match types_of(field):
@@ -266,8 +258,8 @@ def plain(same: list[FieldInfo]) -> Plain:
     if list[float] not in types:
         for kind in (bool, int, float):
             if kind in types:
-                return Plain(kind, list(choices))
-    return Plain(str, list(choices))
+                return kind, list(choices)
+    return str, list(choices)
 
 
 def types_of(field: FieldInfo) -> list[object]:
@@ -305,14 +297,14 @@ def enumerated(names: list[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def method_options(values: Given, texts: set[str]) -> Given:
-    """Return the options of a method, those in ``texts`` read as YAML."""
+def method_options(values: Given) -> Given:
+    """Return the options of a method, texts read as YAML."""
     options = pairs(values.pop("option") or [])
     for key, value in values.items():
         name = key.removeprefix(PREFIX)
         if value is not None:
             flag = f"--{name.replace('_', '-')}"
-            options[name] = parsed(flag, str(value)) if name in texts else value
+            options[name] = parsed(flag, value) if isinstance(value, str) else value
     return options
 
 
