@@ -49,15 +49,10 @@ class Flags(NamedTuple):
     names: tuple[str, ...]
 
 
-class Recorded(NamedTuple):
-    """Marks a setting that run.json has only sometimes; it always has all others."""
-
-    when: Literal["never", "unless default", "as given"]
-
-
-NEVER = Recorded("never")
-UNLESS_DEFAULT = Recorded("unless default")
-AS_GIVEN = Recorded("as given")  # None if it was not set
+# marks of settings that run.json has only sometimes; it always has all others
+NEVER = "never recorded"
+UNLESS_DEFAULT = "recorded unless default"
+AS_GIVEN = "recorded as given"  # None if it was not set
 COUNT = Flags(("--num-prompts", "-n"))
 RESULTS = "Folder that contains the run folders."
 

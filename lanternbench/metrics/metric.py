@@ -106,12 +106,10 @@ class Metric:
         mark = RANDOM if random else ""
         first = Column(cls.key or name, cls.title or name, cls.higher_is_better, cls.form)
         columns = []
-        for key, title, higher_is_better, form, *_ in (first, *cls.more):
-            column = Column(
-                key + mark,
-                title + mark,
-                higher_is_better,
-                form,
+        for own in (first, *cls.more):
+            column = own._replace(
+                key=own.key + mark,
+                title=own.title + mark,
                 metric=name,
                 embedded=cls.embedded,
                 random=random,

@@ -99,10 +99,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _SHORTAGE.search(str(error)) is not None
 
 
-def shortage(error: BaseException, where: str = "memory ran out") -> str:
+def shortage(error: BaseException) -> str:
     """Return the message of an exception of ``is_out_of_memory``, as a clause."""
     asked = _ASKED_FOR.search(str(error))
-    return f"{where} (it tried to allocate {asked[1]})" if asked else where
+    if asked is None:
+        return "memory ran out"
+    return f"memory ran out (it tried to allocate {asked[1]})"
 
 
 @contextmanager
