@@ -6,7 +6,6 @@ could run code from it.
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,23 +103,21 @@ def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> d
     ``script``: it is a TorchScript archive, which holds code.
     """
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    broken = (OSError, RuntimeError, EOFError, ValueError, AttributeError, KeyError)
+    from lanternbench.models.state_files import read_state
+
+    is_pickled = path.suffix != ".safetensors"
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        found = digest(path) if sha256 else ""
+        found = digest(path) if sha256 and is_pickled else sha256
         if not found.startswith(sha256):
             raise ValueError(f"its SHA-256 is {found[:8]}…, the published one's {sha256[:8]}…")
-        if script:
+        if script and is_pickled:
             return torch.jit.load(str(path), map_location="cpu").state_dict()
-        # refuses a pickle that runs code
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state)
-        return {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
-    except (*broken, pickle.UnpicklingError, SafetensorError) as error:
+        return read_state(path)  # refuses a pickle that runs code
+    except UserError as error:
+        reason = str(error).rpartition(": ")[0].replace(str(path), "it")
+        raise wrong_file(path, title, ValueError(reason)) from None
+    except (OSError, RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         raise wrong_file(path, title, error) from None
