@@ -74,8 +74,10 @@ def _load_plugin(point: EntryPoint) -> UserError | None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plug-in that calls sys.exit must not end the command
-        text = f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({_cause(error)})"
-        return UserError(f"{text}: fix or uninstall it")
+        return UserError(
+            f"the plug-in '{point.name}' ({point.value}) cannot be loaded ({_cause(error)}): "
+            "fix or uninstall it"
+        )
     return None
 
 

@@ -223,8 +223,7 @@ def score(
             elif captions is None:
                 summary = scoring.score_run(place, names, setup, again=again, progress=bars.show)
             else:
-                text = f"{place} is a run and knows its captions"
-                raise UserError(f"{text}: leave --captions out.")
+                raise UserError(f"{place} is a run and knows its captions: leave --captions out.")
             check_scored(place, summary, names, setup)
             scored.append((place, summary))
     if as_json:
@@ -295,8 +294,9 @@ def export_images(layout: str, folder: Path, places: Sequence[Path]) -> None:
                 of_label = images.setdefault(sample.label, {})
                 of_label.setdefault(sample.prompt, []).append(place / sample.image)
     if not images:
-        text = f"{', '.join(map(str, places))} has no images to export"
-        raise UserError(f"{text}: name runs that drew some.")
+        raise UserError(
+            f"{', '.join(map(str, places))} has no images to export: name runs that drew some."
+        )
     for label, name in folder_names(images).items():
         print(f"{one_line(label)}: {export(layout, images[label], folder / name)}")
 

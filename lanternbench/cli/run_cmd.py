@@ -255,8 +255,10 @@ def submit(
     folder = store.find(results, [run])[0]
     record = protocol.submission(folder)
     if reasons := protocol.judged(record)[1]:
-        text = f"{folder.name} cannot be submitted: {'; '.join(reasons)}"
-        raise UserError(f"{text}. Run `lanternbench suite NAME --fresh`.")
+        raise UserError(
+            f"{folder.name} cannot be submitted: {'; '.join(reasons)}. "
+            "Run `lanternbench suite NAME --fresh`."
+        )
     path = out or Path(f"{folder.name}.json")
     protocol.write(record, path)
     print(path)
@@ -289,8 +291,10 @@ def leaderboard(
             print(folder / name)
     if refused:
         reasons = "; ".join(f"{name}: {', '.join(why)}" for name, why in refused.items())
-        count = f"{len(refused)} of {len(refused) + len(entries)} submissions"
-        raise UserError(f"{count} are refused ({reasons}): remove them.")
+        raise UserError(
+            f"{len(refused)} of {len(refused) + len(entries)} submissions "
+            f"are refused ({reasons}): remove them."
+        )
 
 
 def check_page(folder: Path, name: str, page: str) -> None:

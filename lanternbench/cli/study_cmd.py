@@ -310,8 +310,9 @@ def predict(
 
     sizes = options.whole_numbers("--batch", elsewhere.batch, MAX_BATCH)
     if out is not None and (out / "run.json").exists():
-        text = f"{out} is a run folder, which holds measurements"
-        raise UserError(f"{text}: choose another folder with --out")
+        raise UserError(
+            f"{out} is a run folder, which holds measurements: choose another folder with --out"
+        )
     replay = Replay(run, results, elsewhere, published)
     replay.add_machines(threads)
     rows = replay.predictions(sizes)

@@ -231,8 +231,10 @@ def no_model(model: str, tag: str) -> UserError:
 
     tags = open_clip.list_pretrained_tags_by_model(model)[:4]
     example = f"{model}/ with one of {', '.join(tags)}" if tags else "ViT-L-14/openai"
-    text = f"open_clip has no weights {tag or '(none named)'} of a model {model}"
-    return UserError(f"{text}: write clip:MODEL/TAG, for example clip:{example}.")
+    return UserError(
+        f"open_clip has no weights {tag or '(none named)'} of a model {model}: "
+        f"write clip:MODEL/TAG, for example clip:{example}."
+    )
 
 
 def letterbox(image: Image.Image, size: int = 224) -> Tensor:

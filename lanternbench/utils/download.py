@@ -224,8 +224,10 @@ def checked(path: Path, published: str = "", *, again: bool = False) -> None:
     wanted = published or (known.sha256 if known else "")
     if not sha256.startswith(wanted):
         origin = "the published file" if published else "the file that was downloaded"
-        differs = f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…)"
-        raise UserError(f"{differs}: delete it, and `fetch` gets it again")
+        raise UserError(
+            f"{path} is not {origin} (SHA-256 {sha256[:12]}…, not {wanted[:12]}…): "
+            "delete it, and `fetch` gets it again"
+        )
     if os.access(path.parent, os.W_OK):  # a shared cache may be read-only
         remember(path, sha256)
 

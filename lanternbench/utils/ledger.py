@@ -145,12 +145,14 @@ class Lines(Generic[Entry]):
             lock(fd)
         except BlockingIOError:
             os.close(fd)
-            text = f"{self.path} is in use by another process"
-            raise UserError(f"{text}: wait for it to end.") from None
+            raise UserError(
+                f"{self.path} is in use by another process: wait for it to end."
+            ) from None
         except OSError as error:  # two processes could write it at once
             os.close(fd)
-            text = f"cannot lock {self.path} ({error.strerror})"
-            raise UserError(f"{text}: choose a local folder.") from None
+            raise UserError(
+                f"cannot lock {self.path} ({error.strerror}): choose a local folder."
+            ) from None
         return fd
 
     def _load(self) -> None:
