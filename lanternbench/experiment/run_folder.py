@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import heapq
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
