@@ -43,6 +43,7 @@ class Weights:
     elsewhere: tuple[str, ...] = ()
     hub: tuple[str, str] | None = None  # repository and file on the Hugging Face hub
     gigabytes: float = 0.0  # about; 0: unknown, or next to nothing
+    is_data: bool = False  # which random networks need too
 
     @property
     def folder(self) -> Path:

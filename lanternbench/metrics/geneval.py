@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 _official = GenEvalPrompts.official
 METADATA = files.Weights(
-    "geneval-prompts", "GenEval's prompts", f"prompts/{_official.file}", _official.url
+    "geneval-prompts",
+    "GenEval's prompts",
+    f"prompts/{_official.file}",
+    _official.url,
+    is_data=True,
 )
 DETECTOR, CLIP = files.published("mask2former", "clip-l14")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
@@ -87,20 +92,13 @@ class GenEval(ImageMetric):
     def __init__(self, name: str, setup: Setup):
         super().__init__(name, setup)
         self.unknown_captions: dict[str, None] = {}
-        file = name.partition(":")[2]
-        self.metadata = Path(file).expanduser() if file else METADATA.find()
-        if file and not Path(file).expanduser().is_file():
-            raise UserError(f"there is no file {file}: give GenEval's metadata, geneval:FILE.")
-
-    def found(self) -> list[Path | None]:
-        return [DETECTOR.find(), CLIP.find(), self.metadata]
-
-    def available(self) -> Note | None:
-        wanted = [] if self.setup.random else [DETECTOR, CLIP]
-        if self.metadata is None:  # needed also if networks are random
-            wanted.append(METADATA)
-        reason = files.missing(*wanted)
-        return self.note("missing", reason) if reason else None
+        self.metadata = METADATA
+        if file := name.partition(":")[2]:
+            path = Path(file).expanduser().absolute()
+            if not path.is_file():
+                raise UserError(f"there is no file {file}: give GenEval's metadata, geneval:FILE.")
+            self.metadata = replace(METADATA, file=str(path))
+            self.weights = (DETECTOR, CLIP, self.metadata)  # type: ignore[misc]
 
     def load(self) -> ScoreFunction:
         """1 for a correct image, 0 for another; not a number if the caption is none of GenEval's
@@ -110,9 +108,8 @@ class GenEval(ImageMetric):
 
         from lanternbench.metrics.detector import class_names, detect, detector
 
-        if self.metadata is None:
-            raise UserError(str(files.missing(METADATA)))
-        lines = {line.prompt: line for line in geneval_metadata(self.metadata)}
+        metadata = geneval_metadata(self.setup.path(self.metadata))
+        lines = {line.prompt: line for line in metadata}
         names = class_names()
         model = detector(self.setup.find(DETECTOR), DETECTOR.title, self.setup.device)
         colours = colour_names(clip_encoder(self.setup, CLIP, "ViT-L-14-quickgelu"))

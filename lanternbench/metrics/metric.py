@@ -58,9 +58,11 @@ class Setup(NamedTuple):
     in_pairs: bool = False  # whether each image comes with the baseline's
 
     def find(self, weights: Weights) -> Path | None:
-        """Return the file to read; None for random weights.  Raises UserError for a missing file."""
-        if self.random:
-            return None
+        """Return the file to read, as ``path``; None for random weights."""
+        return None if self.random else self.path(weights)
+
+    def path(self, weights: Weights) -> Path:
+        """Return the file.  Raises UserError if it is missing."""
         if path := weights.find():
             return path
         raise UserError(f"{weights.title} cannot score: {missing(weights)}.")
@@ -123,15 +125,14 @@ class Metric:
         """A digest of the files that values depend on; "" for random weights, without files, or
         if one is missing.
         """
-        return "" if self.setup.random else files.content(self.found())
-
-    def found(self) -> list[Path | None]:
-        """Return the files that values depend on, as they were found."""
-        return [weights.find() for weights in self.weights]
+        if self.setup.random:
+            return ""
+        return files.content([weights.find() for weights in self.weights])
 
     def available(self) -> Note | None:
         """None, or a note on what is missing, with the command that fetches it."""
-        reason = None if self.setup.random else missing(*self.weights)
+        trained = not self.setup.random
+        reason = missing(*(weights for weights in self.weights if trained or weights.is_data))
         if reason is None and self.compares:
             reason = self.lacks_real_images()
         return self.note("missing", reason) if reason else None
