@@ -211,9 +211,6 @@ class FidInf(Fid):
     def fewest(self) -> int:  # type: ignore[override]
         return set_distances.least_images(len(self.real.mean))
 
-    def few_images(self, count: int) -> str:
-        return ""
-
     def values(self, generated: Tensor) -> tuple[float, ...]:
         return (set_distances.fid_infinity(generated, self.real),)
 
@@ -224,7 +221,6 @@ class FidInfTiny(FidInf, FidTiny):
 
     title = "FID∞-tiny"
     stand_in = ""
-    extra = True
 
 
 @register("metric", "inception-score")
