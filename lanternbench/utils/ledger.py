@@ -186,10 +186,10 @@ class Lines(Generic[Entry]):
         with suppress(OSError):
             if os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
                 return
-        text = (
-            f"{self.path} was deleted or replaced while it was written, and what it held is lost"
+        raise UserError(
+            f"{self.path} was deleted or replaced while it was written, and what it held is lost:"
+            " start the same command again."
         )
-        raise UserError(f"{text}: start the same command again.")
 
     def append(self, entry: Entry) -> None:
         """Store an entry; see ``extend``."""
