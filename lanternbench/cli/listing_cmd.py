@@ -105,10 +105,16 @@ def option_rows(method: Method, preset: Preset, target: str | None = None) -> li
             if published and published.equals(default):
                 default = published.default.strip("`")
                 source = published.source.replace("`", "")
-        row = {"option": f"--{key.replace('_', '-')}", "symbol": symbol(fields, name)}
-        row |= {"default": default, "source": source}
-        row |= {"bounds": _bounds(field), "meaning": field.description or ""}
-        rows.append(row)
+        rows.append(
+            {
+                "option": f"--{key.replace('_', '-')}",
+                "symbol": symbol(fields, name),
+                "default": default,
+                "source": source,
+                "bounds": _bounds(field),
+                "meaning": field.description or "",
+            }
+        )
     return rows
 
 
