@@ -8,7 +8,7 @@ versions of libraries.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -134,33 +134,34 @@ def load(
     """
     if count is not None and count < 1:
         raise UserError(f"cannot select {count} prompts: give --num-prompts of 1 or more.")
-    whole = _read(spec.strip(), seed, caption)
-    entries = len(whole.prompts)
-    prompts, repeated_ids = with_unique_ids(p for p in whole.prompts if p.text)
+    source, path, name, title = _source_of(spec.strip())
+    with plugin_errors(source):
+        entries = list(source.read(path, seed, caption))
+    prompts, repeated_ids = with_unique_ids(entry for entry in entries if entry.text)
     if not prompts:
         raise UserError(
-            f"{whole.title} has no prompts: give a file with a caption a line or in a column "
+            f"{title} has no prompts: give a file with a caption a line or in a column "
             "called prompt."
         )
-    notes = list(whole.notes)
-    if blank := entries - len(prompts):
-        notes.append(f"{blank:,} of {entries:,} entries have no caption and are left out.")
+    notes = _deviation(path, source.official)
+    if blank := len(entries) - len(prompts):
+        notes.append(f"{blank:,} of {len(entries):,} entries have no caption and are left out.")
     if repeated_ids:
         notes.append(f"{repeated_ids:,} prompts with a repeated id got a suffix (-2, -3, …).")
     if count is not None and count > len(prompts):
         asked = one_line(str(count), 20)
         raise UserError(
-            f"{whole.title} has {len(prompts)} prompts but {asked} were asked for: lower "
+            f"{title} has {len(prompts)} prompts but {asked} were asked for: lower "
             "--num-prompts."
         )
-    chosen = _selected(prompts, count, None if whole.in_order else seed)
+    chosen = _selected(prompts, count, None if source.in_order else seed)
     texts = len({prompt.text for prompt in chosen})
     if texts < len(chosen):
         notes.append(
             f"the {len(chosen):,} prompts have {texts:,} different captions; intervals count those "
             "of one caption as one."
         )
-    return PromptSet(tuple(chosen), whole.title, whole.name, seed, tuple(notes))
+    return PromptSet(tuple(chosen), title, name, seed, tuple(notes))
 
 
 def selection(asked: PromptSpec) -> PromptSet:
@@ -179,33 +180,22 @@ def _selected(prompts: list[Prompt], count: int | None, seed: int | None) -> lis
     return [prompts[i] for i in sorted(best)]
 
 
-class _Whole(NamedTuple):
-    """All entries of a source, those without a caption included."""
-
-    prompts: list[Prompt]
-    title: str
-    name: str
-    in_order: bool = False
-    notes: Sequence[str] = ()
-
-
-def _read(spec: str, seed: int, caption: Caption) -> _Whole:
+def _source_of(spec: str) -> tuple["PromptSource", Path | None, str, str]:
+    """Return a source, its file, and its name without and with that of the file."""
     name, colon, place = spec.partition(":")
     known = components("prompts")
     if name in known:
         source = known[name]()
         path = source.locate(name, place if colon else None)
-        with plugin_errors(source):
-            prompts = list(source.read(path, seed, caption))
         title = f"{name}:{path.name}" if path else name  # no folder: it may name a person
-        return _Whole(prompts, title, name, source.in_order, _deviation(path, source.official))
+        return source, path, name, title
     path = Path(spec).expanduser()
     if path.suffix.lower() not in formats.READERS:
         raise UserError(
             f"there are no prompts {spec!r}: use {', '.join(known)}, or the path of a "
             f"{', '.join(formats.READERS)} file."
         )
-    return _Whole(list(_of_file(path, seed, caption)), path.name, path.name)
+    return UserFile(), path, path.name, path.name
 
 
 def _deviation(path: Path | None, official: Official | None) -> list[str]:
@@ -213,16 +203,6 @@ def _deviation(path: Path | None, official: Official | None) -> list[str]:
     if path and official and official.sha256 and digest(path) != official.sha256:
         return [f"{path.name} is not the official {official.file}: say so with the results."]
     return []
-
-
-def _of_file(path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
-    text = read_text(path)
-    suffix = path.suffix.lower()
-    if suffix == ".json" and '"annotations"' in text:
-        value = formats.parsed(text, path)
-        if isinstance(value, dict) and "annotations" in value:
-            return _coco_prompts(value, path, seed, caption)
-    return prompts_of(formats.READERS[suffix](text, path), path)
 
 
 def prompts_of(rows: Rows, path: Path) -> Iterator[Prompt]:
@@ -298,6 +278,19 @@ class PromptSource:
                 f"{file} is not in {place or 'the empty path'}: give the file, {example}."
             )
         return folder
+
+
+class UserFile(PromptSource):
+    """A file of the user, which is read by its suffix."""
+
+    def read(self, path: Path, seed: int, caption: Caption) -> Iterator[Prompt]:
+        text = read_text(path)
+        suffix = path.suffix.lower()
+        if suffix == ".json" and '"annotations"' in text:
+            value = formats.parsed(text, path)
+            if isinstance(value, dict) and "annotations" in value:
+                return _coco_prompts(value, path, seed, caption)
+        return prompts_of(formats.READERS[suffix](text, path), path)
 
 
 def _coco(year: int, sha256: str = "") -> Official:
