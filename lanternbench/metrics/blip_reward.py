@@ -115,13 +115,11 @@ def vocabulary_tokens(path: Path | None) -> list[str]:
     if path is None:
         chars = [chr(n) for n in range(33, 33 + (count - len(MARKS)) // 2)]
         return [*MARKS, *chars, *(f"##{c}" for c in chars)]
-    try:
+    with files.reading(path, "BERT vocabulary"):
         # a token may be another line separator
         tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
         if len(tokens) != count or not set(MARKS) <= set(tokens):
             raise ValueError(f"it has {len(tokens)} lines, not {count} with BERT's marks")
-    except (OSError, ValueError) as error:
-        raise files.wrong_file(path, "BERT vocabulary", error) from None
     return tokens
 
 

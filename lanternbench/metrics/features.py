@@ -186,7 +186,5 @@ def inception(
     (weights,) = files.published("inception")
     # torchmetrics would run code in it
     files.tensors(path, weights.title, weights.sha256)
-    try:
+    with files.reading(path, weights.title):
         return NoTrainInceptionV3(*what, str(path), antialias=antialias)
-    except (RuntimeError, KeyError) as error:
-        raise files.wrong_file(path, weights.title, error) from None

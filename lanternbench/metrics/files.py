@@ -97,6 +97,23 @@ def missing(*wanted: Weights) -> str | None:
     )
 
 
+@contextmanager
+def reading(path: Path, title: str) -> Iterator[None]:
+    """Turn errors of code that reads a file into a UserError: it is not the file of this title."""
+    try:
+        yield
+    except (OSError, RuntimeError, LookupError, ValueError, UserError) as error:
+        if is_out_of_memory(error):
+            raise
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, UserError):  # without what to do, which is said below
+            cause = cause.rpartition(": ")[0].replace(str(path), "it")
+        name = title.partition(" (")[0]
+        raise UserError(
+            f"{path} is not the {name} file ({cause[:200]}); download it again."
+        ) from None
+
+
 def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> dict[str, Tensor]:
     """The state dict of a .safetensors or PyTorch file.  Raises UserError for a wrong, damaged or
     code-running one, and for a PyTorch file whose published ``sha256``, or its start, is another.
@@ -108,28 +125,13 @@ def tensors(path: Path, title: str, sha256: str = "", script: bool = False) -> d
     from lanternbench.models.state_files import read_state
 
     is_pickled = path.suffix != ".safetensors"
-    try:
+    with reading(path, title):
         found = digest(path) if sha256 and is_pickled else sha256
         if not found.startswith(sha256):
             raise ValueError(f"its SHA-256 is {found[:8]}…, the published one's {sha256[:8]}…")
         if script and is_pickled:
             return torch.jit.load(str(path), map_location="cpu").state_dict()
         return read_state(path)  # refuses a pickle that runs code
-    except UserError as error:
-        reason = str(error).rpartition(": ")[0].replace(str(path), "it")
-        raise wrong_file(path, title, ValueError(reason)) from None
-    except (OSError, RuntimeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise wrong_file(path, title, error) from None
-
-
-def wrong_file(path: Path, title: str, error: Exception) -> UserError:
-    """Return the error for a file that cannot be used."""
-    cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return UserError(
-        f"{path} is not the {title.partition(' (')[0]} file ({cause[:200]}); download it again."
-    )
 
 
 def stamp(path: Path) -> str:
@@ -171,10 +173,8 @@ def filled(
     """
     if path is not None:
         state = read(path, title)
-        try:
+        with reading(path, title):
             model.load_state_dict({name: state[name].float() for name in model.state_dict()})
-        except (RuntimeError, KeyError) as error:
-            raise wrong_file(path, title, error) from None
     return model.eval().requires_grad_(False).to(device)
 
 
@@ -193,19 +193,15 @@ def pretrained(
         with seeded():
             return filled(kind(config), None, title, device)
     state = tensors(path, title)
-    try:  # names of older versions of transformers are translated
-        with quiet_transformers():
-            loaded: tuple[Pretrained, dict[str, Iterable[object]]] = kind.from_pretrained(  # type: ignore[assignment]
-                None, config=config, state_dict=state, output_loading_info=True
-            )
-    except (RuntimeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise wrong_file(path, title, error) from None
-    model, about = loaded
-    for key in map(str, [*about["missing_keys"], *about["mismatched_keys"]]):
-        if not any(part in key for part in unused):
-            raise wrong_file(path, title, ValueError(f"{key} is missing or has another shape"))
+    # names of older versions of transformers are translated
+    with reading(path, title), quiet_transformers():
+        loaded: tuple[Pretrained, dict[str, Iterable[object]]] = kind.from_pretrained(  # type: ignore[assignment]
+            None, config=config, state_dict=state, output_loading_info=True
+        )
+        model, about = loaded
+        for key in map(str, [*about["missing_keys"], *about["mismatched_keys"]]):
+            if not any(part in key for part in unused):
+                raise ValueError(f"{key} is missing or has another shape")
     return filled(model, None, title, device)
 
 
