@@ -151,8 +151,7 @@ def load(
     if count is not None and count > len(prompts):
         asked = one_line(str(count), 20)
         raise UserError(
-            f"{title} has {len(prompts)} prompts but {asked} were asked for: lower "
-            "--num-prompts."
+            f"{title} has {len(prompts)} prompts but {asked} were asked for: lower --num-prompts."
         )
     chosen = _selected(prompts, count, None if source.in_order else seed)
     texts = len({prompt.text for prompt in chosen})

@@ -19,10 +19,10 @@ from lanternbench.engine import opening, recording
 from lanternbench.errors import UserError
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
+from lanternbench.models.compiled import of_mode
 from lanternbench.prompts import load
 from lanternbench.registry import components
 from lanternbench.settings import Sampling
-from lanternbench.models.compiled import of_mode
 from lanternbench.utils.graph_capture import Graphs
 
 # in test_dflash and test_diagonals
