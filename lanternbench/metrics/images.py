@@ -164,8 +164,8 @@ def export_geneval(
         place = folder / f"{number:05d}"
         for sample, path in enumerate(images.get(line.prompt, ())):
             _save(read_image(path), place / "samples" / f"{sample:04d}.png")
-            metadata = line.model_dump_json(by_alias=True, exclude_unset=True)
-            write_file(place / "metadata.jsonl", metadata, OUT)
+            text = line.model_dump_json(by_alias=True, exclude_unset=True)
+            write_file(place / "metadata.jsonl", text, OUT)
             count += 1
     if not count:
         raise UserError(

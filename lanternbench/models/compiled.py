@@ -169,4 +169,6 @@ def of_mode(mode: str | None, device: str) -> Graphs | None:
             f"--compile graphs needs a CUDA device, but this run is on '{device}': give --compile"
             " eager"
         )
-    return Graphs() if on_gpu and mode != "eager" else None
+    if not on_gpu or mode == "eager":
+        return None
+    return Graphs()
