@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
@@ -132,6 +132,10 @@ def load(
     captions of a COCO image. Raises UserError for an unknown source, a file that is missing,
     empty or malformed, and a count that the source cannot give.
     """
+    if caption not in get_args(Caption):
+        raise UserError(
+            f"there is no caption choice {caption!r}: use {', '.join(get_args(Caption))}."
+        )
     if count is not None and count < 1:
         raise UserError(f"cannot select {count} prompts: give --num-prompts of 1 or more.")
     source, path, name, title = _source_of(spec.strip())
