@@ -321,7 +321,9 @@ class DecoderCache:
             rope = self.per_row(rope)
         mask = at.mask
         if mask is not None:
-            mask = self.per_row(mask.to(self.dtype))
+            if mask.dtype != self.dtype:
+                mask = mask.to(self.dtype)
+            mask = self.per_row(mask)
         if self.pads is not None:
             pads = self.pads[..., : at.span]
             if mask is None:

@@ -56,9 +56,10 @@ class FixedTree(TreeGrower[None]):
             else:  # by logits: far below the first their softmax is 0
                 if state.warp.shares_noise:
                     logits = state.drawn_after(state.warp(logits), depth)
-                children = likeliest(logits, level.shape[-1]).ids
-            if self.draws[depth] == len(level.rows):
-                tokens.append(children.flatten(1))
+                children = likeliest(logits, level.shape[-1]).ids.contiguous()
+            drawn = self.draws[depth]
+            if drawn == len(level.rows):
+                tokens.append(children.view(-1, drawn))
             else:
                 tokens.append(children[:, level.rows, level.ranks])
         p_all = torch.cat(distributions, 1) if sampled else None
