@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.return_types import topk
 
 from lanternbench.settings import Sampling
 
@@ -86,15 +87,9 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
     return torch.from_numpy(values[..., place : place + 1])
 
 
-class Likeliest(NamedTuple):
-    """The k largest of some values, the largest first."""
-
-    values: Tensor  # [..., k]
-    ids: Tensor  # [..., k]
-
-
-def likeliest(x: Tensor, k: int) -> Likeliest:
-    """Return the k largest of x [..., V], k ≤ V; of equal ones the lower id comes first.
+def likeliest(x: Tensor, k: int) -> topk:
+    """Return the k largest of x [..., V], k ≤ V, and their ids; of equal ones the lower id comes
+    first.
 
     ``topk`` orders equal values as it likes.  A CPU can see whether there are any and sorts only
     then.  A GPU always sorts, because the host cannot look without waiting for it: one operator
@@ -104,23 +99,15 @@ def likeliest(x: Tensor, k: int) -> Likeliest:
     """
     if k == 1:
         first = x.argmax(-1, keepdim=True)
-        return Likeliest(x.gather(-1, first), first)
-    if on_host(x):
+        return topk((x.gather(-1, first), first))
+    if on_host(x) and x.dtype != torch.bfloat16:  # which numpy lacks
         one_more = min(k + 1, x.shape[-1])  # shows a tie of the last
-        values, ids = x.topk(one_more)
-        if not has_ties(values):
-            return Likeliest(values[..., :k], ids[..., :k])
-    values, ids = x.sort(dim=-1, descending=True, stable=True)
-    return Likeliest(values[..., :k], ids[..., :k])
-
-
-def has_ties(ordered: Tensor) -> bool:
-    """Return whether neighbours in ``ordered`` [..., n], on the host, are equal."""
-    if ordered.dtype == torch.bfloat16:  # which numpy lacks
-        ordered = ordered.float()
-    values = ordered.numpy(force=ordered.requires_grad)
-    equal = values[..., 1:] == values[..., :-1]
-    return bool(equal.any())
+        found = x.topk(one_more)
+        values = found.values.numpy(force=x.requires_grad)
+        if True not in (values[..., 1:] == values[..., :-1]):
+            return topk((found.values[..., :k], found.indices[..., :k]))
+    ordered = x.sort(dim=-1, descending=True, stable=True)
+    return topk((ordered.values[..., :k], ordered.indices[..., :k]))
 
 
 def at(q: Tensor, x: Tensor) -> Tensor:

@@ -249,7 +249,7 @@ def drafter_figures(trace: Trace) -> dict[str, Tensor]:
     drafted = trace.children[..., 0] >= 0
     with_p = drafted & (trace.p.sum(-1) > 0)
     if bool(with_p.any()):
-        first = likeliest(trace.p, min(3, trace.p.shape[-1])).ids
+        first = likeliest(trace.p, min(3, trace.p.shape[-1])).indices
         has_three = drafted
     else:
         first = trace.children[..., :3]

@@ -89,7 +89,7 @@ class ScoredTree(DynamicTree):
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, state.target.vocab))
         pool = candidates(state, expand, bounds)
         size = min(bounds.total - 1, pool.scores.shape[1])
-        kept = likeliest(pool.scores, size).ids.sort(-1).values
+        kept = likeliest(pool.scores, size).indices.sort(-1).values
         self.scores[:] = pool.scores.gather(1, kept)
         return keep_best(pool, state.now.root, bounds)
 
@@ -197,7 +197,7 @@ class ChainJudge(Judge):
         if self.sampled:
             children = draw_distinct(p, self.uniforms(len(p), ranks))
         else:
-            children = likeliest(p, ranks).ids
+            children = likeliest(p, ranks).indices
         any_root = children[:, :1]
         tokens = torch.cat([any_root, children], 1).unflatten(0, (levels, JUDGEMENTS))
         p = p.unflatten(0, (levels, JUDGEMENTS))
@@ -282,7 +282,7 @@ def record_growth(
         shares = accepted.scatter_(1, path, 1.0).mean(0)[1:]
         depth = nodes.depth[0, 1:]
         scores = torch.where(depth > 0, tree.scores[0], -torch.inf)
-        order = likeliest(scores, len(scores)).ids
+        order = likeliest(scores, len(scores)).indices
         seen.append(shares[order].double().cpu().numpy())
         level.append(depth[order].double().cpu().numpy())
     return {"seen": np.stack(seen), "level": np.stack(level)}

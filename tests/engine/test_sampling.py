@@ -34,12 +34,12 @@ def in_bfloat16(seed: int) -> torch.Tensor:
 
 
 def test_the_likeliest_of_equal_logits_are_those_of_lower_ids(device):
-    assert likeliest(torch.zeros(5), 2).ids.tolist() == [0, 1]
+    assert likeliest(torch.zeros(5), 2).indices.tolist() == [0, 1]
     assert likeliest(
         torch.tensor([[0.0, 1.0, 1.0, 1.0], [3.0, 2.0, 2.0, 3.0]]), 2
-    ).ids.tolist() == [[1, 2], [0, 3]]
-    assert likeliest(torch.tensor([2.0, 5.0, 5.0]), 1).ids.tolist() == [1]
-    assert likeliest(torch.tensor([2.0, 5.0, 5.0]), 3).ids.tolist() == [1, 2, 0]
+    ).indices.tolist() == [[1, 2], [0, 3]]
+    assert likeliest(torch.tensor([2.0, 5.0, 5.0]), 1).indices.tolist() == [1]
+    assert likeliest(torch.tensor([2.0, 5.0, 5.0]), 3).indices.tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -47,8 +47,8 @@ def test_ties_of_bfloat16_are_ordered_as_the_plain_definition_orders_them(device
     x = in_bfloat16(seed)
     found = likeliest(x, 10)
     expected = [top_children(row, 11) for row in x.tolist()]
-    assert found.ids.tolist() == [row[:10] for row in expected]
-    assert torch.equal(found.values, x.gather(-1, found.ids))
+    assert found.indices.tolist() == [row[:10] for row in expected]
+    assert torch.equal(found.values, x.gather(-1, found.indices))
     largest = x.gather(-1, torch.tensor(expected))
     assert (largest[:, 1:] == largest[:, :-1]).any()
 
@@ -70,6 +70,6 @@ def test_without_ties_a_cpu_does_not_sort(monkeypatch):
         raise AssertionError("sorted")
 
     monkeypatch.setattr(torch.Tensor, "sort", refuse)
-    assert likeliest(torch.tensor([0.1, 0.4, 0.2, 0.3]), 3).ids.tolist() == [1, 3, 2]
+    assert likeliest(torch.tensor([0.1, 0.4, 0.2, 0.3]), 3).indices.tolist() == [1, 3, 2]
     with pytest.raises(AssertionError, match="sorted"):
         likeliest(torch.tensor([0.1, 0.4, 0.4, 0.4]), 2)

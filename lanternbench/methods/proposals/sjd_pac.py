@@ -214,7 +214,7 @@ class SiblingWindow(WindowProposer):
         k = self.columns.siblings
         t = self.columns.tree_columns
         tokens = torch.zeros(*p.shape[:2], k, dtype=torch.long, device=p.device)
-        best = likeliest(p, min(k, p.shape[-1])).ids
+        best = likeliest(p, min(k, p.shape[-1])).indices
         tokens[..., 0] = best[..., 0]
         tokens[:, :t, : best.shape[-1]] = best[:, :t]
         return tokens

@@ -56,7 +56,7 @@ class FixedTree(TreeGrower[None]):
             else:  # by logits: far below the first their softmax is 0
                 if state.warp.shares_noise:
                     logits = state.drawn_after(state.warp(logits), depth)
-                children = likeliest(logits, level.shape[-1]).ids.contiguous()
+                children = likeliest(logits, level.shape[-1]).indices.contiguous()
             drawn = self.draws[depth]
             if drawn == len(level.rows):
                 tokens.append(children.view(-1, drawn))
