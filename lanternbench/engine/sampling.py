@@ -99,15 +99,19 @@ def likeliest(x: Tensor, k: int) -> topk:
     """
     if k == 1:
         first = x.argmax(-1, keepdim=True)
-        return topk((x.gather(-1, first), first))
+        largest = x.gather(-1, first)
+        return topk((largest, first))
     if on_host(x) and x.dtype != torch.bfloat16:  # which numpy lacks
         one_more = min(k + 1, x.shape[-1])  # shows a tie of the last
         found = x.topk(one_more)
-        values = found.values.numpy(force=x.requires_grad)
-        if True not in (values[..., 1:] == values[..., :-1]):
+        most = found.values.numpy(force=x.requires_grad)
+        equal = most[..., 1:] == most[..., :-1]
+        if True not in equal:
             return topk((found.values[..., :k], found.indices[..., :k]))
     ordered = x.sort(dim=-1, descending=True, stable=True)
-    return topk((ordered.values[..., :k], ordered.indices[..., :k]))
+    values = ordered.values[..., :k]
+    ids = ordered.indices[..., :k]
+    return topk((values, ids))
 
 
 def at(q: Tensor, x: Tensor) -> Tensor:
