@@ -95,7 +95,7 @@ def test_a_file_of_the_repository_holds_every_figure(document):
 
 def test_a_figure_that_no_file_holds_is_found():
     text = (
-        "# Title\n\n[methods](../benchmarks/results/methods.md): SCD 1.53× [1.44, 1.62] at λ = 2.5, `7.77`.\n\n"
+        "# Title\n\n[methods](../benchmarks/results/methods.md): SCD 1.43× [1.31, 1.55] at λ = 2.5, `7.77`.\n\n"
         "## Two\n\nIt takes 7.77 ms, 61 GB/s, and τ = 9.87.\n\n| a | b |\n|---|---|\n| x | 8.765 |\n"
     )
     wrong = unheld(ROOT / "docs" / "made-up.md", text)
