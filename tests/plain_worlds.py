@@ -7,10 +7,10 @@ import random
 from collections import defaultdict
 
 from lanternbench.lossless.plain import Logits, Prefix, World, decode_by_steps
-from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.drafts import TreeMethod, WindowMethod
 
 
-def image_distribution(world: World, method: MethodSpec | WindowMethod) -> dict[Prefix, float]:
+def image_distribution(world: World, method: TreeMethod | WindowMethod) -> dict[Prefix, float]:
     """P(image) of every image the method can make on this world, by recursion over all that can be
     drawn.
     """

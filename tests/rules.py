@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lanternbench.engine.plain import PlainRule, TreeSpec, WindowSpec
+from lanternbench.engine.plain import PlainRule
 from lanternbench.engine.verify import ExactTest, RatioTest
 from lanternbench.lossless.definitions import plain_rule
-from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.drafts import TreeMethod, WindowMethod
 from lanternbench.methods.acceptance.exact import ScaledTest
 from lanternbench.methods.acceptance.lantern import (
     Bound,
@@ -68,18 +69,22 @@ def plain_residual(name: str) -> Any:
 
 
 def drafted(
-    tree: TreeSpec, rule: PlainRule | None = None, residual: str = "standard", sampled: bool = True
-) -> MethodSpec:
+    tree: TreeMethod,
+    rule: PlainRule | None = None,
+    residual: str = "standard",
+    sampled: bool = True,
+) -> TreeMethod:
     """The plain definition of a drafted method; the rule is exact unless one is given."""
-    return MethodSpec(tree, rule or PlainRule(), plain_residual(residual), sampled)
+    rule = rule or PlainRule()
+    return replace(tree, rule=rule, residual=plain_residual(residual), sampled=sampled)
 
 
-def chain(length: int) -> TreeSpec:
-    return TreeSpec(paths=tuple((0,) * d for d in range(1, length + 1)))
+def chain(length: int) -> TreeMethod:
+    return TreeMethod(paths=tuple((0,) * d for d in range(1, length + 1)))
 
 
 def windowed(
     rule: PlainRule | None = None, residual: str = "standard", **spec: Any
 ) -> WindowMethod:
     """The plain definition of a Jacobi window."""
-    return WindowMethod(WindowSpec(**spec), rule or PlainRule(), plain_residual(residual))
+    return WindowMethod(rule or PlainRule(), plain_residual(residual), **spec)

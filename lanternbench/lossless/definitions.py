@@ -1,21 +1,15 @@
 """The plain definition of a method, put together from those of its components, by their types."""
 
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
-from lanternbench.engine.plain import (
-    PLAIN_RULES,
-    DiagonalSpec,
-    PlainRule,
-    RowSpec,
-    TreeSpec,
-    WindowSpec,
-)
+from lanternbench.engine.plain import PLAIN_RULES, PlainRule
 from lanternbench.engine.proposal import Proposal, TreePolicy
 from lanternbench.engine.rows import Order
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import PlainMethod, rules
-from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.drafts import TreeMethod, WindowMethod
 from lanternbench.lossless.plain.lumina2 import PublicWindows, Redraw
 from lanternbench.lossless.plain.rows import DiagonalMethod, RowMethod
 from lanternbench.lossless.tables import Tables, table_target
@@ -39,23 +33,6 @@ from lanternbench.methods.trees.static import FixedShape
 from lanternbench.registry import component
 
 
-def annealed(rule: Annealed, codes: rules.Codes, length: int) -> PlainRule:
-    return rules.AnnealedRule(rule.lam, rule.schedule, rule.nu, max(length, 1))
-
-
-def grouped(rule: Gsd, codes: rules.Codes, length: int) -> PlainRule:
-    return rules.GroupRule(rule.ranks, rule.margin, rule.radius, codes)
-
-
-def lantern(rule: Lantern, codes: rules.Codes, length: int) -> PlainRule | None:
-    within = rules.within_divergence(rule.delta, rule.divergence)
-    return nearby(rule, codes, within)
-
-
-def lantern_pp(rule: LanternPP, codes: rules.Codes, length: int) -> PlainRule | None:
-    return nearby(rule, codes, rules.within_ratio(rule.lam))
-
-
 def nearby(
     rule: Lantern | LanternPP, codes: rules.Codes, within: rules.Within
 ) -> PlainRule | None:
@@ -68,12 +45,16 @@ def nearby(
 PLAIN_RULES |= {
     Exact: lambda rule, codes, length: PlainRule(),
     Unchanged: lambda rule, codes, length: PlainRule(),
-    Annealed: annealed,
+    Annealed: lambda rule, codes, length: rules.AnnealedRule(
+        rule.lam, rule.schedule, rule.nu, max(length, 1)
+    ),
     Typical: lambda rule, codes, length: rules.TypicalRule(rule.epsilon),
     TopK: lambda rule, codes, length: rules.TopKRule(rule.k, rule.rho),
-    Gsd: grouped,
-    Lantern: lantern,
-    LanternPP: lantern_pp,
+    Gsd: lambda rule, codes, length: rules.GroupRule(rule.ranks, rule.margin, rule.radius, codes),
+    Lantern: lambda rule, codes, length: nearby(
+        rule, codes, rules.within_divergence(rule.delta, rule.divergence)
+    ),
+    LanternPP: lambda rule, codes, length: nearby(rule, codes, rules.within_ratio(rule.lam)),
     BlockVerification: lambda rule, codes, length: rules.BlockRule(),
     SegmentVerification: lambda rule, codes, length: rules.SegmentRule(rule.alpha, rule.excluded),
 }
@@ -95,29 +76,32 @@ def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRu
     return None
 
 
+Plain = PlainMethod[Any]
+
+
 @singledispatch
-def tree_spec(tree: TreePolicy) -> TreeSpec | None:
-    """Return the plain definition of a tree policy; None if it has none."""
+def trees(tree: TreePolicy) -> TreeMethod | None:
+    """Return the plain definition of a drafter's trees; None if they have none."""
     return None
 
 
-@tree_spec.register
-def fixed(tree: FixedShape) -> TreeSpec | None:
-    return TreeSpec("static", paths=tree.static.paths)
+@trees.register
+def fixed(tree: FixedShape) -> TreeMethod | None:
+    return TreeMethod(paths=tree.static.paths)
 
 
-@tree_spec.register
-def dynamic(tree: Dynamic) -> TreeSpec | None:
+@trees.register
+def dynamic(tree: Dynamic) -> TreeMethod | None:
     depth, top_k, total = tree.bounds
-    return TreeSpec("dynamic", depth=depth, top_k=top_k, total=total)
+    return TreeMethod(kind="dynamic", depth=depth, top_k=top_k, total=total)
 
 
-@tree_spec.register
-def adaptive(tree: Adaptive) -> TreeSpec | None:
+@trees.register
+def adaptive(tree: Adaptive) -> TreeMethod | None:
     if tree.init == "random" or tree.fixed_depth or tree.fixed_width:
         return None
-    return TreeSpec(
-        "adaptive",
+    return TreeMethod(
+        kind="adaptive",
         bounds=tree.within,
         init=tree.init,
         total=tree.bounds.total,
@@ -126,97 +110,99 @@ def adaptive(tree: Adaptive) -> TreeSpec | None:
     )
 
 
-Drafts = TreeSpec | WindowSpec
-
-
 @singledispatch
-def drafts(proposal: Proposal, tree: TreePolicy) -> Drafts | None:
+def drafts(proposal: Proposal, tree: TreePolicy) -> Plain | None:
     """Return the plain definition of what a proposal drafts with a tree; None if it has none."""
     return None
 
 
 @drafts.register
-def nothing(proposal: NoDraft, tree: TreePolicy) -> Drafts | None:
-    return TreeSpec()
+def nothing(proposal: NoDraft, tree: TreePolicy) -> Plain | None:
+    return TreeMethod()
 
 
 @drafts.register
-def of_drafter(proposal: DrafterProposal, tree: TreePolicy) -> Drafts | None:
-    return tree_spec(tree)
+def of_drafter(proposal: DrafterProposal, tree: TreePolicy) -> Plain | None:
+    drafted = trees(tree)
+    if drafted is None:
+        return None
+    return replace(drafted, sampled=proposal.samples, marginals=proposal.marginals)
 
 
 @drafts.register
-def sjd(proposal: Jacobi, tree: TreePolicy) -> Drafts | None:
-    return WindowSpec(proposal.window, proposal.init, one_hot=proposal.variant != "paper")
+def sjd(proposal: Jacobi, tree: TreePolicy) -> Plain | None:
+    kind = PublicWindows if proposal.variant == LUMINA_2 else WindowMethod
+    one_hot = proposal.variant != "paper"
+    return kind(window=proposal.window, init=proposal.init, one_hot=one_hot)
 
 
 @drafts.register
-def scd(proposal: Scd, tree: TreePolicy) -> Drafts | None:
+def scd(proposal: Scd, tree: TreePolicy) -> Plain | None:
     if proposal.coupling == "gumbel":
         return None
-    if proposal.variant == "reference":
-        return WindowSpec(proposal.window, proposal.init, "kept-law", one_hot=True)
-    return WindowSpec(proposal.window, proposal.init, "maximal")
+    is_public = proposal.variant == "reference"
+    redraw = "kept-law" if is_public else "maximal"
+    return WindowMethod(
+        window=proposal.window, init=proposal.init, redraw=redraw, one_hot=is_public
+    )
 
 
 @drafts.register
-def sjd_plus(proposal: SjdPlus, tree: TreePolicy) -> Drafts | None:
+def sjd_plus(proposal: SjdPlus, tree: TreePolicy) -> Plain | None:
     if proposal.variant == "reference":
         return None
-    return WindowSpec(proposal.window, proposal.init, "keep", theta=proposal.theta)
+    return WindowMethod(
+        window=proposal.window, init=proposal.init, redraw="keep", theta=proposal.theta
+    )
 
 
 @drafts.register
-def sjd_pac(proposal: SjdPac, tree: TreePolicy) -> Drafts | None:
+def sjd_pac(proposal: SjdPac, tree: TreePolicy) -> Plain | None:
     if proposal.variant == "reference":
         return None
-    return WindowSpec(
-        proposal.window, redraw="maximal", siblings=proposal.siblings, tree_depth=proposal.depth
+    return WindowMethod(
+        window=proposal.window,
+        redraw="maximal",
+        siblings=proposal.siblings,
+        tree_depth=proposal.depth,
     )
 
 
 @singledispatch
-def in_order(order: Order, draft: Drafts) -> Drafts | RowSpec | DiagonalSpec | None:
+def in_order(order: Order, drafted: Plain) -> Plain | None:
     """Return the plain definition of an order of these drafts; None if it has none."""
-    return draft
+    return drafted
 
 
 @in_order.register
-def in_rows(order: Rows, draft: Drafts) -> Drafts | RowSpec | None:
+def in_rows(order: Rows, drafted: Plain) -> Plain | None:
     if order.variant != "paper":
         return None
-    if draft.deepest:
-        return RowSpec(order.c, draft.deepest, reuse=order.reuse)
-    return RowSpec(order.lead, 0, order.adaptive, order.auxiliary == "seen")
+    if drafted.deepest:
+        return RowMethod(lead=order.c, window=drafted.deepest, reuse=order.reuse)
+    seen = order.auxiliary == "seen"
+    return RowMethod(lead=order.lead, adaptive=order.adaptive, seen=seen)
 
 
 @in_order.register
-def on_diagonals(order: DiagonalOrder, draft: Drafts) -> DiagonalSpec | None:
-    return DiagonalSpec(order.mask == "raster") if order.variant == "paper" else None
+def on_diagonals(order: DiagonalOrder, drafted: Plain) -> Plain | None:
+    return DiagonalMethod(causal=order.mask == "raster") if order.variant == "paper" else None
 
 
-def definition(method: Method, tables: Tables) -> PlainMethod[Any] | None:
+def definition(method: Method, tables: Tables) -> Plain | None:
     """The plain definition of a method of enumerable size on these tables.
 
     None if any part has none: then the engine can only be held against what the method claims.
     """
     method = method.resolve(table_target(tables).options)
-    proposal = method.proposal
-    drafted = drafts(proposal, method.tree)
-    draft = None if drafted is None else in_order(method.order, drafted)
+    drafted = drafts(method.proposal, method.tree)
+    plain = None if drafted is None else in_order(method.order, drafted)
     residual = component("residual", method.choices.residual).plain
-    if draft is None or residual is None:
+    if plain is None or residual is None:
         return None
-    codes = tables.codebook.double().tolist()
-    rule = plain_rule(method.acceptance, codes, draft.deepest)
+    rule = plain_rule(method.acceptance, tables.codebook.double().tolist(), plain.deepest)
     if rule is None:
         return None
-    if isinstance(draft, RowSpec):
-        return RowMethod(draft, rule, residual)
-    if isinstance(draft, DiagonalSpec):
-        return DiagonalMethod(draft, rule, residual)
-    if isinstance(draft, TreeSpec):
-        return MethodSpec(draft, rule, residual, proposal.samples, proposal.marginals)
-    if method.variant == LUMINA_2:
-        return PublicWindows(draft, rule, Redraw(tables.sampling))
-    return WindowMethod(draft, rule, residual)
+    if isinstance(plain, PublicWindows):
+        residual = Redraw(tables.sampling)
+    return replace(plain, rule=rule, residual=residual)

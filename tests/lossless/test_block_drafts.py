@@ -15,7 +15,7 @@ from test_verification import mutate
 
 from lanternbench.lossless import definitions, exact, on_tables, statistical, verify_method
 from lanternbench.lossless.exact import decode_tables
-from lanternbench.lossless.plain.drafts import MethodSpec
+from lanternbench.lossless.plain.drafts import TreeMethod
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.trees import fixed
@@ -108,7 +108,7 @@ def test_all_nodes_of_a_level_share_a_distribution_in_the_engine_and_in_the_defi
 
     def by_drafts(*args):
         spec = honest(*args)
-        assert isinstance(spec, MethodSpec)
+        assert isinstance(spec, TreeMethod)
         assert spec.marginals
         return replace(spec, marginals=False)
 

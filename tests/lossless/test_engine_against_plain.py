@@ -20,12 +20,12 @@ from windows_on_tables import output_distribution
 
 from lanternbench import lossless, registry
 from lanternbench.component import option
-from lanternbench.engine.plain import PLAIN_RULES, PlainRule, TreeSpec, plain_rule
+from lanternbench.engine.plain import PLAIN_RULES, PlainRule, plain_rule
 from lanternbench.engine.relaxed import RelaxedProb
 from lanternbench.engine.sampling import at
 from lanternbench.engine.verify import AcceptanceRule, Residual
 from lanternbench.lossless.plain import World, decode_by_steps
-from lanternbench.lossless.plain.drafts import MethodSpec, WindowMethod
+from lanternbench.lossless.plain.drafts import TreeMethod, WindowMethod
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 from lanternbench.methods.residuals import optimal, standard
@@ -37,7 +37,7 @@ SMALL = ((0,), (1,), (2,), (0, 0), (0, 1))  # the tables' static tree
 NEAR = 3  # and their neighbours
 
 
-STATIC, DYNAMIC = TreeSpec(paths=SMALL), TreeSpec("dynamic")
+STATIC, DYNAMIC = TreeMethod(paths=SMALL), TreeMethod(kind="dynamic")
 
 
 class Case(NamedTuple):
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
     name: str
     options: dict[str, Any]
-    plain: Callable[[World], MethodSpec | WindowMethod]
+    plain: Callable[[World], TreeMethod | WindowMethod]
 
 
 def rule(world: World, name: str, **options: Any) -> PlainRule:

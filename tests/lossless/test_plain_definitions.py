@@ -17,7 +17,7 @@ from windows_on_tables import gumbel_token
 
 import lanternbench.lossless.plain as plain
 from lanternbench.engine import plain as engine_plain
-from lanternbench.engine.plain import AdaptiveBounds, PlainRule, TreeSpec
+from lanternbench.engine.plain import AdaptiveBounds, PlainRule
 from lanternbench.lossless.plain import (
     Draws,
     World,
@@ -28,11 +28,11 @@ from lanternbench.lossless.plain import (
 )
 from lanternbench.lossless.plain.drafts import (
     Memory,
+    TreeMethod,
     adjacent_tree,
     adt_adapt,
     coupled,
     dynamic_tree,
-    random_tree,
     token_flock,
 )
 from lanternbench.lossless.plain.rules import (
@@ -64,23 +64,23 @@ def worlds() -> list[World]:
 
 
 LOSSLESS = {
-    "ar": drafted(TreeSpec()),
+    "ar": drafted(TreeMethod()),
     "chain": drafted(chain(3)),
     "optimal residual": drafted(chain(2), residual="optimal"),
     "block": drafted(chain(3), BLOCK),
-    "static": drafted(TreeSpec(paths=SMALL)),
-    "static, likeliest children": drafted(TreeSpec(paths=SMALL), sampled=False),
-    "dynamic": drafted(TreeSpec("dynamic", depth=2, top_k=2, total=4)),
+    "static": drafted(TreeMethod(paths=SMALL)),
+    "static, likeliest children": drafted(TreeMethod(paths=SMALL), sampled=False),
+    "dynamic": drafted(TreeMethod(kind="dynamic", depth=2, top_k=2, total=4)),
     **{
-        f"adaptive, {init}": drafted(TreeSpec("adaptive", bounds=NARROW, init=init))
-        for init in ("horizontal", "vertical", "random", "token-flock")
+        f"adaptive, {init}": drafted(TreeMethod(kind="adaptive", bounds=NARROW, init=init))
+        for init in ("horizontal", "vertical", "token-flock")
     },
 }
 TREES = {
     "chain": chain(2),
-    "static": TreeSpec(paths=SMALL),
-    "dynamic": TreeSpec("dynamic"),
-    "adaptive": TreeSpec("adaptive", bounds=NARROW),
+    "static": TreeMethod(paths=SMALL),
+    "dynamic": TreeMethod(kind="dynamic"),
+    "adaptive": TreeMethod(kind="adaptive", bounds=NARROW),
 }
 
 
@@ -339,16 +339,10 @@ ANOLE = AdaptiveBounds()
 def test_adaptive_trees_start_from_their_neighbour():
     # three tokens a row: the next is in row 1, column 2
     history = ((2, 5), (3, 6), (4, 7), (5, 8), (6, 9))
-    horizontal, vertical = (TreeSpec("adaptive", init=init) for init in ("horizontal", "vertical"))
-    assert adjacent_tree(history, horizontal, 3) == (6, 9)
-    assert adjacent_tree(history, vertical, 3) == (4, 7)
+    assert adjacent_tree(history, "horizontal", 3) == (6, 9)
+    assert adjacent_tree(history, "vertical", 3) == (4, 7)
     # nothing above: the token to the left
-    assert adjacent_tree(history[:2], vertical, 3) == (3, 6)
-
-
-def test_random_start_is_uniform_over_the_ranges_not_an_earlier_tree():
-    drawn, _ = outcomes(lambda draws: random_tree(draws, ANOLE))
-    assert drawn == {(d, k): pytest.approx(1 / 90) for d in range(1, 10) for k in range(4, 14)}
+    assert adjacent_tree(history[:2], "vertical", 3) == (3, 6)
 
 
 def test_token_flock_weighs_by_rows_above():

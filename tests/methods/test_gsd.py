@@ -13,9 +13,10 @@ from plain_worlds import image_distribution
 from rules import drafted, plainly, windowed
 from windows_on_tables import enumerate_images, output_distribution, tv
 
-from lanternbench.engine.plain import PlainRule, TreeSpec
+from lanternbench.engine.plain import PlainRule
 from lanternbench.errors import UserError
 from lanternbench.lossless import plain
+from lanternbench.lossless.plain.drafts import TreeMethod
 from lanternbench.lossless.tables import Tables
 from lanternbench.methods.method import method
 
@@ -43,7 +44,8 @@ def test_on_trees_sampled_or_chosen_image_and_loss_are_the_plain_ones(name, rule
     tables = Tables(3, 3, 6, "dense")
     options = {"gsd": {"margin": 0.5, "radius": 2.0}, "top-k": {"rho": 0.4}}[rule]
     spec = {"gsd": grouped(tables), "top-k": plainly("top-k", k=2, rho=0.4)}[rule]
-    tree = drafted(TreeSpec(paths=SMALL) if name == "eagle-1" else TreeSpec("dynamic"), spec)
+    static = TreeMethod(paths=SMALL)
+    tree = drafted(static if name == "eagle-1" else TreeMethod(kind="dynamic"), spec)
     with torch.inference_mode():
         got, bound = output_distribution(tables, method(name, acceptance=rule, **options))
     loss = plain.decode_by_steps(tables.world(), tree)[1]

@@ -16,7 +16,7 @@ from golden_checks.common import read
 from golden_checks.engine_window import window_run
 from rules import EXACT as RULE
 
-from lanternbench.engine.plain import PlainRule, WindowSpec
+from lanternbench.engine.plain import PlainRule
 from lanternbench.engine.proposal import TreePolicy
 from lanternbench.engine.verify import Residual
 from lanternbench.errors import UserError
@@ -148,7 +148,7 @@ def test_what_it_draws_is_as_far_from_the_target_as_enumerated(shared, vectors, 
 
     world = World(drawn, length, after)
     redraw = Redraw(TARGETS_OWN) if "processors" in case else unprocessed
-    plain = UpToTheEnd(WindowSpec(window - 1, one_hot=True), PlainRule(), redraw)
+    plain = UpToTheEnd(PlainRule(), redraw, window=window - 1, one_hot=True)
     images = {}
     for by_step in decode_by_steps(world, plain)[0]:
         for image, mass in by_step.items():

@@ -12,7 +12,7 @@ import torch
 from lanternbench.engine import tree as trees
 from lanternbench.engine.cache import Lengths
 from lanternbench.engine.carry import PerPrompt
-from lanternbench.engine.plain import AdaptiveBounds, TreeSpec
+from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.engine.sampling import Warp
 from lanternbench.errors import UserError
 from lanternbench.lossless.plain.drafts import adjacent_tree, adt_adapt
@@ -115,7 +115,7 @@ def test_adt_takes_the_paper_s_depth_and_width_at_every_token_of_a_recorded_deco
     seen = set()
     while max(map(len, histories)) < side * side:
         for prompt in range(2):
-            start = adjacent_tree(tuple(histories[prompt]), TreeSpec("adaptive", init=init), side)
+            start = adjacent_tree(tuple(histories[prompt]), init, side)
             if init == "random":
                 u = random_uniforms(state.seeds[prompt], len(histories[prompt]))
                 start = tuple(

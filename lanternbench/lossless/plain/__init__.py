@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Generic, NamedTuple, Self, TypeVar
 
-from lanternbench.engine.plain import (
-    DiagonalSpec,
-    PlainResidual,
-    PlainRule,
-    Probs,
-    RowSpec,
-    TreeSpec,
-    WindowSpec,
-)
+from lanternbench.engine.plain import PlainResidual, PlainRule, Probs, standard_residual
 from lanternbench.settings import Sampling
 
 Prefix = tuple[int, ...]
@@ -241,14 +233,19 @@ FamilyAt = Callable[[Path, Path], Family]
 
 @dataclass(frozen=True)
 class PlainMethod(Generic[State]):
-    """A way to draft, and the rule and residual that judge drafts.
+    """A way to draft, and the rule and residual that judge drafts: the exact ones unless others
+    are given.
 
     A state is what a method carries from one step to the next.
     """
 
-    spec: TreeSpec | WindowSpec | RowSpec | DiagonalSpec
-    rule: PlainRule
-    residual: PlainResidual
+    rule: PlainRule = PlainRule()
+    residual: PlainResidual = standard_residual
+
+    @property
+    def deepest(self) -> int:
+        """L, the deepest draft position; 0 if nothing is drafted."""
+        return 0
 
     def world(self, world: World) -> World:
         """The world in which it decodes."""

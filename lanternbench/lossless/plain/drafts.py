@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from lanternbench.engine.plain import AdaptiveBounds, Probs, TreeSpec, WindowSpec
+from lanternbench.engine.plain import AdaptiveBounds, Probs
 from lanternbench.lossless.plain import (
     Draws,
     Family,
@@ -65,6 +65,7 @@ def dynamic_tree(
     return children
 
 
+RADIUS = 2  # δ of a token flock
 Tree = tuple[int, int]  # depth and width of ADT-Tree's
 
 
@@ -77,16 +78,16 @@ class Memory(NamedTuple):
 
 
 def adjacent_tree(
-    history: tuple[Tree, ...], spec: TreeSpec, grid_width: int
+    history: tuple[Tree, ...], init: str, grid_width: int
 ) -> tuple[float, float]:
     """(d̃, k̃) of the tree that drafts token number len(history).
 
-    Adjacency is ``horizontal``, ``vertical`` or ``token-flock``; the tree of the token to the left
+    ``init``: ``horizontal``, ``vertical`` or ``token-flock``; the tree of the token to the left
     stands in for one above that is missing.
     """
-    if spec.init == "token-flock":
-        return token_flock(history, grid_width, spec.radius)
-    if spec.init == "vertical" and len(history) >= grid_width:
+    if init == "token-flock":
+        return token_flock(history, grid_width, RADIUS)
+    if init == "vertical" and len(history) >= grid_width:
         return history[-grid_width]
     return history[-1]
 
@@ -107,18 +108,6 @@ def token_flock(history: tuple[Tree, ...], grid_width: int, radius: int) -> tupl
             depth += w * d
             width += w * k
     return depth / total, width / total
-
-
-def random_tree(draws: Draws, bounds: AdaptiveBounds) -> Tree:
-    """A depth and a width drawn uniformly from inside their intervals."""
-    return inside(draws, bounds.d), inside(draws, bounds.k)
-
-
-def inside(draws: Draws, interval: tuple[int, int]) -> int:
-    """An integer of an open interval, drawn uniformly."""
-    low, high = interval
-    count = high - low - 1
-    return low + 1 + draws.token([1 / count] * count)
 
 
 def adt_adapt(start: tuple[float, float], alpha: float | None, bounds: AdaptiveBounds) -> Tree:
@@ -147,20 +136,35 @@ TreeState = tuple[Prefix, Memory]
 
 
 @dataclass(frozen=True)
-class MethodSpec(PlainMethod[TreeState]):
-    """A drafted method.
-
-    ``sampled``: a static tree's children are drawn without replacement, not the likeliest tokens.
-    ``marginals``: the drafter knows the committed tokens alone, so that its distribution at a
-    depth is the same after any drafts.
+class TreeMethod(PlainMethod[TreeState]):
+    """A drafted tree.  ``kind``: ``static``, ``dynamic`` or ``adaptive``; the sizes are those of a
+    dynamic tree.
     """
 
-    spec: TreeSpec
+    kind: str = "static"
+    paths: tuple[Path, ...] = ()  # a static tree's child paths, none for a lone root
+    # whether its children are drawn without replacement, not the likeliest tokens
     sampled: bool = True
+    # whether the drafter knows the committed tokens alone, so that its distribution at a depth is
+    # the same after any drafts
     marginals: bool = False
+    depth: int = 2
+    top_k: int = 2
+    total: int = 4
+    bounds: AdaptiveBounds = AdaptiveBounds()
+    init: str = "horizontal"
+    # the depth and width said to have produced token 0, which no tree did
+    first: Tree = (2, 2)
+    bonus: bool = True  # whether α counts the bonus token
+
+    @property
+    def deepest(self) -> int:
+        if self.kind == "static":
+            return max(map(len, self.paths), default=0)
+        return self.depth if self.kind == "dynamic" else self.bounds.d[1] - 1
 
     def start(self, world: World) -> dict[TreeState, float]:
-        memory = Memory((self.spec.first,))
+        memory = Memory((self.first,))
         return {(prefix, memory): mass for prefix, mass in world.first_tokens().items()}
 
     def tokens(self, state: TreeState) -> Prefix:
@@ -176,35 +180,32 @@ class MethodSpec(PlainMethod[TreeState]):
         if isinstance(self.rule, ChainRule):
             tokens = self.verified_chain(draws, world, prefix, self.rule)
             return (prefix + tokens)[: world.length], memory
-        if self.spec.kind == "static":
+        if self.kind == "static":
             family_at = partial(self.static_family, world, prefix)
             return prefix + self.verified(draws, world, prefix, family_at), memory
-        size = self.tree_size(draws, world, memory)
-        children = dynamic_tree(world, prefix, *size, self.spec.total)
+        size = self.tree_size(world, memory)
+        children = dynamic_tree(world, prefix, *size, self.total)
         tokens = self.verified(
             draws, world, prefix, lambda path, _: Family(children.get(path, []), None)
         )
-        if self.spec.kind == "adaptive":
-            counted = len(tokens) if self.spec.bonus else len(tokens) - 1
+        if self.kind == "adaptive":
+            counted = len(tokens) if self.bonus else len(tokens) - 1
             memory = Memory(memory.history + (size,) * len(tokens), counted / size[0])
         return prefix + tokens, memory
 
     def static_family(self, world: World, prefix: Prefix, path: Path, ranks: Path) -> Family:
-        count = [child[:-1] for child in self.spec.paths].count(ranks)
+        count = [child[:-1] for child in self.paths].count(ranks)
         if count == 0:
             return Family([], None)
         p = world.p(prefix + path)
         return Family([None] * count, p) if self.sampled else Family(top_children(p, count), None)
 
-    def tree_size(self, draws: Draws, world: World, memory: Memory) -> Tree:
+    def tree_size(self, world: World, memory: Memory) -> Tree:
         """(d̂, k̂) of the tree that is drafted next."""
-        spec = self.spec
-        if spec.kind == "dynamic":
-            return spec.depth, spec.top_k
-        if spec.init == "random":  # whatever the trees so far
-            return adt_adapt(random_tree(draws, spec.bounds), memory.alpha, spec.bounds)
-        start = adjacent_tree(memory.history, spec, world.grid_width)
-        return adt_adapt(start, memory.alpha, spec.bounds)
+        if self.kind == "dynamic":
+            return self.depth, self.top_k
+        start = adjacent_tree(memory.history, self.init, world.grid_width)
+        return adt_adapt(start, memory.alpha, self.bounds)
 
     def verified_chain(
         self, draws: Draws, world: World, prefix: Prefix, rule: ChainRule
@@ -213,7 +214,7 @@ class MethodSpec(PlainMethod[TreeState]):
         xs: Prefix = ()
         ps: list[Probs] = []
         qs = [world.q(prefix)]
-        for _ in range(self.spec.deepest):
+        for _ in range(self.deepest):
             ps.append(world.p(prefix + xs))
             xs = (*xs, draws.token(ps[-1]))
             qs.append(world.q(prefix + xs))
@@ -245,9 +246,28 @@ WindowState = tuple[Prefix, Window]
 
 @dataclass(frozen=True)
 class WindowMethod(PlainMethod[WindowState]):
-    """A window with an acceptance rule and a residual.  Its columns count from 1."""
+    """A Jacobi window.  Its columns count from 1."""
 
-    spec: WindowSpec
+    window: int = 2
+    init: str = "random"
+    # ``independent`` (SJD), ``maximal`` (SCD), ``keep`` (SJD++), or ``kept-law``: SCD's public
+    # code, which records the old law of a kept draft
+    redraw: str = "independent"
+    one_hot: bool = False  # whether fresh drafts count as certain (the public code)
+    # whether the forward pass over the prompt draws the first token; else a window begins with it
+    prefill: bool = True
+    # of SJD-PAC's tree: K siblings down to column ``tree_depth`` − 1, then a chain
+    siblings: int = 1
+    tree_depth: int = 1
+    theta: float = 0.0  # of SJD++
+
+    @property
+    def deepest(self) -> int:
+        return self.window
+
+    def width(self, column: int) -> int:
+        """Siblings at window column 1, 2, …"""
+        return self.siblings if column < self.tree_depth else 1
 
     @property
     def runs_past_end(self) -> bool:
@@ -257,7 +277,7 @@ class WindowMethod(PlainMethod[WindowState]):
         return isinstance(self.rule, ChainRule)
 
     def start(self, world: World) -> dict[WindowState, float]:
-        if not self.spec.prefill:
+        if not self.prefill:
             return {((), ()): 1.0}
         return {(prefix, ()): mass for prefix, mass in world.first_tokens().items()}
 
@@ -290,22 +310,22 @@ class WindowMethod(PlainMethod[WindowState]):
     def family_at(self, window: Window, path: Path, ranks: Path) -> Family:
         column = len(path) + 1
         after_sibling = any(ranks)  # the tree grows from first siblings alone
-        if column > len(window) or (after_sibling and column >= self.spec.tree_depth):
+        if column > len(window) or (after_sibling and column >= self.tree_depth):
             return Family([], None)
         tokens, law = window[column - 1]
         return Family(tokens, list(law))
 
     def filled(self, draws: Draws, world: World, prefix: Prefix, window: Window) -> Window:
         """Fresh drafts for the positions that the window has none for."""
-        size = self.spec.window
+        size = self.window
         if not self.runs_past_end:
             size = min(size, world.length - len(prefix))
         window = window[:size]
         for column in range(len(window) + 1, size + 1):
-            law = fresh_law(world, self.spec, prefix, len(prefix) + column - 1)
+            law = fresh_law(world, self.init, prefix, len(prefix) + column - 1)
             first = draws.token(law)
-            tokens = siblings(draws, law, first, self.spec.width(column))
-            recorded = one_hot(first, world.vocab) if self.spec.one_hot else law
+            tokens = siblings(draws, law, first, self.width(column))
+            recorded = one_hot(first, world.vocab) if self.one_hot else law
             window = (*window, Slot(tokens, tuple(recorded)))
         return window
 
@@ -327,15 +347,29 @@ class WindowMethod(PlainMethod[WindowState]):
         after: Window = ()
         for column in range(stop + 1, last + 1):
             seen = chain[: column - 1]
-            if column <= self.spec.tree_depth:
+            if column <= self.tree_depth:
                 seen = accepted + seen[len(accepted) :]
             q = world.q(prefix + seen)
             old = window[column - 1] if column <= len(window) else None
-            after = (*after, redraw(draws, self.spec, q, old, self.spec.width(column - stop)))
+            after = (*after, self.redrawn_slot(draws, q, old, self.width(column - stop)))
         return after
 
+    def redrawn_slot(self, draws: Draws, q: Probs, old: Slot | None, count: int) -> Slot:
+        """New drafts for a position, of which the first has the law q."""
+        if old is None or self.redraw == "independent":
+            return Slot(siblings(draws, q, draws.token(q), count), tuple(q))
+        x = old.tokens[0]
+        p = list(old.law)
+        if self.redraw == "keep":
+            kept = q[x] > self.theta * p[x]
+            first = x if kept else draws.token(q)
+        else:
+            first, kept = coupled(draws, q, p, x)
+        law = old.law if kept and self.redraw in ("keep", "kept-law") else tuple(q)
+        return Slot(siblings(draws, q, first, count), law)
 
-def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> Probs:
+
+def fresh_law(world: World, init: str, prefix: Prefix, position: int) -> Probs:
     """SJD, section 4.2: a token that enters the window is random, or comes from a committed
     neighbour.
 
@@ -343,7 +377,7 @@ def fresh_law(world: World, spec: WindowSpec, prefix: Prefix, position: int) -> 
     above.  ``repeat`` copies it, ``sample`` draws from its distribution.  Without one, the token
     is random.
     """
-    direction, _, how = spec.init.partition("-")
+    direction, _, how = init.partition("-")
     if direction == "horizontal":
         source = len(prefix) - 1
         exists = source >= 0 and source // world.grid_width == position // world.grid_width
@@ -366,21 +400,6 @@ def siblings(draws: Draws, p: Probs, first: int, count: int) -> tuple[int, ...]:
         tokens = (*tokens, x)
         left = without(left, x)
     return tokens
-
-
-def redraw(draws: Draws, spec: WindowSpec, q: Probs, old: Slot | None, count: int) -> Slot:
-    """New drafts for a position, of which the first has the law q."""
-    if old is None or spec.redraw == "independent":
-        return Slot(siblings(draws, q, draws.token(q), count), tuple(q))
-    x = old.tokens[0]
-    p = list(old.law)
-    if spec.redraw == "keep":
-        kept = q[x] > spec.theta * p[x]
-        first = x if kept else draws.token(q)
-    else:
-        first, kept = coupled(draws, q, p, x)
-    law = old.law if kept and spec.redraw in ("keep", "kept-law") else tuple(q)
-    return Slot(siblings(draws, q, first, count), law)
 
 
 def coupled(draws: Draws, q: Probs, p: Probs, x: int) -> tuple[int, bool]:

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from lanternbench.engine.plain import DiagonalSpec, Probs, RowSpec
+from lanternbench.engine.plain import Probs
 from lanternbench.lossless.plain import (
     Draws,
     Logits,
@@ -57,20 +57,15 @@ RowsState = tuple[tuple[Row, ...], Pending]
 
 
 @dataclass(frozen=True)
-class RowMethod(PlainMethod[RowsState]):
-    """A way to draw several rows, and the rule and residual that judge their drafts.
+class SeveralRows(PlainMethod[RowsState]):
+    """A way to draw several rows at once.
 
     The loss is Σ E TV(r_i, q(· | all tokens before)).  A token's is known once the rows above it
     are whole; until then its law is part of the state.
     """
 
-    spec: RowSpec | DiagonalSpec
-
     def start(self, world: World) -> dict[RowsState, float]:
-        return self.started(world, tuple(world.q(())))
-
-    def started(self, world: World, law: Law) -> dict[RowsState, float]:
-        """The states after a first token of this law."""
+        law = self.first_law(world)
         blank = [Row()] * (world.length // world.grid_width - 1)
         states: dict[RowsState, float] = {}
         for x, mass in enumerate(law):
@@ -78,14 +73,12 @@ class RowMethod(PlainMethod[RowsState]):
                 states[(Row((x,)), *blank), ((0, law),)] = mass
         return states
 
+    def first_law(self, world: World) -> Law:
+        """The law of the first token."""
+        return tuple(world.q(()))
+
     def tokens(self, state: RowsState) -> Prefix:
         return sum([row.tokens for row in state[0]], ())
-
-    def step(self, world: World, state: RowsState) -> Callable[[Draws], RowsState]:
-        rows, _ = state
-        steps = [RowStep(world, self, rows, i) for i in range(len(rows))]
-        of_rows = [outcomes(step.run)[0] for step in steps]
-        return partial(self.next_state, world, state, of_rows)
 
     def next_state(
         self, world: World, state: RowsState, of_rows: list[dict[Result, float]], draws: Draws
@@ -107,13 +100,33 @@ class RowMethod(PlainMethod[RowsState]):
         return after, tuple(waiting)
 
 
+@dataclass(frozen=True)
+class RowMethod(SeveralRows):
+    """PJD, or ZipAR, whose first row is drawn alone."""
+
+    lead: int = 1  # tokens of a row when the next begins
+    window: int = 0  # of PJD; 0: ZipAR
+    adaptive: bool = False  # whether ZipAR's window is
+    seen: bool = False  # whether tokens see the stand-in that begins a row
+    reuse: float = 1.0  # PJD's threshold
+
+    @property
+    def deepest(self) -> int:
+        return self.window
+
+    def step(self, world: World, state: RowsState) -> Callable[[Draws], RowsState]:
+        rows, _ = state
+        steps = [RowStep(world, self, rows, i) for i in range(len(rows))]
+        of_rows = [outcomes(step.run)[0] for step in steps]
+        return partial(self.next_state, world, state, of_rows)
+
+
 class RowStep:
     """One step of row i of ``rows``."""
 
     def __init__(self, world: World, method: RowMethod, rows: tuple[Row, ...], i: int):
         self.world = world
         self.method = method
-        self.spec = cast(RowSpec, method.spec)
         self.rows = rows
         self.i = i
         self.width = world.grid_width
@@ -124,7 +137,7 @@ class RowStep:
         self.row = rows[i]
         if not self.row.tokens:
             self.row = self.row._replace(stand_in=self.latest_above())
-        self.stand_in = self.row.stand_in if self.spec.seen else None
+        self.stand_in = self.row.stand_in if self.method.seen else None
 
     def latest_above(self) -> int | None:
         """The token that stands in for the last one of the row above, if that is not whole: the
@@ -135,11 +148,11 @@ class RowStep:
 
     @property
     def takes_part(self) -> bool:
-        lead = min(self.spec.lead, self.width)
+        lead = min(self.method.lead, self.width)
         active = -(-self.width // lead)
         if not self.first <= self.i < self.first + active:
             return False
-        drawn_alone = self.i == 1 and not self.spec.window  # ZipAR's first row
+        drawn_alone = self.i == 1 and not self.method.window  # ZipAR's first row
         begins_at = self.width if drawn_alone else lead
         return len(self.row.tokens) > 0 or self.filled_above >= begins_at
 
@@ -147,10 +160,10 @@ class RowStep:
         """A row that takes no part stays as it is."""
         if not self.takes_part:
             return Result(self.rows[self.i])
-        if not self.spec.window:
+        if not self.method.window:
             return self.zipar(draws)
         known = self.width if self.is_top else self.filled_above
-        free = min(self.spec.window, known - len(self.row.tokens))
+        free = min(self.method.window, known - len(self.row.tokens))
         return self.pjd(draws, free) if free > 0 else Result(self.rows[self.i])
 
     def law(self, tokens: Prefix) -> Probs:
@@ -162,7 +175,7 @@ class RowStep:
             seen += self.rows[j].padded(self.width)
             begins = j == self.i - 1 and not tokens
             stand_in = self.row.stand_in if begins else None
-            if stand_in is None and self.spec.seen:
+            if stand_in is None and self.method.seen:
                 stand_in = self.rows[j + 1].stand_in
             if seen[-1] == NONE and stand_in is not None:
                 seen[-1] = stand_in
@@ -174,7 +187,7 @@ class RowStep:
         """
         tokens = self.row.tokens
         whole = self.filled_above == self.width
-        waits = self.spec.adaptive and not tokens
+        waits = self.method.adaptive and not tokens
         q = self.law(tokens)
         if waits and self.row.drafts:
             return self.candidate_tested(draws, q, self.row.drafts[0], whole)
@@ -232,7 +245,7 @@ class RowStep:
     ) -> tuple[Draft, ...]:
         """After n accepted drafts, those of the places from ``begin`` on are drawn anew, or stay."""
         after: list[Draft] = []
-        for m in range(begin, len(qs))[: self.spec.window]:
+        for m in range(begin, len(qs))[: self.method.window]:
             if n < m < len(drafts) and self.stays(qs[m], drafts[m]):
                 after.append(self.kept(qs[m], drafts[m]))
             else:
@@ -242,13 +255,13 @@ class RowStep:
 
     def stays(self, q: Probs, draft: Draft) -> bool:
         x = draft.token
-        return min(1.0, q[x] / draft.p[x]) > self.spec.reuse
+        return min(1.0, q[x] / draft.p[x]) > self.method.reuse
 
     def kept(self, q: Probs, draft: Draft) -> Draft:
         """The draft, whose law is now that of the tokens which would have stayed."""
         law = []
         for law_x, p_x, q_x in zip(draft.law, draft.p, q, strict=True):
-            stays = p_x > 0 and q_x > self.spec.reuse * p_x
+            stays = p_x > 0 and q_x > self.method.reuse * p_x
             law.append(law_x if stays else 0.0)
         return Draft(draft.token, draft.p, tuple(normalise(law)))
 
@@ -273,21 +286,21 @@ class RowStep:
 
 
 @dataclass(frozen=True)
-class DiagonalMethod(RowMethod):
+class DiagonalMethod(SeveralRows):
     """Tokens of one anti-diagonal, each from softmax(g · H + (1 − g) · V) after guidance.
 
     H are the target's logits after what the token to the left sees, V the vertical branch's after
     what the token above sees; g = σ(H_0 − V_0), 1 in the first row and 0 in the first column.
     """
 
-    spec: DiagonalSpec
+    causal: bool = False  # whether a token sees only what is earlier in raster order
 
-    def start(self, world: World) -> dict[RowsState, float]:
+    def first_law(self, world: World) -> Law:
         sides = []
         for horizontal, vertical in halves(world):
             h = horizontal(())
             sides.append(mixed(h, vertical(()), sigmoid(h[0])))
-        return self.started(world, self.warped(world, sides))
+        return self.warped(world, sides)
 
     def step(self, world: World, state: RowsState) -> Callable[[Draws], RowsState]:
         rows, _ = state
@@ -324,7 +337,7 @@ class DiagonalMethod(RowMethod):
         """Return the tokens that an input of ``row`` on the last diagonal sees."""
         seen: list[int] = []
         for j, other in enumerate(rows):
-            is_seen = j <= row or not self.spec.causal
+            is_seen = j <= row or not self.causal
             seen += (other if is_seen else Row()).padded(world.grid_width)
         return tuple(seen)
 
