@@ -91,7 +91,7 @@ def verify(
             load_target("tiny"),
             seed,
             on_row=lambda row: bars.show(0, 0, f"verified {row.method}: {row.check}"),
-            on_world=lambda what, done, of: bars.show(done, of, what),
+            progress=bars.show,
         )
     if as_json:
         print_json(rows)

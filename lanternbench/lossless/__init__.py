@@ -50,6 +50,7 @@ from lanternbench.models.target import Target
 from lanternbench.registry import component, components, plugin_errors
 from lanternbench.settings import Sampling
 from lanternbench.utils.files import WEIGHTS
+from lanternbench.utils.progress import Progress, counted, silent
 
 EXACT = 1e-6  # largest deviation of a sequence's probability
 IMAGES = 8  # of a statistical test
@@ -98,21 +99,15 @@ class Row(NamedTuple):
     seconds: float
 
 
-def outcome(check: str, value: float | None, limit: float | None, detail: str) -> Row:
+def outcome(check: str, value: float, limit: float | None, detail: str) -> Row:
     """A row whose method and time are still open: NaN fails, a limit of None requires nothing."""
-    if value is None:
-        return Row("", check, None, None, limit, detail, 0.0)
-    passed = None if limit is None else bool(value <= limit)
+    passed = None if limit is None else value <= limit
     return Row("", check, passed, float(value), limit, detail, 0.0)
 
 
 def evidence(check: str, p_value: float, detail: str) -> Row:
-    """−log10 of a p-value, so that more is worse."""
-    value = -math.log10(max(p_value, 1e-300)) if p_value == p_value else math.nan
-    return outcome(check, value, -math.log10(ALPHA), detail)
-
-
-OnWorld = Callable[[str, int, int], None]  # what is enumerated, worlds done, of
+    """−log10 of a p-value, so that more is worse; NaN stays."""
+    return outcome(check, -math.log10(max(p_value, 1e-300)), -math.log10(ALPHA), detail)
 
 
 def verify_all(
@@ -121,16 +116,16 @@ def verify_all(
     seed: int = 0,
     images: int = IMAGES,
     on_row: Callable[[Row], None] = lambda row: None,
-    on_world: OnWorld = lambda what, done, of: None,
+    progress: Progress = silent,
 ) -> list[Row]:
     """Every check of every method (preset names or Methods), on ``target`` too if one is given.
 
     ``images``: how many a statistical test generates.  ``on_row`` is told of each row as it comes,
-    ``on_world`` of each enumeration as it begins.  Raises UserError for an unknown method.
+    ``progress`` of each enumeration.  Raises UserError for an unknown method.
     """
     rows = []
     for method in [named(m) if isinstance(m, str) else m for m in methods]:
-        for row in verify_method(method, target, seed, images, on_world):
+        for row in verify_method(method, target, seed, images, progress):
             rows.append(row)
             on_row(row)
     return rows
@@ -142,25 +137,25 @@ def verify_method(
     target: Target | None,
     seed: int,
     images: int,
-    on_world: OnWorld = lambda what, done, of: None,
+    progress: Progress = silent,
 ) -> Iterator[Row]:
     """The checks of one method, one by one; the time of several together is that of the first."""
     start = time.perf_counter()
     with plugin_errors(*parts_of(method)):
-        for row in _outcomes(method, target, seed, images, on_world):
+        for row in _outcomes(method, target, seed, images, progress):
             yield row._replace(method=method.label, seconds=time.perf_counter() - start)
             start = time.perf_counter()
 
 
 def _outcomes(
-    method: Method, target: Target | None, seed: int, images: int, on_world: OnWorld
+    method: Method, target: Target | None, seed: int, images: int, progress: Progress
 ) -> Iterator[Row]:
     """The checks of one method, their method and time left open."""
     by_position = method.acceptance.by_position
     if by_position:
         yield _tokens_of_uniforms(method, seed)
     elif not method.proposal.lasting_noise:
-        yield from _on_tables(method, seed, on_world)
+        yield from _on_tables(method, seed, progress)
     elif method.lossless:
         yield _decoded(method, seed)
     if method.lossless and not by_position:
@@ -310,16 +305,14 @@ def on_tables(method: Method, tables: Tables) -> OnTables:
     return OnTables(method, enumerated, tables.joint(), defined, loss)
 
 
-def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
+def _on_tables(method: Method, seed: int, progress: Progress) -> Iterator[Row]:
     """The worst outcomes of all worlds, each enumerated once."""
     worlds: list[OnTables] = []
     makers = WORLDS if method.choices.order == "raster" else ROWS
-    for i, tables in enumerate(makers):
-        on_world(f"{method.label}: exact enumeration", i, len(makers))
-        worlds.append(on_tables(method, tables(seed + i)))
+    for tables in counted(makers, progress, lambda _: f"{method.label}: exact enumeration"):
+        worlds.append(on_tables(method, tables(seed + len(worlds))))
         if not worlds[-1].wrong <= EXACT:
             break  # the other worlds cannot mend it
-    on_world(f"{method.label}: exact enumeration", len(makers), len(makers))
     if not method.bounded:
         distances = ", ".join(f"{one.tv:.3f}" for one in worlds)
         detail = f"TV of images from the target's: {distances}; nothing bounds it"
@@ -333,7 +326,7 @@ def _on_tables(method: Method, seed: int, on_world: OnWorld) -> Iterator[Row]:
         yield outcome(f"tables: {check}", worst, EXACT, details[check])
     others = variations(method)
     if passed and others:
-        yield _other_forms(others, seed, on_world)
+        yield _other_forms(others, seed, progress)
 
 
 def _details(worlds: list[OnTables]) -> dict[str, str]:
@@ -350,15 +343,14 @@ def _details(worlds: list[OnTables]) -> dict[str, str]:
     }
 
 
-def _other_forms(methods: list[Method], seed: int, on_world: OnWorld) -> Row:
+def _other_forms(methods: list[Method], seed: int, progress: Progress) -> Row:
     """The largest deviation of forms from the target's joint, if lossless, and from their
     definitions, on small worlds.
     """
     worst = 0.0
     worst_label = ""
     judged = 0
-    for i, method in enumerate(methods):
-        on_world(f"{method.label}: exact enumeration", i, len(methods))
+    for method in counted(methods, progress, lambda form: f"{form.label}: exact enumeration"):
         deviation = _deviation(method, seed)
         if deviation is None:
             continue
@@ -490,7 +482,7 @@ def _on_target(target: Target, method: Method, seed: int, images: int) -> Iterat
     try:
         build(target, method)
     except UserError as error:
-        yield outcome(f"{target.name}: all", None, None, str(error))
+        yield Row("", f"{target.name}: all", None, None, None, str(error), 0.0)
         return
     half = max(1, images // 2)
     if method.lossless:
