@@ -385,16 +385,12 @@ def tensors(carried: object) -> list[Tensor]:
     return [x.view(len(x), -1) for x in leaves(carried) if isinstance(x, Tensor)]
 
 
-class Pieces(NamedTuple):
-    """Intervals of one uniform, each in one decode."""
-
-    row: Tensor  # [I] indices of decodes
-    middle: Tensor  # [I]
-    width: Tensor  # [I]
-
-
-def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> Pieces:
-    """The pieces of 0 … 1 in which uniform k leaves unchanged what each decode decides."""
+def split(
+    decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pieces of 0 … 1 in which uniform k leaves unchanged what each decode decides: [I] each,
+    the indices of decodes, the pieces' middles and widths.
+    """
     row, threshold = thresholds(decoder, decodes, u, k)
     decode = torch.arange(len(u))
     row = torch.cat([decode, decode, row])
@@ -408,7 +404,7 @@ def split(decoder: TableDecoder, decodes: Decodes, u: Tensor, k: int) -> Pieces:
     of_one_decode = row[1:] == row[:-1]
     begin = at[:-1][of_one_decode]
     width = at.diff()[of_one_decode]
-    return Pieces(row[:-1][of_one_decode], begin + width / 2, width)
+    return row[:-1][of_one_decode], begin + width / 2, width
 
 
 def thresholds(
@@ -455,11 +451,11 @@ def branches(decoder: TableDecoder, decodes: Decodes) -> tuple[Decodes, Tensor]:
     """
     u = torch.full((len(decodes.weight), decoder.uniforms), 0.5, dtype=torch.float64)
     for k in decoder.order:
-        pieces = split(decoder, decodes, u, k)
-        decodes = decodes.take(pieces.row)
-        decodes.weight = decodes.weight * pieces.width
-        u = u[pieces.row]
-        u[:, k] = pieces.middle
+        row, middle, width = split(decoder, decodes, u, k)
+        decodes = decodes.take(row)
+        decodes.weight = decodes.weight * width
+        u = u[row]
+        u[:, k] = middle
     return decodes, u
 
 
