@@ -337,36 +337,29 @@ def best_trees(table: Floats, nodes: int) -> list[Paths]:
     depths, ranks = table.shape
 
     @cache
-    def below(depth: int, rank: int, n: int) -> tuple[float, int]:
-        """Return, for n nodes among the children ``rank``, ``rank`` + 1, … of a node at ``depth``
-        and their subtrees: the expected length, and the number of nodes in the first child's
-        subtree, itself included (0: no further child).
+    def below(depth: int, rank: int, n: int) -> tuple[float, Paths]:
+        """Return the best of n nodes among the children ``rank``, ``rank`` + 1, … of a node at
+        ``depth`` and their subtrees: the expected length, −∞ if they do not fit, and the paths
+        from that node.
         """
         if n == 0:
-            return 0.0, 0
-        best = (-np.inf, 0)
+            return 0.0, ()
         if depth == depths or rank == ranks:
-            return best
+            return -np.inf, ()
         p = float(table[depth, rank])
-        for m in range(1, n + 1):
-            inside = p * (1 + below(depth + 1, 0, m - 1)[0])
-            later = below(depth, rank + 1, n - m)[0]
-            if inside + later > best[0]:
-                best = (inside + later, m)
-        return best
 
-    def paths(depth: int, rank: int, n: int, above: tuple[int, ...]) -> Paths:
-        if n == 0:
-            return ()
-        m = below(depth, rank, n)[1]
-        child = (*above, rank)
-        inside = paths(depth + 1, 0, m - 1, child)
-        later = paths(depth, rank + 1, n - m, above)
-        return (child, *inside, *later)
+        def expected(m: int) -> float:
+            """Return the length if m of the nodes are the first child and its subtree."""
+            return p * (1 + below(depth + 1, 0, m - 1)[0]) + below(depth, rank + 1, n - m)[0]
+
+        m = max(range(1, n + 1), key=expected)
+        inside = [(rank, *path) for path in below(depth + 1, 0, m - 1)[1]]
+        later = below(depth, rank + 1, n - m)[1]
+        return expected(m), ((rank,), *inside, *later)
 
     trees: list[Paths] = []
     for n in range(1, nodes + 1):
-        if below(0, 0, n)[0] >= 0:
-            tree = sorted(paths(0, 0, n, ()), key=lambda path: (len(path), path))
-            trees.append(tuple(tree))
+        length, paths = below(0, 0, n)
+        if length >= 0:
+            trees.append(tuple(sorted(paths, key=lambda path: (len(path), path))))
     return trees

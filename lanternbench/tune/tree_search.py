@@ -1,12 +1,11 @@
 """Search for the fastest sizes of one kind of tree, or window: what to time, what to record, an
 estimate per candidate.
 
-``probes`` are timed for the cost model and ``recordings`` decoded for the acceptance; each result
+``probes`` are timed for the cost model and ``recorders`` decode for the acceptance; each result
 is computed and stored separately.  ``candidates`` turns them into shapes with an expected accepted
 length.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,8 +96,8 @@ class TreeSearch:
         raise NotImplementedError
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        """Return the default sizes first, then all others considered; ``records`` from
-        ``combined``, none if acceptance is simulated.
+        """Return the default sizes first, then all others considered; ``records``: of all
+        captions, by the names of ``recorders``, none if acceptance is simulated.
         """
         raise NotImplementedError
 
@@ -106,27 +105,8 @@ class TreeSearch:
         """Return P [depth, rank] as in ``accepted_lengths``; None if ranks are not recorded."""
         return None
 
-    def recordings(self, cost: StepCost, captions: list[str]) -> dict[str, Callable[[], Record]]:
-        """Return the functions that compute the records, by record name: none if acceptance is
-        simulated.
-        """
-        if self.rates is not None:
-            return {}
-        recorded = captions[: max(1, len(captions) // self.one_in)]
-        recordings: dict[str, Callable[[], Record]] = {}
-        for name, record in self.recorders(cost).items():
-            for number, caption in enumerate(recorded):
-                recordings[f"{name}-{number}"] = partial(record, number, caption)
-        return recordings
-
-    def combined(self, records: Mapping[str, Record]) -> dict[str, Record]:
-        """Return the records of all captions together, by the name of their recorder."""
-        groups: dict[str, list[Record]] = defaultdict(list)
-        for name, record in records.items():
-            groups[name.rpartition("-")[0]].append(record)
-        return {name: self.joined(group) for name, group in groups.items()}
-
     def joined(self, records: list[Record]) -> Record:
+        """Return the records of all captions together."""
         return {key: np.concatenate([record[key] for record in records]) for key in records[0]}
 
     def method(self, sizes: Options) -> Method:

@@ -10,7 +10,8 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -236,13 +237,19 @@ class Steps:
         return fit(TIMES.validate_python(self.pieces.json("costs.json", timed)))
 
     def records(self, cost: StepCost) -> dict[str, Record]:
-        """Record the acceptance on the first prompts."""
-        captions = [prompt.text for prompt in self.prompts][: self.search.config.recorded]
-        recordings = self.search.recordings(cost, captions)
-        records = {}
-        for name in counted(list(recordings), self.progress, lambda name: f"acceptance: {name}"):
-            records[name] = self.pieces.arrays(name, recordings[name])
-        return self.search.combined(records)
+        """Record the acceptance on the first prompts, unless it is simulated."""
+        search = self.search
+        if search.rates is not None:
+            return {}
+        captions = [prompt.text for prompt in self.prompts][: search.config.recorded]
+        recorded = range(max(1, len(captions) // search.one_in))
+        recorders = search.recorders(cost)
+        parts: dict[str, list[Record]] = {name: [] for name in recorders}
+        jobs = list(product(recorders, recorded))
+        for name, i in counted(jobs, self.progress, lambda job: f"acceptance: {job[0]}-{job[1]}"):
+            recording = partial(recorders[name], i, captions[i])
+            parts[name].append(self.pieces.arrays(f"{name}-{i}", recording))
+        return {name: search.joined(part) for name, part in parts.items()}
 
     def results(self, chosen: Mapping[str, Candidate]) -> list[Result]:
         """Measure ``ar`` and the chosen candidates."""
@@ -269,10 +276,10 @@ class Steps:
         stored = self.pieces.measured
         if not stored.keys <= {(name, prompt.id) for name, prompt in jobs}:
             raise self.pieces.damaged(LINES)
-        if len(stored.keys) < len(jobs):
+        missing = [(name, prompt) for name, prompt in jobs if (name, prompt.id) not in stored.keys]
+        if missing:
             for decoder in decoders.values():
                 generate(decoder, [self.prompts.prompts[0].text], max_steps=WARMUP_STEPS)
-        missing = [(name, prompt) for name, prompt in jobs if (name, prompt.id) not in stored.keys]
         pieces = counted(missing, self.progress, lambda job: f"measuring {job[0]}: {job[1].text}")
         for name, prompt in pieces:
             stored.append(measure(name, decoders[name], prompt, seed))

@@ -48,6 +48,7 @@ from lanternbench.tune.accepted_lengths import (
 )
 from lanternbench.tune.result import DEFAULT, Result, Tune, Tuning, best, tuning_figure
 from lanternbench.tune.tree_search import Candidate, GrowthSearch, OptionSearch, ShapeSearch
+from lanternbench.utils.progress import silent
 
 CAPTION = "a small red circle in the center on a plain blue background"
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.05, 0.0])
@@ -336,10 +337,7 @@ def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
         for more in ({}, {"window": 2}, {"siblings": 2})  # there are no 9 levels
     ]
     assert search.sizes_to_try[0][1] == Shape(1 + 3 + 9 + 2, 4, (), False)
-    records = {
-        name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recordings(None, ["x"])
-    }
-    records = search.combined(records)
+    records = {name: {"accepted": np.array([1, 2, 2, 5])} for name in search.recorders(None)}
     cost = fit([Timed(shape, 9, 0.0, 1.0, 0.1) for _, shape in search.sizes_to_try])
     own = search.candidates(cost, records)[0]
     assert (own.options, own.tau, own.reach) == ({}, 2.5, [0.75, 0.25, 0.25, 0.25])
@@ -383,7 +381,7 @@ def test_with_simulated_acceptance_costs_alone_decide_how_deep_drafts_are(shallo
         )
         for forward in (lambda n: 1.0, float)
     )
-    assert search.recordings(cheap, [CAPTION]) == {}
+    assert tuning.Steps(search, None, None, silent).records(cheap) == {}
     fastest = [
         max(search.candidates(c, {}), key=lambda c: c.tokens_per_s).options for c in (cheap, dear)
     ]
