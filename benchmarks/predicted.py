@@ -39,15 +39,7 @@ from lanternbench.models.target import Target
 from lanternbench.predict.machines import Roofline
 from lanternbench.predict.predict import latency
 from lanternbench.predict.published import accepted_length, decode_of, method_of
-from lanternbench.predict.replay import (
-    BASE,
-    Case,
-    Trace,
-    autoregressive,
-    baseline,
-    shape_of,
-    sketch,
-)
+from lanternbench.predict.replay import BASE, Case, baseline, shape_of, sketch
 from lanternbench.registry import components
 from lanternbench.report.papers import parameters, published_rows
 from lanternbench.report.tables import markdown
@@ -121,9 +113,9 @@ def toy_length(paper: dict[str, str]) -> float | None:
     return toy_lengths().get((paper["temperature"] or "1", label))
 
 
-def gain(machine: Roofline, case: Case, trace: Trace) -> float:
-    base = latency(machine, baseline(case.shape), [autoregressive(case.shape.length)], 1)[0]
-    return base / latency(machine, case, [trace], 1)[0]
+def gain(machine: Roofline, case: Case) -> float:
+    base = latency(machine, baseline(case.shape), 1)[0]
+    return base / latency(machine, case, 1)[0]
 
 
 def lines() -> tuple[list[Line], list[str]]:
@@ -144,7 +136,7 @@ def lines() -> tuple[list[Line], list[str]]:
             continue
         target = known(paper["target"])
         try:
-            case, trace = decode_of(paper, used, target, tau)
+            case = decode_of(paper, used, target, tau)
         except UserError as error:
             left_out.append(f"{text}: {error}")
             continue
@@ -153,7 +145,7 @@ def lines() -> tuple[list[Line], list[str]]:
         toy_tau = toy_length(paper)
         toy = None
         if toy_tau is not None:
-            toy = gain(graphs, *decode_of(paper, used, target, toy_tau))
+            toy = gain(graphs, decode_of(paper, used, target, toy_tau))
         line = Line(
             paper=paper,
             target=target.name,
@@ -161,8 +153,8 @@ def lines() -> tuple[list[Line], list[str]]:
             family=preset(paper["method"]).family,
             published=float(paper["speedup"]),
             tau=tau,
-            predicted=gain(graphs, case, trace),
-            eager=gain(Roofline(model, "bfloat16", False), case, trace),
+            predicted=gain(graphs, case),
+            eager=gain(Roofline(model, "bfloat16", False), case),
             toy_tau=toy_tau,
             toy=toy,
         )
@@ -258,10 +250,7 @@ def baselines() -> tuple[str, list[float]]:
             / model.bandwidth
             / 1e6
         )
-        base = baseline(shape)
-        eager = latency(
-            Roofline(model, "bfloat16", False), base, [autoregressive(shape.length)], 1
-        )[0]
+        eager = latency(Roofline(model, "bfloat16", False), baseline(shape), 1)[0]
         ratios.append(measured / limit)
         figures = (
             f"{measured:.1f}",

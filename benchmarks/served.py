@@ -14,7 +14,7 @@ from lanternbench.costs.roofline import device_model
 from lanternbench.models.catalogue import load_unpacked
 from lanternbench.predict.machines import Roofline
 from lanternbench.predict.predict import latency
-from lanternbench.predict.replay import autoregressive, baseline, shape_of
+from lanternbench.predict.replay import baseline, shape_of
 from lanternbench.report.tables import markdown
 
 OUT = Path(__file__).parent / "results" / "served.md"
@@ -71,9 +71,7 @@ def row(one: Served) -> list[str]:
     base = baseline(shape)
     cells = []
     for graphs in (True, False):
-        seconds = latency(
-            Roofline(device, "bfloat16", graphs), base, [autoregressive(shape.length)], 1
-        )[0]
+        seconds = latency(Roofline(device, "bfloat16", graphs), base, 1)[0]
         cells.append(f"{seconds:.1f} s, {1e3 * seconds / (shape.length - 1):.2f} ms")
     reported = f"{one.seconds:.1f} s, {1e3 * one.seconds / one.tokens:.1f} ms"
     name, size = one.target.partition(":")[0], "×".join(map(str, target.grid))

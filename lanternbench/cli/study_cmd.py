@@ -356,7 +356,7 @@ def advise(
     replay.add_machines(None)
     found = []
     for roof, alone in replay.machines:
-        rows = predictions(roof, replay.traces, sorted({batch, *BATCHES}), alone)
+        rows = predictions(roof, replay.cases, sorted({batch, *BATCHES}), alone)
         found.append(advice_of(replay.target, batch, rows))
     if as_json:
         print_json({"predicted": True, "advice": [one.record() for one in found]})
@@ -384,16 +384,17 @@ class Replay:
             self._read(run, results)
         elif published and elsewhere.target is not None:
             self.target = sketch(elsewhere.target, elsewhere.drafter, elsewhere.every)
-            self.cases = Cases({}, {}, [])
+            self.measured = Cases([], [])
         else:
             raise UserError(
                 "there are no accepted lengths to predict from: give a run, or --published and "
                 "--target with a target that papers have measured, such as anole-7b"
             )
-        self.traces = dict(self.cases.traces)
-        self.notes = list(self.cases.notes)
+        self.cases = list(self.measured.cases)
+        self.notes = list(self.measured.notes)
         if published or not self.same:
-            self._add_published(None if published else {case.method for case in self.traces})
+            used = {case.method.preset for case in self.cases}
+            self._add_published(None if published else used)
 
     def _read(self, run: str, results: Path) -> None:
         """Add the decodes of a run."""
@@ -414,7 +415,7 @@ class Replay:
             self.target = replay.sketch(goal, elsewhere.drafter, elsewhere.every)
         origin = replay.origin(self.record, source, self.target, str(folder))
         scale = guidance if same_target else None
-        self.cases = replay.cases(self.samples, source, self.target, scale, origin)
+        self.measured = replay.cases(self.samples, source, self.target, scale, origin)
 
     def _add_published(self, methods: set[str] | None) -> None:
         """Add the published decodes of the target, of ``methods`` if given.  Raises UserError if
@@ -428,9 +429,9 @@ class Replay:
             temperature = self.record.config.temperature if self.record else 1.0
         name = self.target.name
         found = published_cases(self.target, temperature, guidance_of(name), methods)
-        self.traces.update(found.traces)
+        self.cases.extend(found.cases)
         self.notes.extend(found.notes)
-        if not self.traces:
+        if not self.cases:
             raise UserError(
                 f"no accepted length is published for '{name}' at T {temperature:g}: measure one "
                 f"with `lanternbench run --target {name}`, and give that run"
@@ -459,11 +460,11 @@ class Replay:
         caption = self.samples[0].prompt
         with display("probing this machine") as bars:
             config = self.record.config
-            roof, measured, about = probe(config, self.cases, caption, threads, bars.show)
-        self.machines.append((roof, measured if self.same else None))
+            cases = self.measured.cases
+            roof, machine, about = probe(config, cases, caption, threads, bars.show)
+        self.machines.append((roof, machine if self.same else None))
         if self.same and self.record.config.batch == 1:
-            traces = self.cases.traces
-            self.validation = prediction.validate(measured, traces, self.samples)
+            self.validation = prediction.validate(machine, cases, self.samples)
         self.notes += [*about, *prediction.errors(self.validation)]
 
     def predictions(self, sizes: Sequence[int]) -> list[Prediction]:
@@ -473,7 +474,7 @@ class Replay:
         rows: list[Prediction] = []
         with display("predicting") as bars:
             for roof, alone in counted(self.machines, bars.show, lambda machine: machine[0].name):
-                rows += prediction.predict(roof, self.traces, sizes, alone)
+                rows += prediction.predict(roof, self.cases, sizes, alone)
         return rows
 
 

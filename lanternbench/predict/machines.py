@@ -21,10 +21,9 @@ from lanternbench.engine.decode import SpeculativeDecoder
 from lanternbench.engine.proposal import AnyProposer
 from lanternbench.engine.recording import SPAN
 from lanternbench.methods.build import build
-from lanternbench.methods.method import method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.models.network import Network
-from lanternbench.predict.replay import BASE, Case, Cases, Steps, shape_of, sketch
+from lanternbench.predict.replay import BASE, Case, Steps, baseline, shape_of, sketch
 from lanternbench.settings import ModelSpec, Sampling, Sweep
 from lanternbench.utils.device import choose, cores, load_average
 from lanternbench.utils.memory import total_memory
@@ -35,15 +34,8 @@ STEPS = 16  # steps at each length that are timed
 SIDE = 1024  # of the matrices
 
 
-@dataclass(frozen=True)
-class Roofline:
-    """A device model.  ``graphs``: steps are replayed as CUDA graphs, and a batch keeps its size
-    to the end.
-    """
-
-    device: DeviceModel
-    dtype: str
-    graphs: bool = True
+class Roofline(roofline.Execution):
+    """A device model.  With ``graphs`` a batch keeps its size to the end."""
 
     @property
     def name(self) -> str:
@@ -52,7 +44,6 @@ class Roofline:
     def seconds(self, case: Case, steps: Steps) -> dict[str, Values]:
         """Return the seconds of each step [T], by what they are spent on."""
         decoder = roofline.Decoder(case.shape.network, case.drafter, case.operators)
-        execution = roofline.Execution(self.device, self.dtype, self.graphs)
         rows = case.shape.rows * steps.batch
         cached = case.shape.prompt + steps.start - 1
         if self.graphs:  # recorded forward passes attend to whole spans
@@ -61,7 +52,7 @@ class Roofline:
         for at, levels in by_levels(case.measured, steps):
             load = Load(steps.batch[at], rows[at], steps.nodes[at], cached[at])
             drafting = roofline.Drafting(steps.before[at], levels)
-            spent = roofline.step(decoder, load, drafting, execution)
+            spent = roofline.step(decoder, load, drafting, self)
             for name, value in spent._asdict().items():
                 parts[name][at] = value
         return parts
@@ -129,7 +120,7 @@ def by_levels(
 
 def probe(
     config: Sweep,
-    cases: Cases,
+    cases: Sequence[Case],
     caption: str,
     threads: int | None,
     show: Progress,
@@ -140,15 +131,14 @@ def probe(
     ``config``: of the run.  Raises UserError if its target or drafter cannot be loaded.
     """
     target = load_with_drafter(config.part(ModelSpec), choose("auto", threads))
-    methods = {BASE: method(BASE), **cases.methods}
-    proposals = {case.label: case.measured for case in cases.traces}
-    costs = {}
-    for label in counted(list(methods), show, lambda label: f"a few steps of {label}"):
-        decoder = build(target, methods[label], config.part(Sampling), config.simulate_acceptance)
-        costs[label] = method_cost(decoder, proposals.get(label), caption)
-    dtype = str(target.dtype).removeprefix("torch.")
     # layers packed for a CPU no longer show their sizes
     plain = shape_of(sketch(config.target), config.guidance)
+    by_label = {case.label: case for case in (baseline(plain), *cases)}
+    costs = {}
+    for case in counted(list(by_label.values()), show, lambda one: f"a few steps of {one.label}"):
+        decoder = build(target, case.method, config.part(Sampling), config.simulate_acceptance)
+        costs[case.label] = method_cost(decoder, case.measured, caption)
+    dtype = str(target.dtype).removeprefix("torch.")
     shortest_s = float(costs[BASE].verify @ (1, 1, 1))
     model = host(target.device, plain.network, shortest_s, plain.rows, dtype)
     return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes_of(model, dtype)

@@ -5,7 +5,7 @@ Predictions are never mixed with measurements: tables and plot are labelled, and
 to a run folder.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import cycle, groupby
 from pathlib import Path
@@ -25,18 +25,9 @@ from rich.text import Text
 from lanternbench.costs.roofline import THIS
 from lanternbench.measure.figures import robust
 from lanternbench.measure.samples import Sample
-from lanternbench.methods.method import named, preset
+from lanternbench.methods.method import preset
 from lanternbench.predict.machines import Machine, Measured, Roofline
-from lanternbench.predict.replay import (
-    BASE,
-    ELSEWHERE,
-    TOY,
-    Case,
-    Trace,
-    autoregressive,
-    baseline,
-    batches,
-)
+from lanternbench.predict.replay import BASE, ELSEWHERE, TOY, Case, Trace, baseline, batches
 from lanternbench.report.style import GRID, LEADER, colour, save, styled
 from lanternbench.report.tables import markdown
 from lanternbench.utils.files import OUT, make_folder, write_file
@@ -55,7 +46,6 @@ LOSSLESS = "✓"
 OTHERS = (TOY, ELSEWHERE)  # whose accepted lengths are those of another target
 BOUND = {"weights": "weights", "cache": "KV cache", "arithmetic": "FLOP/s", "vocabulary": "logits"}
 CHECKED = ("method", "images", "predicted", "measured", "error", "robust", "error", "of speedup")
-Traces = Mapping[Case, Sequence[Trace]]
 
 
 class Prediction(NamedTuple):
@@ -100,7 +90,7 @@ class Prediction(NamedTuple):
 
 def predict(
     roof: Roofline,
-    cases: Traces,
+    cases: Sequence[Case],
     sizes: Sequence[int],
     alone: Measured | None = None,
 ) -> list[Prediction]:
@@ -110,15 +100,13 @@ def predict(
     ``alone``: the machine as it was probed, for single images of the probed target; batches follow
     from ``roof``.
     """
-    shape = next(iter(cases)).shape
-    base = baseline(shape)
-    traces: dict[Case, Sequence[Trace]] = {base: [autoregressive(shape.length)]}
-    traces |= {case: steps for case, steps in cases.items() if case.measured is not None}
-    replay = MachineReplay(roof, alone, base, traces)
-    stops = {case: replay.first_without_gain(case) for case in traces}
+    base = baseline(cases[0].shape)
+    replay = MachineReplay(roof, alone, base)
+    decodes = [base, *(case for case in cases if case.measured is not None)]
+    stops = [(case, replay.first_without_gain(case)) for case in decodes]
     rows: list[Prediction] = []
     for batch in sizes:
-        rows += ranked([replay.prediction(case, batch, stops[case]) for case in traces])
+        rows += ranked([replay.prediction(case, batch, stop) for case, stop in stops])
     return rows
 
 
@@ -153,10 +141,10 @@ def expected(
     """Return the range of a predicted speedup by the spread of its family, or that of all methods
     if it has few rows; None for the baseline and a probed machine.
     """
-    if machine.name == THIS or case.method == BASE:
+    if machine.name == THIS or case.method.preset == BASE:
         return None, None
     known = spreads()["toy" if case.acceptance.kind in OTHERS else "published"]
-    low, high = known.get(preset(case.method).family, known["all"])
+    low, high = known.get(preset(case.method.preset).family, known["all"])
     return low * speedup, high * speedup
 
 
@@ -166,17 +154,15 @@ class MachineReplay(NamedTuple):
     roof: Roofline
     alone: Measured | None
     base: Case
-    traces: Traces
 
     def prediction(self, case: Case, batch: int, stops_at: int | None) -> Prediction:
         machine: Machine = self.roof
         if self.alone is not None and batch == 1 and case.label in self.alone.costs:
             machine = self.alone
-        traces = self.traces[case]
-        seconds, spent = latency(machine, case, traces, batch)
-        base_seconds, _ = latency(machine, self.base, self.traces[self.base], batch)
-        nodes = max(int(trace.nodes.max()) for trace in traces)
-        tokens = sum(int(trace.committed.sum()) for trace in traces)
+        seconds, spent = latency(machine, case, batch)
+        base_seconds, _ = latency(machine, self.base, batch)
+        nodes = max(int(trace.nodes.max()) for trace in case.traces)
+        tokens = sum(int(trace.committed.sum()) for trace in case.traces)
         speedup = base_seconds / seconds
         low, high = expected(machine, case, speedup)
         return Prediction(
@@ -185,15 +171,15 @@ class MachineReplay(NamedTuple):
             dtype=machine.dtype,
             batch=batch,
             label=case.label,
-            method=case.method,
-            lossless=case.lossless,
-            drafter=named(case.method).proposal.drafter_kind or "",
+            method=case.method.preset,
+            lossless=case.method.lossless,
+            drafter=case.method.proposal.drafter_kind or "",
             acceptance=case.acceptance.kind,
             source=case.acceptance.source,
             quality=case.acceptance.quality,
             warning=case.acceptance.warning,
-            images=len(traces),
-            tau=tokens / sum(trace.steps for trace in traces),
+            images=len(case.traces),
+            tau=tokens / sum(trace.steps for trace in case.traces),
             latency_s=seconds,
             ms_per_token=1e3 * seconds / (case.shape.length - 1),
             images_per_s=batch / seconds,
@@ -219,21 +205,16 @@ class MachineReplay(NamedTuple):
         if case is self.base:
             return None
         for batch in BATCHES:
-            base_seconds, _ = latency(self.roof, self.base, self.traces[self.base], batch)
-            if base_seconds <= latency(self.roof, case, self.traces[case], batch)[0]:
+            base_seconds, _ = latency(self.roof, self.base, batch)
+            if base_seconds <= latency(self.roof, case, batch)[0]:
                 return batch
         return None
 
 
-def latency(
-    machine: Machine,
-    case: Case,
-    traces: Sequence[Trace],
-    batch: int,
-) -> tuple[float, dict[str, float]]:
+def latency(machine: Machine, case: Case, batch: int) -> tuple[float, dict[str, float]]:
     """Return the mean seconds of the decode of a batch, and what they are spent on."""
     spent: dict[str, float] = {}
-    groups = batches(traces, batch, machine.graphs)
+    groups = batches(case.traces, batch, machine.graphs)
     for steps in groups:
         for name, value in machine.seconds(case, steps).items():
             spent[name] = spent.get(name, 0.0) + float(value.sum()) / len(groups)
@@ -258,14 +239,16 @@ class Validation(NamedTuple):
     speedup_error: float | None = None  # of the ratio of the baseline's mean latency to this one's
 
 
-def validate(machine: Machine, traces: Traces, samples: Sequence[Sample]) -> list[Validation]:
+def validate(
+    machine: Machine, cases: Sequence[Case], samples: Sequence[Sample]
+) -> list[Validation]:
     """Return every method of the run that was timed, the baseline too."""
     rows = []
-    for case, case_traces in traces.items():
+    for case in cases:
         drafted = [s for s in samples if s.label == case.label and len(s.accept_lengths) > 1]
         timed = [
             (trace, sample)
-            for trace, sample in zip(case_traces, drafted, strict=True)
+            for trace, sample in zip(case.traces, drafted, strict=True)
             if sample.timed and sample.decode_s > 0
         ]
         if timed:
@@ -284,7 +267,8 @@ def validate(machine: Machine, traces: Traces, samples: Sequence[Sample]) -> lis
 
 
 def _validation(machine: Machine, case: Case, timed: Sequence[tuple[Trace, Sample]]) -> Validation:
-    predicted = np.array([latency(machine, case, [trace], 1)[0] for trace, _ in timed])
+    alone = [case._replace(traces=[trace]) for trace, _ in timed]
+    predicted = np.array([latency(machine, one, 1)[0] for one in alone])
     measured = np.array([sample.decode_s for _, sample in timed])
     robust_s = np.array([_robust_seconds(sample) for _, sample in timed])
     return Validation(

@@ -73,7 +73,7 @@ def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
 
 def decode_of(
     paper: Paper, used: Method, target: Target, tau: float, guidance: str = ""
-) -> tuple[Case, Trace]:
+) -> Case:
     """Return a row's decode of ``target`` with the trees that the target has by default.
 
     A tree has at least as many nodes as it commits tokens.  A tree that adapts has the depth that
@@ -89,18 +89,17 @@ def decode_of(
     if used.choices.order != "raster" and depth:
         warning = "; ".join(filter(None, [acceptance.warning, OF_ONE_ROW]))
         acceptance = acceptance._replace(warning=warning)
-    case = Case(
+    nodes = max(size.nodes, int(np.ceil(tau)))
+    return Case(
         label=label_of(paper),
-        method=used.preset,
+        method=used,
         shape=shape,
         drafter=proposer.network(),
         measured=proposer,
         operators=count_operators(used, target.options),
+        traces=[steady(tau, nodes, depth, shape.length)],
         acceptance=acceptance,
-        lossless=used.lossless,
     )
-    nodes = max(size.nodes, int(np.ceil(tau)))
-    return case, steady(tau, nodes, depth, shape.length)
 
 
 def acceptance_of(paper: Paper, guidance: str) -> Acceptance:
@@ -138,7 +137,7 @@ def published_cases(
 
     ``guidance``: what is known of it, by paper.  A row that does not state its temperature counts.
     """
-    found = Cases({}, {}, [])
+    found = Cases([], [])
     lacking = []
     for paper in rows_of(target.name):
         used = method_of(paper)
@@ -154,13 +153,11 @@ def published_cases(
         else:
             try:
                 scale = guidance.get(paper["source"], "")
-                case, trace = decode_of(paper, used, target, tau, scale)
+                found.cases.append(decode_of(paper, used, target, tau, scale))
             except UserError as error:
                 found.notes.append(f"{paper['method']} is left out: {error}")
-                continue
-            found.traces[case] = [trace]
     found.notes.extend(without_drafter(lacking, shape_of(target)))
-    unknown = set(methods or ()) - {case.method for case in found.traces} - {BASE}
+    unknown = set(methods or ()) - {case.method.preset for case in found.cases} - {BASE}
     if unknown:
         names = ", ".join(sorted(unknown))
         found.notes.append(f"no accepted length is published for {target.name}: {names}")

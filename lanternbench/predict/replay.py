@@ -22,7 +22,7 @@ from lanternbench.errors import UserError
 from lanternbench.measure.run_record import RunRecord
 from lanternbench.measure.samples import Sample
 from lanternbench.methods.build import build_proposer
-from lanternbench.methods.method import Method, method
+from lanternbench.methods.method import Method, method, named
 from lanternbench.models.catalogue import load_unpacked, parts_of, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
 from lanternbench.models.network import Network, network
@@ -73,24 +73,6 @@ class Acceptance(NamedTuple):
     warning: str = ""
 
 
-class Case(NamedTuple):
-    """A method on a target."""
-
-    label: str
-    method: str
-    shape: Shape
-    drafter: Network | None  # for the target
-    measured: AnyProposer | None  # the proposal in the run; None for the baseline
-    operators: Operators  # of a step
-    acceptance: Acceptance = Acceptance("")
-    lossless: bool = True
-
-
-def baseline(shape: Shape) -> Case:
-    """Return autoregressive decoding of a target."""
-    return Case(BASE, BASE, shape, None, None, baseline_operators())
-
-
 class Trace(NamedTuple):
     """The steps of one image after its prefill: [T] each."""
 
@@ -111,6 +93,26 @@ class Trace(NamedTuple):
     def before(self) -> Ints:
         """Tokens that the step before committed."""
         return np.concatenate([[1], self.committed[:-1]])
+
+
+class Case(NamedTuple):
+    """Decodes of a target with a method."""
+
+    label: str
+    method: Method
+    shape: Shape
+    drafter: Network | None  # for the target
+    measured: AnyProposer | None  # the proposal in the run; None for the baseline
+    operators: Operators  # of a step
+    traces: Sequence[Trace]
+    acceptance: Acceptance = Acceptance("")
+
+
+def baseline(shape: Shape) -> Case:
+    """Return the autoregressive decode of a target."""
+    ones = np.ones(shape.length - 1, np.int64)
+    trace = Trace(ones, ones, np.zeros_like(ones))
+    return Case(BASE, named(BASE), shape, None, None, baseline_operators(), [trace])
 
 
 class Steps(NamedTuple):
@@ -136,12 +138,6 @@ def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length:
     cut = Trace(*(column[:steps] for column in repeated))
     cut.committed[-1] -= ends[steps - 1] - wanted
     return cut
-
-
-def autoregressive(length: int) -> Trace:
-    """Return a decode of one token a step."""
-    ones = np.ones(length - 1, np.int64)
-    return Trace(ones, ones, np.zeros_like(ones))
 
 
 def batches(traces: Sequence[Trace], batch: int, keeps_shape: bool) -> list[Steps]:
@@ -255,8 +251,7 @@ def _sketch(name: str) -> Target:
 class Cases(NamedTuple):
     """The decodes that are replayed, with notes for the reader."""
 
-    traces: dict[Case, list[Trace]]
-    methods: dict[str, Method]  # by label
+    cases: list[Case]
     notes: list[str]
 
 
@@ -275,7 +270,7 @@ def cases(
     """
     by_label = labelled(samples, run.source)
     shape = shape_of(target, guidance)
-    found = Cases({}, {}, [])
+    found = Cases([], [])
     lacking: list[str] = []
     for label, group in by_label.items():
         try:
@@ -287,13 +282,12 @@ def cases(
         except UserError as error:
             found.notes.append(f"{label} is left out: {error}")
             continue
-        case = case._replace(acceptance=run._replace(quality=loss_of(group)))
         traces = traces_of(group, case.measured, shape.length)
         if traces:
-            found.traces[case] = traces
-            found.methods[label] = used
+            acceptance = run._replace(quality=loss_of(group))
+            found.cases.append(case._replace(traces=traces, acceptance=acceptance))
     found.notes.extend(without_drafter(lacking, shape))
-    if all(case.measured is None for case in found.traces):
+    if all(case.measured is None for case in found.cases):
         only = f"{run.source} has only methods that draft nothing ({', '.join(by_label)})"
         reason = found.notes[0] if found.notes else only
         raise UserError(
@@ -365,9 +359,7 @@ def case_of(label: str, used: Method, shape: Shape, source: Target, target: Targ
         if used.preset != BASE:
             raise UserError("it drafts nothing that could be replayed")
         return baseline(shape)
-    operators = count_operators(used, source.options)
-    case = Case(label, used.preset, shape, drafter, measured, operators)
-    return case._replace(lossless=used.lossless)
+    return Case(label, used, shape, drafter, measured, count_operators(used, source.options), [])
 
 
 def of_run(record: RunRecord) -> tuple[str, str | None, float | None]:

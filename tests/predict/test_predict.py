@@ -50,7 +50,7 @@ from lanternbench.predict.replay import (
     Acceptance,
     Case,
     Trace,
-    autoregressive,
+    baseline,
     batches,
     cases,
     shape_of,
@@ -163,12 +163,12 @@ def test_every_device_model_names_its_source_and_holds_the_papers_dtypes():
 def test_more_bandwidth_is_never_slower_and_the_host_limits_what_has_no_graphs(xl, tiny):
     found = cases([sample()], tiny, xl, None, RUN)
     slow, fast = (
-        predict.predict(machines.Roofline(device_model(n), "bfloat16"), found.traces, [1, 64])
+        predict.predict(machines.Roofline(device_model(n), "bfloat16"), found.cases, [1, 64])
         for n in ("h100", "h200")
     )
     assert all(a.latency_s > b.latency_s for a, b in zip(slow, fast, strict=True))
     eager = predict.predict(
-        machines.Roofline(device_model("h100"), "bfloat16", False), found.traces, [1]
+        machines.Roofline(device_model("h100"), "bfloat16", False), found.cases, [1]
     )
     operators = baseline_operators()
     kernels = operators.layer * 36 + operators.forward + operators.rest
@@ -184,7 +184,12 @@ def test_a_trace_is_repeated_and_cut_to_the_tokens_of_the_target():
     assert trace.committed.tolist() == [3, 1, 2, 3, 1, 1]
     assert trace.nodes.tolist() == [6, 7, 8, 6, 7, 8]
     assert trace.start.tolist() == [1, 4, 5, 7, 10, 11]
-    assert autoregressive(12).steps == 11
+
+
+def test_without_drafts_every_token_but_the_prefills_is_a_step(tiny):
+    (trace,) = baseline(shape_of(tiny)).traces
+    assert trace.steps == 255
+    assert set(trace.committed.tolist()) == set(trace.nodes.tolist()) == {1}
 
 
 def test_a_batch_takes_the_steps_of_its_slowest_prompt_and_drops_the_finished_as_the_engine_does():
@@ -223,7 +228,7 @@ def test_drafters_run_as_many_forwards_as_replays_count(target):
 
 def test_a_run_without_tree_sizes_is_replayed_where_the_method_fixes_them(tiny):
     old = sample(tree_nodes=None)
-    (trace,) = next(iter(cases([old], tiny, tiny, None, RUN).traces.values()))
+    (trace,) = cases([old], tiny, tiny, None, RUN).cases[0].traces
     assert set(trace.nodes.tolist()) == {6}
     with pytest.raises(
         UserError, match=r"'adt-tree' lack the tree size of each step.*measure it again"
@@ -233,7 +238,7 @@ def test_a_run_without_tree_sizes_is_replayed_where_the_method_fixes_them(tiny):
 
 def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
     found = cases([sample(), sample("medusa", nodes=9, depth=4)], tiny, xl, None, RUN)
-    assert [case.label for case in found.traces] == ["eagle-1"]
+    assert [case.label for case in found.cases] == ["eagle-1"]
     left_out = "left out, because nobody published their drafter for llamagen-xl-stage1: medusa"
     assert left_out in found.notes
     with_model = cases(
@@ -243,17 +248,17 @@ def test_methods_without_a_drafter_on_the_target_are_left_out_by_name(tiny, xl):
         None,
         RUN,
     )
-    (case,) = with_model.traces
+    (case,) = with_model.cases
     assert case.drafter.stored == pytest.approx(343e6, rel=0.01)
 
 
 def test_methods_of_several_rows_are_left_out_by_name_where_the_grid_is_another(tiny):
     rows = [sample(), sample("pjd", nodes=17, depth=8), sample("zipar", nodes=2, depth=0)]
     there = cases(rows, tiny, sketch("anole-7b"), None, RUN)
-    assert [case.label for case in there.traces] == ["eagle-1"]
+    assert [case.label for case in there.cases] == ["eagle-1"]
     assert sum("follow from the grid" in note for note in there.notes) == 2
     here = cases(rows, tiny, tiny, None, RUN)
-    assert [case.label for case in here.traces] == ["eagle-1", "pjd"]
+    assert [case.label for case in here.cases] == ["eagle-1", "pjd"]
     assert any("zipar is left out: it drafts nothing" in note for note in here.notes)
 
 
@@ -262,7 +267,7 @@ def test_the_largest_shape_has_34_billion_weights_and_a_small_card_does_not_hold
     assert shape_of(big).network.stored == pytest.approx(34e9, rel=0.02)
     machine = machines.Roofline(device_model("rtx-4090"), "bfloat16")
     found = cases([sample()], tiny, big, None, RUN)
-    rows = predict.predict(machine, found.traces, [1])
+    rows = predict.predict(machine, found.cases, [1])
     assert {row.fits for row in rows} == {False}
     assert {row.fits_up_to for row in rows} == {0}
 
@@ -307,6 +312,7 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
         verify = 1e-3 + 2e-4 * trace.nodes + 2e-6 * trace.start
         return float((verify + 3e-4 * levels + 4e-4).sum())
 
+    (autoregressive,) = baseline(shape_of(tiny)).traces
     made = []
     for number, lengths in enumerate(((3, 1, 2), (5, 1), (1, 1, 4))):
         timed = sample(number=number, lengths=lengths)
@@ -315,7 +321,7 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
         )
         # a root and four levels
         made.append(timed.model_copy(update={"decode_s": seconds(trace, 5)}))
-        made.append(sample(**AR, number=number, decode_s=seconds(autoregressive(256), 0)))
+        made.append(sample(**AR, number=number, decode_s=seconds(autoregressive, 0)))
     verify = np.array([1e-3, 2e-4, 2e-6])  # of 1, nodes, cached tokens
     costs = {
         "ar": machines.MethodCost(verify, np.zeros(4), 4e-4),
@@ -323,14 +329,14 @@ def test_a_synthetic_run_is_predicted_exactly(tiny):
     }
     machine = machines.Measured("float32", costs)
     found = cases(made, tiny, tiny, None, RUN)
-    checked = predict.validate(machine, found.traces, made)
+    checked = predict.validate(machine, found.cases, made)
     assert {v.label for v in checked} == {"ar", "eagle-1"}
     assert all(v.error < 1e-9 and v.images == 3 for v in checked)
     assert [v.speedup_error for v in checked if v.label == "eagle-1"] == [
         pytest.approx(0, abs=1e-9)
     ]
     slower = replace(machine, costs=costs | {"eagle-1": costs["eagle-1"]._replace(outside=2e-3)})
-    assert predict.validate(slower, found.traces, made)[0].error > 0.2
+    assert predict.validate(slower, found.cases, made)[0].error > 0.2
 
 
 @pytest.mark.parametrize("order", ["fixed", "adapting"])
@@ -352,10 +358,11 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
     monkeypatch.setattr(machines, "step_times", steps)
     cost = machines.method_cost(build(tiny, method("eagle-1")), proposal, "x")
     machine = machines.Measured("float32", {"eagle-1": cost})
-    case = Case("eagle-1", "eagle-1", shape_of(tiny), None, proposal, OPERATORS)
     depth, nodes = sizes[len(sizes) // 2]
     trace = Trace(*(np.array([x]) for x in (1, nodes, depth)))
-    spent = machine.seconds(case, batches([trace], 1, False)[0])
+    used, shape = method("eagle-1"), shape_of(tiny)
+    case = Case("eagle-1", used, shape, None, proposal, OPERATORS, [trace])
+    spent = machine.seconds(case, batches(case.traces, 1, False)[0])
     levels = proposal.levels(depth, nodes)
     assert spent["verify"] == pytest.approx(1e-3 + 2e-4 * nodes + 2e-6)
     assert spent["draft"] == pytest.approx(3e-4 * (1 + len(levels)) + 1e-4 * sum(levels))

@@ -48,7 +48,7 @@ def anole():
 @pytest.fixture(scope="module")
 def every_batch(anole):
     found = published_cases(anole, 1.0, {SJD: "3.0"})
-    return predict.predict(A100, found.traces, predict.BATCHES)
+    return predict.predict(A100, found.cases, predict.BATCHES)
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,12 @@ def test_relaxed_rows_have_the_quality_of_the_papers_table(rows):
 def test_drafters_that_nobody_published_are_left_out_in_one_line_unless_asked_for():
     target = sketch("llamagen-xl-c2i", every=False)
     found = published_cases(target, 1.0, {})
-    assert not found.traces
+    assert not found.cases
     assert found.notes == [
         "left out, because nobody published their drafter for llamagen-xl-c2i: adt-tree"
     ]
     every = published_cases(sketch("llamagen-xl-c2i"), 1.0, {})
-    assert {case.method for case in every.traces} == {"adt-tree"}
+    assert {case.method.preset for case in every.cases} == {"adt-tree"}
 
 
 def test_a_row_without_an_accepted_length_says_so(monkeypatch, anole):
@@ -146,7 +146,7 @@ def test_a_row_without_an_accepted_length_says_so(monkeypatch, anole):
     )
     monkeypatch.setattr(published, "published_rows", lambda: (paper | {"temperature": "1"},))
     found = published_cases(anole, 1.0, {})
-    assert not found.traces
+    assert not found.cases
     (note,) = found.notes
     assert note.startswith("no accepted length is published for gsd: ")
     assert note.endswith("has a speedup of 2.2×")
