@@ -98,12 +98,12 @@ def predicted(name: str) -> list[Share]:
         levels = proposer.levels(DRAFTS, DRAFTS + 1)
         net = proposer.network()
         operators = count_operators(made, target.options)
-        drafting = roofline.Drafting(TAU, levels)
+        drafted = (TAU, *levels)
         whole = roofline.step(
-            roofline.Decoder(shape.network, net, operators), load_, drafting, execution
+            roofline.Decoder(shape.network, net, operators), load_, drafted, execution
         )
         alone = roofline.step(
-            roofline.Decoder(shape.network, None, operators), load_, drafting, execution
+            roofline.Decoder(shape.network, None, operators), load_, drafted, execution
         )
         draft = 1e3 * float(sum(whole) - sum(alone))
         found.append(Share(drafter, 1 + len(levels), draft, 1e3 * float(sum(whole))))

@@ -17,7 +17,7 @@ from benchmarks.gpu.decoding import BASE, decoder_of
 from benchmarks.gpu.result import Row, read
 from lanternbench.costs import roofline
 from lanternbench.costs.operators import count_operators
-from lanternbench.costs.roofline import Decoder, DeviceModel, Drafting, Execution, Load, Operators
+from lanternbench.costs.roofline import Decoder, DeviceModel, Execution, Load, Operators
 from lanternbench.engine.recording import SPAN
 from lanternbench.methods.method import method
 from lanternbench.models.network import network
@@ -87,8 +87,7 @@ class StepModel:
         load = Load(batch, rows, nodes, self._cached(nodes, graphs))
         execution = Execution(self.device, "bfloat16", graphs)
         committed = 1.0 if name == BASE else TAU
-        drafting = Drafting(committed, tuple(levels))
-        parts = roofline.step(decoder, load, drafting, execution)
+        parts = roofline.step(decoder, load, (committed, *levels), execution)
         read = (parts.weights + parts.cache) * self.device.bandwidth  # GB
         outside = decoder.operators.rest * self.device.gap * 1e-6
         kernels = parts.launches / (self.device.gap * 1e-6)

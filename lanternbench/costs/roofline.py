@@ -16,6 +16,7 @@ Arguments are numbers or arrays of one shape; all times are seconds.
 """
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -141,15 +142,6 @@ class Decoder(NamedTuple):
     operators: Operators
 
 
-class Drafting(NamedTuple):
-    """Tokens that the drafter reads in a step: those that the last step committed, then the nodes
-    of each level.
-    """
-
-    committed: Numbers = 1.0
-    levels: tuple[int, ...] = ()
-
-
 class Parts(NamedTuple):
     """Seconds by what they are spent on; see the module."""
 
@@ -185,8 +177,13 @@ def forward(net: Network, load: Load, execution: Execution, kernels: float = 0.0
     )
 
 
-def step(decoder: Decoder, load: Load, drafting: Drafting, execution: Execution) -> Parts:
+def step(
+    decoder: Decoder, load: Load, drafted: Sequence[Numbers], execution: Execution
+) -> Parts:
     """Return the time of one step, in which the target reads ``load.new`` nodes.
+
+    ``drafted``: what each forward pass of the drafter reads, the first what the last step
+    committed, the others the nodes of a level.
 
     Without graphs the device waits for the host whenever it issues kernels slower than they run:
     that is launch overhead.
@@ -196,7 +193,7 @@ def step(decoder: Decoder, load: Load, drafting: Drafting, execution: Execution)
     spent = forward(target, load, execution, kernels)
     if drafter is not None:
         of_pass = operators.layer * drafter.layers + operators.level
-        for new in (drafting.committed, *drafting.levels):
+        for new in drafted:
             spent = spent.plus(forward(drafter, load._replace(new=new), execution, of_pass))
             load = load._replace(cached=load.cached + new)
             kernels += of_pass

@@ -16,12 +16,11 @@ from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.target import Target
 from lanternbench.models.tiny import checkpoint as tiny
-from lanternbench.settings import TARGETS_OWN, Sampling
 from lanternbench.utils.device import prepare_gpu
 from lanternbench.utils.graph_capture import Graphs
 
 PRESETS = ("ar", "eagle-1", "eagle-2", "sjd", "cool-sd")  # a proposal or tree of every kind
-CAPTIONS = ("a red circle", "two small green squares", "a large blue ring above a yellow star")
+CAPTIONS = ["a red circle", "two small green squares", "a large blue ring above a yellow star"]
 STEPS = 24  # of a decode on the GPU
 
 
@@ -37,31 +36,23 @@ def first_difference(expected: Sequence[Generation], decoded: Sequence[Generatio
     return None
 
 
-def recorded_differs(
-    target: Target,
-    graphs: Graphs,
-    name: str,
-    captions: Sequence[str],
-    sampling: Sampling = TARGETS_OWN,
-    *,
-    steps: int,
-) -> str | None:
+def recorded_differs(target: Target, name: str) -> str | None:
     """Return the first difference between recorded and launched steps of the preset ``name``."""
-    launched = build(replace(target, graphs=None), method(name), sampling)
-    recorded = build(replace(target, graphs=graphs), method(name), sampling)
+    launched = build(replace(target, graphs=None), method(name))
+    recorded = build(replace(target, graphs=Graphs()), method(name))
     return first_difference(
-        generate(launched, list(captions), max_steps=steps),
-        generate(recorded, list(captions), max_steps=steps),
+        generate(launched, CAPTIONS[:1], max_steps=STEPS),
+        generate(recorded, CAPTIONS[:1], max_steps=STEPS),
     )
 
 
-def batch_differs(target: Target, name: str, captions: Sequence[str], steps: int) -> str | None:
-    """Return the first difference between a batch and its prompts decoded alone."""
-    decoder = build(target, method(name))
+def batch_differs(target: Target, name: str) -> str | None:
+    """Return the first difference between a recorded batch and its prompts decoded alone."""
+    decoder = build(replace(target, graphs=Graphs()), method(name))
     alone: list[Generation] = []
-    for caption in captions:
-        alone += generate(decoder, [caption], max_steps=steps)
-    return first_difference(alone, generate(decoder, list(captions), max_steps=steps))
+    for caption in CAPTIONS:
+        alone += generate(decoder, [caption], max_steps=STEPS)
+    return first_difference(alone, generate(decoder, CAPTIONS, max_steps=STEPS))
 
 
 def check_gpu(device: str, facts: Sequence[dict[str, object]]) -> list[Check]:
@@ -82,10 +73,10 @@ def check_gpu(device: str, facts: Sequence[dict[str, object]]) -> list[Check]:
     rows.append(Check("memory reads at", f"{bandwidth(gpu).best:.0f} GB/s"))
     target = tiny.load(device=device, dtype=torch.float64)
     for name in PRESETS:
-        wrong = recorded_differs(target, Graphs(), name, CAPTIONS[:1], steps=STEPS)
+        wrong = recorded_differs(target, name)
         value = wrong or f"the tokens of launched steps, {STEPS} steps"
         rows.append(Check(f"graphs, {name}", value, wrong is None))
-    wrong = batch_differs(replace(target, graphs=Graphs()), "eagle-1", CAPTIONS, STEPS)
+    wrong = batch_differs(target, "eagle-1")
     value = wrong or "the tokens of its prompts alone"
     rows.append(Check("batch of 3, eagle-1", value, wrong is None))
     return rows

@@ -51,8 +51,7 @@ class Roofline(roofline.Execution):
         parts = {name: np.zeros(len(steps.nodes)) for name in roofline.Parts._fields}
         for at, levels in by_levels(case.measured, steps):
             load = Load(steps.batch[at], rows[at], steps.nodes[at], cached[at])
-            drafting = roofline.Drafting(steps.before[at], levels)
-            spent = roofline.step(decoder, load, drafting, self)
+            spent = roofline.step(decoder, load, (steps.before[at], *levels), self)
             for name, value in spent._asdict().items():
                 parts[name][at] = value
         return parts

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lanternbench.costs import operators, roofline
 from lanternbench.costs.operators import count_operators, count_phases
-from lanternbench.costs.roofline import Decoder, Drafting, Execution, Load, device_model
+from lanternbench.costs.roofline import Decoder, Execution, Load, device_model
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
 from lanternbench.models.llamagen.random import small_target
@@ -58,7 +58,7 @@ def test_operators_predict_the_step_of_a_target_of_any_depth(name):
     for depth, nodes in counted.sizes:
         levels = proposer.levels(depth, nodes)
         load = Load(1.0, 2.0, float(nodes), 100.0)
-        spent = roofline.step(networks, load, Drafting(1.0, levels), ON_H100)
+        spent = roofline.step(networks, load, (1.0, *levels), ON_H100)
         seconds.append(float(spent.launches))
     kernels = mean(seconds) / (1e-6 * ON_H100.device.gap)
     assert kernels == pytest.approx(sum(counted.phases.values()), rel=0.05)
