@@ -359,7 +359,7 @@ def advise(
         rows = predictions(roof, replay.cases, sorted({batch, *BATCHES}), alone)
         found.append(advice_of(replay.target, batch, rows))
     if as_json:
-        print_json({"predicted": True, "advice": [one.record() for one in found]})
+        print_json({"predicted": True, "advice": found})
         return
     for one in found:
         print("\n".join(one.lines()))

@@ -4,7 +4,7 @@ cost of a step on it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import product
+from itertools import groupby, product
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -203,13 +203,10 @@ def time_steps(
 
 def medians(times: Iterable[Timed]) -> list[Timed]:
     """Those of all steps with the same shape and cached length."""
-    by_size: dict[tuple[Shape, int], list[Timed]] = {}
-    for timed in sorted(times):
-        by_size.setdefault((timed.shape, timed.cached), []).append(timed)
     usual: list[Timed] = []
-    for (shape, cached), same in by_size.items():
-        seconds = [median(column) for column in list(zip(*same, strict=True))[2:]]
-        usual.append(Timed(shape, cached, *seconds))
+    for size, same in groupby(sorted(times), key=lambda timed: timed[:2]):
+        _, _, *seconds = zip(*same, strict=True)
+        usual.append(Timed(*size, *map(median, seconds)))
     return usual
 
 

@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from lanternbench.errors import UserError
@@ -35,12 +34,10 @@ class Advice(NamedTuple):
                 f"  τ {row.tau:.2f}, {row.acceptance}: {row.source}",
             ]
         texts += ["What would change this:", *(f"- {change}" for change in self.changes)]
-        wrapped = (textwrap.wrap(text, WIDTH, subsequent_indent="  ") for text in texts)
-        return list(chain.from_iterable(wrapped))
-
-    def record(self) -> dict[str, object]:
-        best = {group: row._asdict() for group, row in self.best.items()}
-        return {"title": self.title, "best": best, "changes": self.changes}
+        lines: list[str] = []
+        for text in texts:
+            lines += textwrap.wrap(text, WIDTH, subsequent_indent="  ")
+        return lines
 
 
 def advice_of(target: Target, batch: int, rows: Sequence[Prediction]) -> Advice:

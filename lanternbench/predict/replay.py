@@ -222,7 +222,8 @@ def sketch(name: str, drafter: str | None = None, every: bool = True) -> Target:
     with the known names.
     """
     title, sizes, _ = parts_of(name)
-    target = replace(_sketch(name), name=f"{title}:{sizes}" if sizes else title)
+    sized = f"{title}:{sizes}" if sizes else title
+    target = replace(_sketch(name, title, sized), name=sized)
     if not every and target.device.type == "meta":
         row = catalogue().get(title)
         files = row.files if row is not None else {}
@@ -233,13 +234,12 @@ def sketch(name: str, drafter: str | None = None, every: bool = True) -> Target:
     return with_drafter(target, drafter, str(target.device), random_weights=True)[0]
 
 
-def _sketch(name: str) -> Target:
-    title, sizes, _ = parts_of(name)
+def _sketch(name: str, title: str, sized: str) -> Target:
+    """Return the target ``name``; ``title``: its entry; ``sized``: with the sizes of its grid."""
     if title in shapes():
         entry = shapes()[title]
         return family(entry.family).random_target(entry, "meta")
     if title in catalogue() and catalogue()[title].gigabytes:
-        sized = f"{title}:{sizes}" if sizes else title
         return load_unpacked(sized, "meta", random_weights=True)
     try:
         return load_unpacked(name)
