@@ -25,71 +25,6 @@ T = TypeVar("T", bound=Hashable)
 State = TypeVar("State", bound=Hashable)
 
 
-@dataclass(eq=False)
-class World:
-    """Target and drafter on images of ``length`` tokens out of ``vocab``.
-
-    ``target``, ``drafter`` and their unconditional twins map a prefix to V logits
-    (log-probabilities will do; −∞ bans a token).  They are asked beyond the last token too, because
-    drafts may reach further than the image.  ``q`` and ``p`` are the distributions of target and
-    drafter after a prefix: guided, then warped.
-    """
-
-    vocab: int
-    length: int
-    target: Logits
-    drafter: Logits | None = None
-    target_uncond: Logits | None = None
-    drafter_uncond: Logits | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    grid_width: int = 2
-    codebook: list[list[float]] = field(default_factory=list)  # V rows
-    q: Callable[[Prefix], Probs] = field(init=False)
-    p: Callable[[Prefix], Probs] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.q = self.warped(self.target, self.target_uncond)
-        if self.drafter is not None:
-            self.p = self.warped(self.drafter, self.drafter_uncond)
-
-    def warped(self, cond: Logits, uncond: Logits | None) -> Callable[[Prefix], Probs]:
-        """The distribution that decoding draws from, as a function of the prefix."""
-
-        @cache
-        def distribution(prefix: Prefix) -> Probs:
-            logits = cond(prefix)
-            if uncond is not None:
-                logits = guide(logits, uncond(prefix), self.sampling.guidance)
-            return self.distribution(logits)
-
-        return distribution
-
-    def distribution(self, logits: list[float]) -> Probs:
-        return warp(logits, self.sampling)
-
-    def drafting_after(self, committed: int) -> Self:
-        """This world, with a drafter for which whatever comes after so many tokens is token 0."""
-        other = copy(self)
-        other.p = lambda prefix: self.p(prefix[:committed] + (0,) * len(prefix[committed:]))
-        return other
-
-    def first_tokens(self) -> dict[Prefix, float]:
-        """P(x) of a first token that a prefill draws."""
-        return {(x,): q_x for x, q_x in enumerate(self.q(())) if q_x > 0}
-
-    def joint(self) -> dict[Prefix, float]:
-        """P(image) under the target: Π_t q(x_t | x_<t)."""
-        images: dict[Prefix, float] = {(): 1.0}
-        for _ in range(self.length):
-            longer = {}
-            for prefix, probability in images.items():
-                for x, q_x in enumerate(self.q(prefix)):
-                    if q_x > 0:
-                        longer[(*prefix, x)] = probability * q_x
-            images = longer
-        return images
-
-
 def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
     """Classifier-free guidance: uncond + s·(cond − uncond).  A token banned on either side stays
     banned.
@@ -154,6 +89,69 @@ def without(p: Probs, x: int) -> Probs:
 def total_variation(a: Iterable[float], b: Iterable[float]) -> float:
     """½ Σ |a − b| of two distributions."""
     return 0.5 * math.fsum(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+@dataclass(eq=False)
+class World:
+    """Target and drafter on images of ``length`` tokens out of ``vocab``.
+
+    ``target``, ``drafter`` and their unconditional twins map a prefix to V logits
+    (log-probabilities will do; −∞ bans a token).  They are asked beyond the last token too, because
+    drafts may reach further than the image.  ``q`` and ``p`` are the distributions of target and
+    drafter after a prefix: guided, then warped.
+    """
+
+    vocab: int
+    length: int
+    target: Logits
+    drafter: Logits | None = None
+    target_uncond: Logits | None = None
+    drafter_uncond: Logits | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    warp: Callable[[list[float], Sampling], Probs] = warp
+    grid_width: int = 2
+    codebook: list[list[float]] = field(default_factory=list)  # V rows
+    q: Callable[[Prefix], Probs] = field(init=False)
+    p: Callable[[Prefix], Probs] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.q = self.warped(self.target, self.target_uncond)
+        if self.drafter is not None:
+            self.p = self.warped(self.drafter, self.drafter_uncond)
+
+    def warped(self, cond: Logits, uncond: Logits | None) -> Callable[[Prefix], Probs]:
+        """The distribution that decoding draws from, as a function of the prefix."""
+
+        @cache
+        def distribution(prefix: Prefix) -> Probs:
+            logits = cond(prefix)
+            if uncond is not None:
+                logits = guide(logits, uncond(prefix), self.sampling.guidance)
+            return self.warp(logits, self.sampling)
+
+        return distribution
+
+    def drafting_after(self, committed: int) -> Self:
+        """This world, with a drafter for which whatever comes after so many tokens is token 0."""
+        other = copy(self)
+        other.p = lambda prefix: self.p(prefix[:committed] + (0,) * len(prefix[committed:]))
+        return other
+
+    def first_tokens(self) -> dict[Prefix, float]:
+        """P(x) of a first token that a prefill draws."""
+        return {(x,): q_x for x, q_x in enumerate(self.q(())) if q_x > 0}
+
+    def joint(self) -> dict[Prefix, float]:
+        """P(image) under the target: Π_t q(x_t | x_<t)."""
+        images: dict[Prefix, float] = {(): 1.0}
+        for _ in range(self.length):
+            longer = {}
+            for prefix, probability in images.items():
+                for x, q_x in enumerate(self.q(prefix)):
+                    if q_x > 0:
+                        longer[(*prefix, x)] = probability * q_x
+            images = longer
+        return images
 
 
 class DeadEnd(Exception):

@@ -1,7 +1,7 @@
 """The windows of Lumina-mGPT 2.0's public code, see ``methods.proposals.lumina2``."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 from lanternbench.engine.plain import PlainRule, Probs
 from lanternbench.lossless.plain import World, likely, warp
@@ -17,11 +17,6 @@ def processed(logits: list[float], sampling: Sampling) -> Probs:
     return warp([x if x >= least else -math.inf for x in logits], sampling)
 
 
-class PublicWorld(World):
-    def distribution(self, logits: list[float]) -> Probs:
-        return processed(logits, self.sampling)
-
-
 @dataclass(frozen=True)
 class Redraw:
     """The law after a rejection: the target's distribution, processed again."""
@@ -35,5 +30,4 @@ class Redraw:
 
 class PublicWindows(WindowMethod):
     def world(self, world: World) -> World:
-        values = {field.name: getattr(world, field.name) for field in fields(World) if field.init}
-        return PublicWorld(**values)
+        return replace(world, warp=processed)
