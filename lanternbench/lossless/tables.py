@@ -27,7 +27,7 @@ from lanternbench.models.drafters.flashar import FlashAR
 from lanternbench.models.drafters.kinds import KINDS
 from lanternbench.models.family import Entry
 from lanternbench.models.target import Prefix as Prompt
-from lanternbench.models.target import Target
+from lanternbench.models.target import Target, TextEncoder
 from lanternbench.models.transformer import Depths
 from lanternbench.models.vq import VQConfig
 from lanternbench.settings import TARGETS_OWN, Sampling
@@ -216,8 +216,13 @@ class TableModel:
 
     def __init__(self, tables: Tables):
         self.tables = tables
-        decoder = SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1)
-        self.config = SimpleNamespace(decoder=decoder, dim=tables.vocab)
+        self.grids = (tables.grid,)
+        self.config = SimpleNamespace(
+            decoder=SimpleNamespace(n_layer=1, kv_heads=1, cache_width=1),
+            dim=tables.vocab,
+            vocab_size=tables.vocab,
+            grid=tables.grid,
+        )
 
     def __call__(
         self,
@@ -292,41 +297,42 @@ def small_options(deep: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-class TableTarget:
-    """The interface of a target over tables; its default trees can be enumerated unless they are
-    to be the ``published`` ones.
-    """
+class TableTarget(Target):
+    """A target over tables, whose image may end within a row."""
 
-    name = "tables"
-    graphs = None
-    row_width = 0
-    row_end = None
-    pad_rows = "alone"
-    device = torch.device("cpu")
+    model: Any
 
-    def __init__(self, tables: Tables, published: bool = False):
-        self.vocab = tables.vocab
-        self.codebook = tables.codebook
-        self.halves = tables.halves
-        self.length = tables.length
-        self.image_slots = tables.length
-        self.grid = tables.grid
-        self.grids = (tables.grid,)
-        self.sampling = tables.sampling
-        self.guidance = tables.sampling.guidance
-        self.model = TableModel(tables)
-        self.near: dict[object, object] = {}
-        self.drafters = dict.fromkeys(KINDS, NET)
-        self.options = {} if published else small_options(tables.deep)
+    @property
+    def length(self) -> int:
+        return self.model.tables.length
 
-    def prefix(self, captions: list[str], guidance: float) -> Prompt:
-        """One token, at position 0."""
-        one = torch.zeros(len(captions) * self.halves, 1, 1, dtype=torch.float64)
-        return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
+    @property
+    def codebook(self) -> Tensor:
+        return self.model.tables.codebook
+
+
+def one_token(target: Target, captions: list[str], is_guided: bool) -> Prompt:
+    """Return a prefix of one token, at position 0."""
+    rows = len(captions) * (2 if is_guided else 1)
+    one = torch.zeros(rows, 1, 1, dtype=torch.float64)
+    return Prompt(one, one[..., 0] == 0, one, one[:, 1:, 0].long(), one[:, 1:, 0] == 0)
 
 
 def table_target(tables: Tables, published: bool = False) -> Target:
-    return cast(Target, TableTarget(tables, published))
+    """Return a target whose default trees can be enumerated, unless they are to be the
+    ``published`` ones.
+    """
+    model: Any = TableModel(tables)
+    return TableTarget(
+        name="tables",
+        model=model,
+        vq=None,
+        text=cast(TextEncoder, None),  # see ``condition``
+        sampling=tables.sampling,
+        options={} if published else small_options(tables.deep),
+        drafters=dict.fromkeys(KINDS, NET),
+        condition=one_token,
+    )
 
 
 class TableDrafter(Drafter[None]):
