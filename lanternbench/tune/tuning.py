@@ -87,31 +87,22 @@ class Measured(BaseModel):
 class Pieces(Ledger):
     """The folder of a search: its settings, pieces and measured images."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, object]):
-        """``settings``: all that the pieces depend on; "weights" are digests of the target's files.
+    def claim(self, settings: Mapping[str, object]) -> None:
+        """Store the settings.  Raises UserError for a folder of other settings or weights.
 
-        Raises UserError for a folder that is in use, or that is of other settings or weights.
+        ``settings``: all that the pieces depend on; "weights" are digests of the target's files.
         """
-        super().__init__(folder)
-        try:
-            self._claim(plain(settings))
-        except UserError:
-            self.close()
-            raise
-
-    def _claim(self, new: dict[str, object]) -> None:
-        """Check that the folder is of these settings, and store them."""
-        old = self.read_json(SETTINGS)
-        if old:
-            weights = differences(old.pop("weights", {}), new["weights"])
-            if weights:
-                text = f"{self.folder} was begun with other weights ({'; '.join(weights[:5])})"
-                raise UserError(f"{text}: put the old files back, or {FRESH}")
-            changes = differences(old, {k: v for k, v in new.items() if k != "weights"})
-            if changes:
-                shown = "; ".join(line[:200] for line in changes[:5])
-                text = f"{self.folder} has pieces of a search with other settings ({shown})"
-                raise UserError(f"{text}: {FRESH}")
+        new = plain(settings)
+        old = self.read_json(SETTINGS) or dict(new)
+        weights = differences(old.pop("weights", {}), new["weights"])
+        if weights:
+            text = f"{self.folder} was begun with other weights ({'; '.join(weights[:5])})"
+            raise UserError(f"{text}: put the old files back, or {FRESH}")
+        changes = differences(old | {"weights": new["weights"]}, new)
+        if changes:
+            shown = "; ".join(line[:200] for line in changes[:5])
+            text = f"{self.folder} has pieces of a search with other settings ({shown})"
+            raise UserError(f"{text}: {FRESH}")
         self.write_json(SETTINGS, new)
 
     def json(self, name: str, make: Callable[[], object]) -> Any:
@@ -158,7 +149,8 @@ def tune(
     if fresh:
         folder = free(folder)
     inputs = {"selection": prompts.hash, "machine": hardware, "weights": target.weights}
-    with Pieces(folder, config.model_dump(mode="json") | inputs) as pieces:
+    with Pieces(folder) as pieces:
+        pieces.claim(config.model_dump(mode="json") | inputs)
         target.prepare([prompt.text for prompt in prompts])
         tuning = Steps(search, pieces, prompts, progress).tuning(machine)
         path = folder / f"{config.method}-tuned.yaml"

@@ -47,8 +47,9 @@ CONTENTS = {
 
 def search(folder: Path) -> tuple[object, object, list[Measured]]:
     """A search as short as can be: its costs, one recording, one measured image."""
-    pieces = Pieces(folder, SETTINGS)
+    pieces = Pieces(folder)
     try:
+        pieces.claim(SETTINGS)
         costs = pieces.json("costs.json", lambda: COSTS)
         record = pieces.arrays("chain-0", lambda: {"reached": np.ones(3)})
         lines = list(pieces.measured)
@@ -100,7 +101,7 @@ def test_a_linked_piece_leads_nowhere(tmp_path):
     folder = tmp_path / "search"
     folder.mkdir()
     (folder / "measured.jsonl").symlink_to(other)
-    pieces = Pieces(folder, SETTINGS)
+    pieces = Pieces(folder)
     with pytest.raises(UserError, match=r"cannot write .*measured\.jsonl"):
         pieces.measured.append(LINE)
     (folder / "costs.json").symlink_to(other)
