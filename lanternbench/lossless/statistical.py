@@ -20,7 +20,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from scipy.optimize import brentq
 from scipy.stats import chi2, chisquare, ncx2, norm
 from torch import Tensor
@@ -117,7 +119,7 @@ def rank_test(f: Tensor) -> Finding:
 def chance_to_fail(noncentrality: float) -> float:
     """The power of the rank test."""
     threshold = chi2.isf(ALPHA, BINS - 1)
-    return float(ncx2.sf(threshold, BINS - 1, noncentrality)) if noncentrality > 0 else ALPHA
+    return float(ncx2.sf(threshold, BINS - 1, noncentrality))
 
 
 def log_q_test(q: Tensor, tokens: Tensor) -> Finding:
@@ -188,22 +190,15 @@ def powers(
 
 def mass_per_bin(q: Tensor, drawn: Tensor) -> Tensor:
     """Mass of ``drawn`` [n, V] in each of BINS equal parts of q [n, V], tokens in the order of the
-    test: [n, BINS].
+    test: [n, BINS].  An edge cuts a token's mass in both alike.
     """
-    q = q.double()
-    drawn = drawn.double()
-    q_upto = q.cumsum(-1)
-    drawn_upto = drawn.cumsum(-1)
-    parts = torch.arange(1, BINS, device=q.device) / BINS
-    edges = q_upto[:, -1:] * parts
-    token = torch.searchsorted(q_upto, edges).clamp(max=q.shape[-1] - 1)
-    # the share of the token that lies beyond the edge which cuts it
-    q_beyond = q_upto.gather(-1, token) - edges
-    beyond = q_beyond / q.gather(-1, token).clamp(min=1e-30)
-    drawn_beyond = beyond.clamp(0, 1) * drawn.gather(-1, token)
-    mass = drawn_upto.gather(-1, token) - drawn_beyond
-    ends = torch.cat([mass, drawn_upto[:, -1:]], -1)
-    return ends.diff(dim=-1, prepend=torch.zeros_like(ends[:, :1]))
+    at_edges = []
+    for rows in zip(q, drawn, strict=True):
+        upto = F.pad(torch.stack(rows).double().cumsum(-1), (1, 0))
+        q_upto, drawn_upto = upto.cpu().numpy()
+        edges = np.linspace(0, q_upto[-1], BINS + 1)
+        at_edges.append(np.interp(edges, q_upto, drawn_upto))
+    return torch.tensor(np.diff(at_edges))
 
 
 class Sampled(NamedTuple):

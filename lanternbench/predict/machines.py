@@ -3,14 +3,13 @@ which is probed.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from lanternbench.costs import roofline
@@ -49,7 +48,7 @@ class Roofline(roofline.Execution):
         if self.graphs:  # recorded forward passes attend to whole spans
             cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
         parts = {name: np.zeros(len(steps.nodes)) for name in roofline.Parts._fields}
-        for at, levels in by_levels(case.measured, steps):
+        for levels, at in by_levels(case.measured, steps).items():
             load = Load(steps.batch[at], rows[at], steps.nodes[at], cached[at])
             spent = roofline.step(decoder, load, (steps.before[at], *levels), self)
             for name, value in spent._asdict().items():
@@ -90,7 +89,7 @@ class Measured:
         cost = self.costs[case.label]
         ones = np.ones(len(steps.nodes))
         draft = np.zeros_like(ones)
-        for at, levels in by_levels(case.measured, steps):
+        for levels, at in by_levels(case.measured, steps).items():
             of_levels = cost.draft[:3] @ (1.0, len(levels), sum(levels))
             draft[at] = of_levels + cost.draft[3] * steps.start[at]
         verify = cost.verify @ np.stack([ones, steps.nodes, steps.start])
@@ -101,20 +100,16 @@ Machine = Roofline | Measured
 Levels = tuple[int, ...]
 
 
-def by_levels(
-    proposer: AnyProposer | None, steps: Steps
-) -> Iterator[tuple[NDArray[np.bool_], Levels]]:
-    """Yield which steps [T] run the same forward passes of the drafter, and the nodes that each but
-    the first reads.
+def by_levels(proposer: AnyProposer | None, steps: Steps) -> dict[Levels, list[int]]:
+    """Return the numbers of the steps that run the same forward passes of the drafter, by the nodes
+    that each pass but the first reads.
     """
-    sizes = np.stack([steps.depths, steps.nodes], 1).astype(np.int64)
-    distinct, number_of = np.unique(sizes, axis=0, return_inverse=True)
     numbers: dict[Levels, list[int]] = defaultdict(list)
-    for number, (depth, nodes) in enumerate(distinct.tolist()):
+    sizes = np.stack([steps.depths, steps.nodes], 1).astype(np.int64)
+    for number, (depth, nodes) in enumerate(sizes.tolist()):
         levels = () if proposer is None else proposer.levels(depth, nodes)
         numbers[levels].append(number)
-    for levels, same in numbers.items():
-        yield np.isin(number_of.reshape(-1), same), levels
+    return numbers
 
 
 def probe(

@@ -1,6 +1,6 @@
 """Published accepted lengths as input: rows of papers.csv as decodes to replay."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -147,7 +147,8 @@ def published_cases(
             continue
         tau = accepted_length(paper)
         if tau is None:
-            found.notes.extend(without_length(paper))
+            if paper["speedup"]:
+                found.notes.append(without_length(paper))
         elif lacks_drafter(used, target):
             lacking.append(paper["method"])
         else:
@@ -164,10 +165,9 @@ def published_cases(
     return found
 
 
-def without_length(paper: Paper) -> Iterator[str]:
-    """Yield a note on a row that has a speedup but no accepted length."""
-    if paper["speedup"]:
-        yield (
-            f"no accepted length is published for {label_of(paper)}: {paper['source']}, table "
-            f"{paper['table']}, has a speedup of {paper['speedup']}×"
-        )
+def without_length(paper: Paper) -> str:
+    """Return a note on a row that has a speedup but no accepted length."""
+    return (
+        f"no accepted length is published for {label_of(paper)}: {paper['source']}, table "
+        f"{paper['table']}, has a speedup of {paper['speedup']}×"
+    )

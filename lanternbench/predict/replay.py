@@ -131,11 +131,10 @@ def stretched(committed: ArrayLike, nodes: ArrayLike, depths: ArrayLike, length:
     """
     wanted = length - 1
     times = -(-wanted // int(np.sum(committed)))
-    columns = np.array([committed, nodes, depths], np.int64)
-    repeated = Trace(*np.tile(columns, times))
-    ends = np.cumsum(repeated.committed)
+    repeated = np.tile(np.array([committed, nodes, depths], np.int64), times)
+    ends = repeated[0].cumsum()
     steps = int(np.searchsorted(ends, wanted)) + 1
-    cut = Trace(*(column[:steps] for column in repeated))
+    cut = Trace(*repeated[:, :steps])
     cut.committed[-1] -= ends[steps - 1] - wanted
     return cut
 
