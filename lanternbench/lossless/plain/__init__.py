@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from lanternbench.engine.plain import PlainResidual, PlainRule, Probs, standard_residual
 from lanternbench.settings import Sampling
@@ -22,7 +22,7 @@ Prefix = tuple[int, ...]
 Path = tuple[int, ...]  # of a draft tree, from the root: tokens, or their ranks among siblings
 Logits = Callable[[Prefix], list[float]]
 T = TypeVar("T", bound=Hashable)
-State = TypeVar("State", bound=Hashable)
+State = TypeVar("State", bound=tuple[Any, ...])  # begins with what was committed
 
 
 def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
@@ -259,7 +259,7 @@ class PlainMethod(Generic[State]):
 
     def tokens(self, state: State) -> Prefix:
         """All committed tokens, which are an image once there are ``length``."""
-        raise NotImplementedError
+        return state[0]
 
     def verified(self, draws: Draws, world: World, prefix: Prefix, family_at: FamilyAt) -> Prefix:
         """The tokens that a step commits after ``prefix``: the accepted path, and the token that

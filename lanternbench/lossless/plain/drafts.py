@@ -167,9 +167,6 @@ class TreeMethod(PlainMethod[TreeState]):
         memory = Memory((self.first,))
         return {(prefix, memory): mass for prefix, mass in world.first_tokens().items()}
 
-    def tokens(self, state: TreeState) -> Prefix:
-        return state[0]
-
     def step(self, world: World, state: TreeState) -> Callable[[Draws], TreeState]:
         if self.marginals:
             world = world.drafting_after(len(state[0]))
@@ -280,9 +277,6 @@ class WindowMethod(PlainMethod[WindowState]):
         if not self.prefill:
             return {((), ()): 1.0}
         return {(prefix, ()): mass for prefix, mass in world.first_tokens().items()}
-
-    def tokens(self, state: WindowState) -> Prefix:
-        return state[0]
 
     def step(self, world: World, state: WindowState) -> Callable[[Draws], WindowState]:
         return partial(self.next_state, world, state)
