@@ -113,8 +113,8 @@ def check_greedy_tokens(
         ties += int((gaps > 0).sum())
     value = "those of ar"
     if ties:
-        dtype = str(target.dtype).removeprefix("torch.")
-        value += f", {ties} of {sum(counts)} tied with the best within {dtype}'s rounding"
+        tied = f"{ties} of {sum(counts)} tied with the best"
+        value += f", {tied} within {target.dtype_name}'s rounding"
     return Check("greedy tokens", value, True)
 
 

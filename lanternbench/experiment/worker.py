@@ -378,10 +378,9 @@ def method_record(decoder: SpeculativeDecoder) -> MethodRecord:
 
 def mode(target: Target) -> dict[str, str]:
     """Return how the target runs: device, dtype, and whether forward passes are recorded."""
-    dtype = str(target.dtype).removeprefix("torch.")
     return {
         "device": str(target.device),
-        "dtype": dtype,
+        "dtype": target.dtype_name,
         "compile": "eager" if target.graphs is None else target.graphs.mode,
     }
 

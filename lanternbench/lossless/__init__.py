@@ -472,8 +472,7 @@ def _shared_noise_on_target(target: Target, method: Method, seed: int, images: i
     differing = shared_noise.tokens_of_ar(target, method, images, seed)
     detail = f"images that are not ar's token for token, of {images}"
     if differing.ties:
-        dtype = str(target.dtype).removeprefix("torch.")
-        detail += f"; {differing.ties} more part at a near-tie of {dtype}"
+        detail += f"; {differing.ties} more part at a near-tie of {target.dtype_name}"
     return outcome(f"{target.name}: shared noise", differing.images, 0.0, detail)
 
 

@@ -158,6 +158,10 @@ class Target:
         return self.model.dtype
 
     @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def codebook(self) -> Tensor:
         """The codes as the tokeniser compares them [V, d].  Raises UserError without one."""
         if self.vq is None:

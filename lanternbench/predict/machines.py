@@ -132,7 +132,7 @@ def probe(
     for case in counted(list(by_label.values()), show, lambda one: f"a few steps of {one.label}"):
         decoder = build(target, case.method, config.part(Sampling), config.simulate_acceptance)
         costs[case.label] = method_cost(decoder, case.measured, caption)
-    dtype = str(target.dtype).removeprefix("torch.")
+    dtype = target.dtype_name
     shortest_s = float(costs[BASE].verify @ (1, 1, 1))
     model = host(target.device, plain.network, shortest_s, plain.rows, dtype)
     return Roofline(model, dtype, graphs=False), Measured(dtype, costs), notes_of(model, dtype)

@@ -320,7 +320,7 @@ def record(plan: Plan, target: Target, net: Drafter) -> dict[str, object]:
     settings: dict[str, object] = {
         "target": Path(plan.target.partition("=")[0]).name,
         "weights": weights,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "prompts": prompts,
         "start": start.hexdigest(),
         "recipe": plan.recipe,
