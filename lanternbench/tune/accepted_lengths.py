@@ -301,13 +301,14 @@ def lengths(accepted: Floats, level: Floats, nodes: int, depth: int) -> Floats:
     return passed
 
 
-def grown_lengths(records: Mapping[int, Record], top_k: int, nodes: int, depth: int) -> Floats:
-    """Return P(accepted ≥ i) in each recorded step [S, depth] of trees with these sizes, from the
+def grown_lengths(records: Mapping[int, Record], tree: Bounds) -> Floats:
+    """Return P(accepted ≥ i) in each recorded step [S, depth] of trees of this size, from the
     records of ``record_growth`` by width.
 
     A tree of n nodes has at most n − 1 children per node: all recordings of that width or more are
     used together.
     """
+    depth, top_k, nodes = tree
     widths = [min(records, key=lambda width: abs(width - top_k))]
     if top_k >= nodes - 1:
         widths = [width for width in records if width >= nodes - 1] or widths

@@ -280,17 +280,18 @@ class GrowthSearch(TreeSearch):
 
     def __init__(self, target: Target, config: Tune):
         super().__init__(target, config)
-        self.levels = self.deepest(self.sizes(d, 1, d + 1) for d in range(1, LEVELS + 1))
+        self.levels = self.deepest(self.sizes(Bounds(d, 1, d + 1)) for d in range(1, LEVELS + 1))
 
-    def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
-        return {"depth": depth, "draft_top_k": top_k, "total_nodes": nodes}
+    def sizes(self, tree: Bounds) -> Options:
+        return {"depth": tree.depth, "draft_top_k": tree.top_k, "total_nodes": tree.total}
 
     def probes(self) -> Probes:
-        sizes = [(min(depth, self.levels), top_k, nodes) for depth, top_k, nodes in GROWN]
-        return [(self.sizes(*size), self.shape(*size)) for size in sizes]
+        trees = [Bounds(min(depth, self.levels), top_k, nodes) for depth, top_k, nodes in GROWN]
+        return [(self.sizes(tree), self.shape(tree)) for tree in trees]
 
-    def shape(self, depth: int, top_k: int, nodes: int) -> Shape:
-        return Shape(bounds(depth, top_k, nodes).total, depth, (top_k,) * (depth - 1), False)
+    def shape(self, tree: Bounds) -> Shape:
+        levels = (tree.top_k,) * (tree.depth - 1)
+        return Shape(bounds(*tree).total, tree.depth, levels, False)
 
     def recorders(self, cost: StepCost) -> dict[str, Recorder]:
         nodes = largest(cost)
@@ -304,33 +305,31 @@ class GrowthSearch(TreeSearch):
         steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
         return drafts.record_growth(decoder, tree, steps, seed=number)
 
-    def passed(self, records: Mapping[str, Record], size: TreeSize, nodes: int) -> Floats:
+    def passed(self, records: Mapping[str, Record], tree: Bounds) -> Floats:
         """Return P(accepted ≥ i) in each recorded step [S, depth], or the simulated one
         [1, depth].
         """
-        depth, top_k = size
-        simulated = self.simulated(min(depth, nodes - 1))
+        simulated = self.simulated(min(tree.depth, tree.total - 1))
         if simulated is not None:
             return np.array([simulated])
-        return grown_lengths(by_width(records), top_k, nodes, depth)
+        return grown_lengths(by_width(records), tree)
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         default = self.own_tree().bounds
         widths = list(by_width(records))
-        candidates: list[Candidate] = []
-
-        def add(options: Options, depth: int, top_k: int, nodes: int) -> None:
-            shape = self.shape(depth, top_k, nodes)
-            passed = self.passed(records, (depth, top_k), nodes).mean(0).tolist()
-            candidates.append(Candidate(options, shape, passed, cost.step(shape)))
-
-        add({}, default.depth, default.top_k, default.total)
+        trees: list[tuple[Options, Bounds]] = [({}, default)]
         for k, depth in product(widths or (1, default.top_k), range(1, self.levels + 1)):
             most = min(largest(cost), bounds(depth, k, NODES).total)
             for nodes in range(depth + 1, most + 1):
                 is_same_but_dearer = any(nodes - 1 <= width < k for width in widths)
                 if not is_same_but_dearer:
-                    add(self.sizes(depth, k, nodes), depth, k, nodes)
+                    tree = Bounds(depth, k, nodes)
+                    trees.append((self.sizes(tree), tree))
+        candidates = []
+        for options, tree in trees:
+            shape = self.shape(tree)
+            passed = self.passed(records, tree).mean(0).tolist()
+            candidates.append(Candidate(options, shape, passed, cost.step(shape)))
         return candidates
 
 
@@ -347,10 +346,13 @@ class BoundsSearch(GrowthSearch):
 
     about = "adaptive trees (ranges of depth and width, nodes, β)"
 
-    def sizes(self, depth: int, top_k: int, nodes: int) -> Options:
+    def sizes(self, tree: Bounds) -> Options:
         """Return the sizes of a tree that does not adapt, for probes."""
-        ranges = {"depth_range": [depth - 1, depth + 1], "width_range": [top_k - 1, top_k + 1]}
-        return super().sizes(depth, top_k, nodes) | ranges
+        ranges = {
+            "depth_range": [tree.depth - 1, tree.depth + 1],
+            "width_range": [tree.top_k - 1, tree.top_k + 1],
+        }
+        return super().sizes(tree) | ranges
 
     def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
         default = self.own_tree()
@@ -360,8 +362,8 @@ class BoundsSearch(GrowthSearch):
         candidates: list[Candidate] = []
 
         def add(options: Options, within: AdaptiveBounds, nodes: int) -> None:
-            sizes, accepted = replayed(initial, within, lambda size: passed(size, nodes))
-            shapes = [self.shape(depth, width, nodes) for depth, width in sizes]
+            sizes, accepted = replayed(initial, within, lambda size: passed(Bounds(*size, nodes)))
+            shapes = [self.shape(Bounds(*size, nodes)) for size in sizes]
             reached = [float(np.mean(accepted >= i)) for i in range(1, within.d[1])]
             seconds = fmean(step_s(shape) for shape in shapes)
             candidates.append(Candidate(options, mean_shape(shapes), reached, seconds))

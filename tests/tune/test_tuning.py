@@ -31,6 +31,7 @@ from lanternbench.measure.statistics import Estimate
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
+from lanternbench.methods.trees.dynamic import Bounds
 from lanternbench.registry import components
 from lanternbench.tune import tree_search, tuning
 from lanternbench.tune.accepted_lengths import (
@@ -159,13 +160,13 @@ def test_expected_lengths_of_a_recorded_tree_are_those_that_its_decode_had(shall
 def test_recordings_that_are_wider_than_the_tree_can_use_count_together():
     # as many steps as the width
     steps = {k: {"seen": np.full((k, 3), 0.5), "level": np.ones((k, 3))} for k in (1, 2, 4, 6)}
-    assert [len(grown_lengths(steps, k, nodes=3, depth=1)) for k in (1, 2, 4, 6)] == [
+    assert [len(grown_lengths(steps, Bounds(1, k, 3))) for k in (1, 2, 4, 6)] == [
         1,
         12,
         12,
         12,
     ]
-    assert [len(grown_lengths(steps, k, nodes=9, depth=1)) for k in (1, 2, 3, 5)] == [1, 2, 2, 4]
+    assert [len(grown_lengths(steps, Bounds(1, k, 9))) for k in (1, 2, 3, 5)] == [1, 2, 2, 4]
 
 
 def test_the_cost_model_recovers_what_it_was_measured_on_and_what_lies_between():
