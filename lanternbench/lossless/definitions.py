@@ -1,7 +1,6 @@
 """The plain definition of a method, put together from those of its components, by their types."""
 
 from dataclasses import replace
-from functools import singledispatch
 from typing import Any
 
 from lanternbench.engine.plain import PLAIN_RULES, PlainRule
@@ -79,114 +78,67 @@ def plain_rule(rule: AcceptanceRule, codes: rules.Codes, length: int) -> PlainRu
 Plain = PlainMethod[Any]
 
 
-@singledispatch
 def trees(tree: TreePolicy) -> TreeMethod | None:
     """Return the plain definition of a drafter's trees; None if they have none."""
+    match tree:
+        case FixedShape():
+            return TreeMethod(paths=tree.static.paths)
+        case Dynamic():
+            depth, top_k, total = tree.bounds
+            return TreeMethod(kind="dynamic", depth=depth, top_k=top_k, total=total)
+        case Adaptive():
+            if tree.init == "random" or tree.fixed_depth or tree.fixed_width:
+                return None
+            return TreeMethod(
+                kind="adaptive",
+                bounds=tree.within,
+                init=tree.init,
+                total=tree.bounds.total,
+                first=(tree.bounds.depth, tree.bounds.top_k),
+                bonus=tree.bonus,
+            )
     return None
 
 
-@trees.register
-def fixed(tree: FixedShape) -> TreeMethod | None:
-    return TreeMethod(paths=tree.static.paths)
-
-
-@trees.register
-def dynamic(tree: Dynamic) -> TreeMethod | None:
-    depth, top_k, total = tree.bounds
-    return TreeMethod(kind="dynamic", depth=depth, top_k=top_k, total=total)
-
-
-@trees.register
-def adaptive(tree: Adaptive) -> TreeMethod | None:
-    if tree.init == "random" or tree.fixed_depth or tree.fixed_width:
-        return None
-    return TreeMethod(
-        kind="adaptive",
-        bounds=tree.within,
-        init=tree.init,
-        total=tree.bounds.total,
-        first=(tree.bounds.depth, tree.bounds.top_k),
-        bonus=tree.bonus,
-    )
-
-
-@singledispatch
 def drafts(proposal: Proposal, tree: TreePolicy) -> Plain | None:
     """Return the plain definition of what a proposal drafts with a tree; None if it has none."""
+    match proposal:
+        case NoDraft():
+            return TreeMethod()
+        case DrafterProposal():
+            drafted = trees(tree)
+            if drafted is not None:
+                samples = proposal.samples
+                return replace(drafted, sampled=samples, marginals=proposal.marginals)
+        case Jacobi(window=window, init=init):
+            kind = PublicWindows if proposal.variant == LUMINA_2 else WindowMethod
+            return kind(window=window, init=init, one_hot=proposal.variant != "paper")
+        case Scd(coupling="maximal", variant="paper", window=window, init=init):
+            return WindowMethod(window=window, init=init, redraw="maximal")
+        case Scd(coupling="maximal", window=window, init=init):
+            return WindowMethod(window=window, init=init, redraw="kept-law", one_hot=True)
+        case SjdPlus(variant="paper", window=window, init=init):
+            return WindowMethod(window=window, init=init, redraw="keep", theta=proposal.theta)
+        case SjdPac(variant="paper", window=window, siblings=siblings, depth=depth):
+            return WindowMethod(
+                window=window, redraw="maximal", siblings=siblings, tree_depth=depth
+            )
     return None
 
 
-@drafts.register
-def nothing(proposal: NoDraft, tree: TreePolicy) -> Plain | None:
-    return TreeMethod()
-
-
-@drafts.register
-def of_drafter(proposal: DrafterProposal, tree: TreePolicy) -> Plain | None:
-    drafted = trees(tree)
-    if drafted is None:
-        return None
-    return replace(drafted, sampled=proposal.samples, marginals=proposal.marginals)
-
-
-@drafts.register
-def sjd(proposal: Jacobi, tree: TreePolicy) -> Plain | None:
-    kind = PublicWindows if proposal.variant == LUMINA_2 else WindowMethod
-    one_hot = proposal.variant != "paper"
-    return kind(window=proposal.window, init=proposal.init, one_hot=one_hot)
-
-
-@drafts.register
-def scd(proposal: Scd, tree: TreePolicy) -> Plain | None:
-    if proposal.coupling == "gumbel":
-        return None
-    is_public = proposal.variant == "reference"
-    redraw = "kept-law" if is_public else "maximal"
-    return WindowMethod(
-        window=proposal.window, init=proposal.init, redraw=redraw, one_hot=is_public
-    )
-
-
-@drafts.register
-def sjd_plus(proposal: SjdPlus, tree: TreePolicy) -> Plain | None:
-    if proposal.variant == "reference":
-        return None
-    return WindowMethod(
-        window=proposal.window, init=proposal.init, redraw="keep", theta=proposal.theta
-    )
-
-
-@drafts.register
-def sjd_pac(proposal: SjdPac, tree: TreePolicy) -> Plain | None:
-    if proposal.variant == "reference":
-        return None
-    return WindowMethod(
-        window=proposal.window,
-        redraw="maximal",
-        siblings=proposal.siblings,
-        tree_depth=proposal.depth,
-    )
-
-
-@singledispatch
 def in_order(order: Order, drafted: Plain) -> Plain | None:
     """Return the plain definition of an order of these drafts; None if it has none."""
+    match order:
+        case Rows(variant="paper") if drafted.deepest:
+            return RowMethod(lead=order.c, window=drafted.deepest, reuse=order.reuse)
+        case Rows(variant="paper"):
+            seen = order.auxiliary == "seen"
+            return RowMethod(lead=order.lead, adaptive=order.adaptive, seen=seen)
+        case DiagonalOrder(variant="paper"):
+            return DiagonalMethod(causal=order.mask == "raster")
+        case Rows() | DiagonalOrder():
+            return None
     return drafted
-
-
-@in_order.register
-def in_rows(order: Rows, drafted: Plain) -> Plain | None:
-    if order.variant != "paper":
-        return None
-    if drafted.deepest:
-        return RowMethod(lead=order.c, window=drafted.deepest, reuse=order.reuse)
-    seen = order.auxiliary == "seen"
-    return RowMethod(lead=order.lead, adaptive=order.adaptive, seen=seen)
-
-
-@in_order.register
-def on_diagonals(order: DiagonalOrder, drafted: Plain) -> Plain | None:
-    return DiagonalMethod(causal=order.mask == "raster") if order.variant == "paper" else None
 
 
 def definition(method: Method, tables: Tables) -> Plain | None:
