@@ -18,16 +18,15 @@ Arguments are numbers or arrays of one shape; all times are seconds.
 import re
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from lanternbench.errors import UserError, unknown
 from lanternbench.models.network import Network
+from lanternbench.utils.files import packaged_yaml
 
 THIS = "this"  # stands for this machine, among the names of devices
 Values = NDArray[np.float64]
@@ -97,7 +96,7 @@ class DeviceModel(BaseModel):
 @cache
 def device_models() -> dict[str, DeviceModel]:
     """Return the models of ``devices.yaml`` by name."""
-    rows = yaml.safe_load(Path(__file__).with_name("devices.yaml").read_text(encoding="utf-8"))
+    rows = packaged_yaml(__file__, "devices.yaml")
     return {name: DeviceModel(name=name, **row) for name, row in rows.items()}
 
 

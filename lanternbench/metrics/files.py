@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import yaml
 from pydantic.dataclasses import dataclass
 
 from lanternbench.errors import UserError
 from lanternbench.models.entries import content_digest
 from lanternbench.utils.download import digest
-from lanternbench.utils.files import WEIGHTS, cache_dir
+from lanternbench.utils.files import WEIGHTS, cache_dir, packaged_yaml
 from lanternbench.utils.memory import is_out_of_memory
 from lanternbench.utils.quiet import quiet_transformers
 
@@ -68,7 +67,7 @@ CLIP_TINY = Weights("", "CLIP-tiny", "clip.safetensors", "")
 FID_TINY = Weights("", "FID net", "fid.safetensors", "")
 
 
-_ROWS = yaml.safe_load(Path(__file__).with_name("weights.yaml").read_text(encoding="utf-8"))
+_ROWS = packaged_yaml(__file__, "weights.yaml")
 
 
 def published(*names: str) -> tuple[Weights, ...]:

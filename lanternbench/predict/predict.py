@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
@@ -30,7 +29,7 @@ from lanternbench.predict.machines import Machine, Measured, Roofline
 from lanternbench.predict.replay import BASE, ELSEWHERE, TOY, Case, Trace, baseline, batches
 from lanternbench.report.style import GRID, LEADER, colour, save, styled
 from lanternbench.report.tables import markdown
-from lanternbench.utils.files import OUT, make_folder, write_file
+from lanternbench.utils.files import OUT, make_folder, packaged_yaml, write_file
 from lanternbench.utils.json_values import json_text
 
 # batch sizes among which the largest that fits, and the first that no longer gains, are sought
@@ -132,7 +131,7 @@ def spreads() -> dict[str, dict[str, list[float]]]:
     """Return published speedups over predicted ones, 10th and 90th percentile, by origin of the
     accepted lengths (published, toy) and family of methods.
     """
-    return yaml.safe_load(Path(__file__).with_name("spreads.yaml").read_text(encoding="utf-8"))
+    return packaged_yaml(__file__, "spreads.yaml")
 
 
 def expected(

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import zip_longest
-from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike, NDArray
 
 from lanternbench.costs.operators import baseline_operators, count_operators
@@ -27,6 +25,7 @@ from lanternbench.models.catalogue import load_unpacked, parts_of, with_drafter
 from lanternbench.models.entries import Entry, catalogue, family
 from lanternbench.models.network import Network, network
 from lanternbench.models.target import Target
+from lanternbench.utils.files import packaged_yaml
 
 BASE = "ar"
 # kinds of acceptance
@@ -209,7 +208,7 @@ def tree_sizes(sample: Sample, proposer: AnyProposer | None) -> tuple[list[int],
 @cache
 def shapes() -> dict[str, Entry]:
     """Return the architectures that only predictions know."""
-    rows = yaml.safe_load(Path(__file__).with_name("shapes.yaml").read_text(encoding="utf-8"))
+    rows = packaged_yaml(__file__, "shapes.yaml")
     return {name: Entry(name=name, **row) for name, row in rows.items()}
 
 

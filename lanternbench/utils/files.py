@@ -56,6 +56,11 @@ def shipped(kind: str, name: str) -> Path:
     return package.parent / kind / name
 
 
+def packaged_yaml(module: str, name: str) -> Any:
+    """Return the content of a YAML file of the package that lies next to a module's file."""
+    return yaml.safe_load(Path(module).with_name(name).read_text(encoding="utf-8"))
+
+
 def open_file(path: Path) -> IO[bytes]:
     """Open a regular file for reading.  Raises OSError, at once, for a pipe or a device that might
     never end.

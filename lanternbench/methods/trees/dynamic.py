@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-import yaml
 from pydantic import field_validator
 from torch import Tensor
 
@@ -34,6 +32,7 @@ from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
 from lanternbench.models.transformer import additive
 from lanternbench.registry import register
+from lanternbench.utils.files import packaged_yaml
 
 MAX_CANDIDATES = 5_000_000  # over all levels: 1,000 children per node on 5 levels have fewer
 
@@ -228,8 +227,7 @@ def kept_places(
 @cache
 def named() -> dict[str, dict[str, Any]]:
     """The sizes of ``grown_trees.yaml``."""
-    text = Path(__file__).with_name("grown_trees.yaml").read_text(encoding="utf-8")
-    sizes: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    sizes: dict[str, dict[str, Any]] = packaged_yaml(__file__, "grown_trees.yaml")
     return sizes
 
 

@@ -2,10 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar, Self
-
-import yaml
 
 from lanternbench.component import Choices, option
 from lanternbench.engine.proposal import TreePolicy
@@ -14,12 +11,13 @@ from lanternbench.errors import UserError
 from lanternbench.methods.trees.fixed import FixedTree
 from lanternbench.models.target import Target
 from lanternbench.registry import component, register
+from lanternbench.utils.files import packaged_yaml
 
 
 @cache
 def named() -> dict[str, Paths]:
     """The trees of ``static_trees.yaml``."""
-    data = yaml.safe_load(Path(__file__).with_name("static_trees.yaml").read_text())
+    data = packaged_yaml(__file__, "static_trees.yaml")
     return {name: tuple(map(tuple, paths)) for name, paths in data.items()}
 
 
