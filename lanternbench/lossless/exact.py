@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -66,8 +67,8 @@ class Decodes:
         state = copy(self.state)
         state.select(prompts)
         state.prompts = torch.arange(len(index))[:, None]
-        carried = select(self.carried, prompts, len(self.weight))
-        return Decodes(state, carried, self.weight[index], self.lost[index])
+        others = (self.carried, self.weight, self.lost)
+        return Decodes(state, *select(others, prompts, len(self.weight)))
 
 
 class Sample(NamedTuple):
@@ -96,7 +97,7 @@ class TableDecoder:
         self.use_table_drafter()
         self.size = self.decoder.strategy.size
         self.nodes = self.size.nodes
-        self.uniforms = self.size.nodes + self.size.uniforms
+        self.uniforms = self.nodes + self.size.uniforms
         # [V] the distribution of token 0
         self.first = opening.start(self.decoder, [""], [0], False).first[0]
         self.images = 0  # of which losses are kept
@@ -397,8 +398,7 @@ def split(
     lowest = torch.zeros_like(u[:, k])
     highest = torch.ones_like(u[:, k])
     at = torch.cat([lowest, highest, threshold])
-    order = at.argsort(stable=True)
-    order = order[row[order].argsort(stable=True)]
+    order = np.lexsort((at, row))  # by decode, then from 0 to 1
     row = row[order]
     at = at[order]
     of_one_decode = row[1:] == row[:-1]

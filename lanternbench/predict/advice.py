@@ -96,16 +96,16 @@ def fastest(rows: Sequence[Prediction]) -> Prediction:
 
 def of_batches(group: str, rows: Sequence[Prediction]) -> Iterator[str]:
     """Yield a sentence on the batch sizes at which another method leads, ``ar`` if none gains."""
-    leaders: list[str] = []
+    last = ""
     steps: list[str] = []
     for batch in BATCHES:
         fitting = [row for row in rows if row.batch == batch]
         if fitting:
             best = fastest(fitting)
             leader = best.label if best.speedup > 1 else BASE
-            if leader not in leaders[-1:]:
+            if leader != last:
                 steps.append(f"{leader} from {batch}")
-            leaders.append(leader)
+            last = leader
     if len(steps) > 1:
         yield f"Batch size, {group.lower()}: {', '.join(steps)}."
 

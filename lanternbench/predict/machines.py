@@ -47,13 +47,11 @@ class Roofline(roofline.Execution):
         cached = case.shape.prompt + steps.start - 1
         if self.graphs:  # recorded forward passes attend to whole spans
             cached = np.ceil((cached + steps.nodes) / SPAN) * SPAN - steps.nodes
-        parts = {name: np.zeros(len(steps.nodes)) for name in roofline.Parts._fields}
+        parts = np.zeros((len(roofline.Parts._fields), len(steps.nodes)))
         for levels, at in by_levels(case.measured, steps).items():
             load = Load(steps.batch[at], rows[at], steps.nodes[at], cached[at])
-            spent = roofline.step(decoder, load, (steps.before[at], *levels), self)
-            for name, value in spent._asdict().items():
-                parts[name][at] = value
-        return parts
+            parts[:, at] = roofline.step(decoder, load, (steps.before[at], *levels), self)
+        return dict(zip(roofline.Parts._fields, parts, strict=True))
 
     def memory(self, case: Case, batch: int, nodes: int) -> float:
         """Return the GB of a batch, text encoder and image tokeniser left out."""
