@@ -100,8 +100,8 @@ def count_phases(decoder: SpeculativeDecoder) -> Counted:
             decoded = generate(decoder, CAPTIONS, max_steps=STEPS, on_step=counter.end_step)[0]
         trees = zip(decoded.tree_depths, decoded.tree_nodes, counter.steps, strict=False)
         sizes = [(depth, nodes) for depth, nodes, counted in trees if counted]
-        phases = {phase: count / len(sizes) for phase, count in counter.counted.items() if sizes}
         counter.steps.clear()
+    phases = {phase: count / len(sizes) for phase, count in counter.counted.items()}
     return Counted(phases, sizes)
 
 

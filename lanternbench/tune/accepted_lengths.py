@@ -88,8 +88,9 @@ class ScoredTree(DynamicTree):
     def grow(self, state: DecodeState, own: None, expand: Expand, u: Tensor) -> Draft:
         bounds = self.bounds._replace(top_k=min(self.bounds.top_k, state.target.vocab))
         pool = candidates(state, expand, bounds)
-        size = min(bounds.total - 1, pool.scores.shape[1])
-        kept = likeliest(pool.scores, size).indices.sort(-1).values
+        last = pool.scores.shape[1] - 1
+        score, kept = likeliest(pool.scores, min(bounds.total - 1, last + 1))
+        kept = kept.masked_fill(score == -torch.inf, last).sort(-1).values  # unused nodes last
         self.scores[:] = pool.scores.gather(1, kept)
         return keep_best(pool, state.now.root, bounds)
 

@@ -33,6 +33,7 @@ from lanternbench.methods.method import method, named
 from lanternbench.methods.proposals.sjd_pac import SjdPac
 from lanternbench.methods.trees.dynamic import Bounds
 from lanternbench.registry import components
+from lanternbench.settings import Sampling
 from lanternbench.tune import tree_search, tuning
 from lanternbench.tune.accepted_lengths import (
     RecordingTree,
@@ -108,8 +109,9 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
     return set(found.values())
 
 
-def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow):
-    decoder = build(shallow, method("eagle-2"))
+@pytest.mark.parametrize("top_k", [0, 2])  # of 2 tokens so few are possible that nodes are unused
+def test_a_smaller_dynamic_tree_has_the_best_nodes_of_the_recorded_one(shallow, top_k):
+    decoder = build(shallow, method("eagle-2"), Sampling(top_k=top_k))
     with torch.inference_mode():
         state = opening.start(decoder, [CAPTION], [3], trace=False)
 
