@@ -27,7 +27,7 @@ from scipy.optimize import brentq
 from scipy.stats import chi2, chisquare, ncx2, norm
 from torch import Tensor
 
-from lanternbench.engine import decode as engine
+from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.engine.opening import teacher_forced
 from lanternbench.engine.relaxed import RelaxedProb
 from lanternbench.engine.sampling import at
@@ -157,7 +157,7 @@ class TooGenerous(RatioTest):
 
 
 def powers(
-    trace: Trace, q: Tensor, order: Tensor, decoder: engine.SpeculativeDecoder
+    trace: Trace, q: Tensor, order: Tensor, decoder: SpeculativeDecoder
 ) -> tuple[float, ...]:
     """The chances that the rank test finds a rule 1.1×, 1.2×, 1.5× too generous; () without
     drafts.
@@ -215,7 +215,7 @@ class Sampled(NamedTuple):
 
 
 def tested(
-    trace: Trace, q: Tensor, tokens: Tensor, decoder: engine.SpeculativeDecoder, seed: int
+    trace: Trace, q: Tensor, tokens: Tensor, decoder: SpeculativeDecoder, seed: int
 ) -> Sampled:
     """The tests of tokens [N, L], which are to follow q [N, L, V]."""
     order = favoured_tokens(trace, q)
@@ -231,7 +231,7 @@ def tested(
 
 
 def target_distributions(
-    decoder: engine.SpeculativeDecoder, captions: list[str], tokens: Tensor
+    decoder: SpeculativeDecoder, captions: list[str], tokens: Tensor
 ) -> Tensor:
     """q [N, L, V] of every token [N, L], by plain forward passes over finished images."""
     target = decoder.target
@@ -248,7 +248,7 @@ def sampled_tests(target: Target, method: Method, count: int, seed: int) -> Samp
     decoder = build(target, method)
     captions = [CAPTIONS[i // 2 % len(CAPTIONS)] for i in range(count)]
     keys = [f"verify-{i}" for i in range(count)]
-    generated = engine.generate(decoder, captions, keys, seed, trace=True)
+    generated = generate(decoder, captions, keys, seed, trace=True)
     tokens = torch.stack([image.tokens for image in generated])
     trace = cast(Trace, generated[0].trace)
     q = target_distributions(decoder, captions, tokens)
@@ -268,7 +268,7 @@ def greedy_difference(target: Target, method: Method, count: int, seed: int) -> 
     """
     decoder = build(target, method, GREEDY)
     captions = [CAPTIONS[i % len(CAPTIONS)] for i in range(count)]
-    generated = engine.generate(decoder, captions, seed=seed)
+    generated = generate(decoder, captions, seed=seed)
     tokens = torch.stack([image.tokens for image in generated])
     q = target_distributions(decoder, captions, tokens)
     is_other = q.amax(-1) - at(q, tokens) >= TIE

@@ -29,16 +29,21 @@ from lanternbench.methods.trees.adaptive import TreeSize, adapt
 from lanternbench.methods.trees.dynamic import Bounds
 from lanternbench.models.target import Target
 from lanternbench.settings import Sampling, Tune
-from lanternbench.tune import accepted_lengths as drafts
 from lanternbench.tune.accepted_lengths import (
     Floats,
     Record,
+    RecordingTree,
+    ScoredTree,
     best_trees,
     bounds,
     chain_lengths,
     child_table,
     expected_length,
     grown_lengths,
+    record_chains,
+    record_growth,
+    recorded_steps,
+    with_tree,
 )
 
 Options = dict[str, Any]
@@ -208,10 +213,10 @@ class ShapeSearch(TreeSearch):
     def record(self, number: int, caption: str) -> Record:
         decoder = self.decoder({})
         samples = decoder.method.proposal.samples
-        tree = drafts.RecordingTree.of(chain(self.levels), samples, self.target.device)
-        decoder = drafts.with_tree(decoder, tree)
-        steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
-        return drafts.record_chains(decoder, tree, self.ranks, steps, seed=number)
+        tree = RecordingTree.of(chain(self.levels), samples, self.target.device)
+        decoder = with_tree(decoder, tree)
+        steps = recorded_steps(decoder, caption, str(number), self.config.seed)
+        return record_chains(decoder, tree, self.ranks, steps, seed=number)
 
     def joined(self, records: list[Record]) -> Record:
         return {key: np.sum([record[key] for record in records], axis=0) for key in records[0]}
@@ -300,10 +305,10 @@ class GrowthSearch(TreeSearch):
         return {f"width-{k}": partial(self.record, bounds(self.levels, k, nodes)) for k in widths}
 
     def record(self, size: Bounds, number: int, caption: str) -> Record:
-        tree = drafts.ScoredTree.of(size)
-        decoder = drafts.with_tree(self.decoder({}), tree)
-        steps = drafts.recorded_steps(decoder, caption, str(number), self.config.seed)
-        return drafts.record_growth(decoder, tree, steps, seed=number)
+        tree = ScoredTree.of(size)
+        decoder = with_tree(self.decoder({}), tree)
+        steps = recorded_steps(decoder, caption, str(number), self.config.seed)
+        return record_growth(decoder, tree, steps, seed=number)
 
     def passed(self, records: Mapping[str, Record], tree: Bounds) -> Floats:
         """Return P(accepted ≥ i) in each recorded step [S, depth], or the simulated one

@@ -33,10 +33,18 @@ from lanternbench.methods.method import Method, method
 from lanternbench.models.catalogue import load_with_drafter
 from lanternbench.prompts import Prompt, PromptSet
 from lanternbench.settings import ModelSpec, Tune
-from lanternbench.tune import tree_search as searches
 from lanternbench.tune.accepted_lengths import Record
 from lanternbench.tune.result import DEFAULT, Result, Tuning, best
-from lanternbench.tune.tree_search import LEVELS, Candidate, TreeSearch
+from lanternbench.tune.tree_search import (
+    LEVELS,
+    BoundsSearch,
+    Candidate,
+    GrowthSearch,
+    LengthSearch,
+    OptionSearch,
+    ShapeSearch,
+    TreeSearch,
+)
 from lanternbench.utils.device import cpu_threads, load_average
 from lanternbench.utils.files import FRESH, OUT, write_file
 from lanternbench.utils.json_values import config_hash, differences, plain
@@ -46,11 +54,11 @@ from lanternbench.utils.progress import Progress, counted, silent
 SETTINGS, LINES = "tune.json", "measured.jsonl"
 TIMES = TypeAdapter(list[Timed])
 SEARCHES: dict[str | None, type[TreeSearch]] = {
-    "shape": searches.ShapeSearch,
-    "length": searches.LengthSearch,
-    "growth": searches.GrowthSearch,
-    "bounds": searches.BoundsSearch,
-    None: searches.OptionSearch,
+    "shape": ShapeSearch,
+    "length": LengthSearch,
+    "growth": GrowthSearch,
+    "bounds": BoundsSearch,
+    None: OptionSearch,
 }
 
 
