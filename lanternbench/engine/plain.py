@@ -3,11 +3,11 @@
 ``lossless.plain`` computes from them what the component should do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-Probs = list[float]
+Probs = Sequence[float]
 
 
 class PlainRule:
@@ -69,7 +69,7 @@ Acceptance = TypeVar("Acceptance", bound=Callable[..., float])
 def plain_rule(options: type) -> Callable[[Acceptance], Acceptance]:
     """Decorator: a function (options, q, p, x, depth) -> P(x is accepted) defines a rule.
 
-    q, p are lists of floats; p is 1 at x for a chosen child; depth is 1 … L.
+    q, p are sequences of floats; p is 1 at x for a chosen child; depth is 1 … L.
     """
 
     def add(acceptance: Acceptance) -> Acceptance:

@@ -269,7 +269,7 @@ def test_block_verification_by_hand():
     assert outcomes[2][0] == pytest.approx(4 / 9)
     assert outcomes[1][0] == pytest.approx(5 / 9 / 5)
     assert outcomes[0][0] == pytest.approx(5 / 9 * 4 / 5)
-    assert (outcomes[1][1], outcomes[0][1], outcomes[2][1]) == ([0, 1], [0, 1], q)
+    assert (outcomes[1][1], outcomes[0][1], outcomes[2][1]) == ((0, 1), (0, 1), tuple(q))
 
 
 def committed(draws: Draws, world: World, rule: PlainRule) -> tuple[int, ...]:
@@ -305,7 +305,7 @@ def test_warping_by_hand():
         [1 / (math.e + 2)] * 2
     )
     assert warp(logits, Sampling(top_p=0.6)) == pytest.approx([4 / 7, 3 / 7, 0, 0])
-    assert warp(logits, Sampling(top_p=0.3)) == [1, 0, 0, 0]
+    assert warp(logits, Sampling(top_p=0.3)) == (1, 0, 0, 0)
     assert guide([1.0, 2.0, -math.inf], [0.0, 3.0, 1.0], 3.0) == [3.0, 0.0, -math.inf]
 
 

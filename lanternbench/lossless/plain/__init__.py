@@ -21,6 +21,7 @@ from lanternbench.settings import Sampling
 Prefix = tuple[int, ...]
 Path = tuple[int, ...]  # of a draft tree, from the root: tokens, or their ranks among siblings
 Logits = Callable[[Prefix], list[float]]
+Law = tuple[float, ...]  # a distribution
 T = TypeVar("T", bound=Hashable)
 State = TypeVar("State", bound=tuple[Any, ...])  # begins with what was committed
 
@@ -36,7 +37,7 @@ def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
     return guided
 
 
-def warp(logits: list[float], sampling: Sampling) -> list[float]:
+def warp(logits: list[float], sampling: Sampling) -> Law:
     """Temperature, then top-k (ties of the k-th stay), then top-p (the fewest tokens whose mass
     reaches p).
     """
@@ -64,24 +65,24 @@ def likely(logits: list[float], top_k: int) -> list[float]:
     return [x if x >= kth else -math.inf for x in logits]
 
 
-def softmax(logits: list[float]) -> list[float]:
+def softmax(logits: list[float]) -> Law:
     top = max(logits)
     return normalise([math.exp(x - top) for x in logits])
 
 
-def normalise(weights: list[float], otherwise: list[float] | None = None) -> list[float]:
+def normalise(weights: Probs, otherwise: Law = ()) -> Law:
     """Weights as a distribution; if all are zero, ``otherwise`` (by default all zero)."""
     total = math.fsum(weights)
     if total > 0:
-        return [w / total for w in weights]
-    return weights if otherwise is None else otherwise
+        return tuple(w / total for w in weights)
+    return otherwise or tuple(weights)
 
 
-def one_hot(x: int | None, vocab: int) -> list[float]:
-    return [float(y == x) for y in range(vocab)]
+def one_hot(x: int | None, vocab: int) -> Law:
+    return tuple(float(y == x) for y in range(vocab))
 
 
-def without(p: Probs, x: int) -> Probs:
+def without(p: Probs, x: int) -> Law:
     """p of the next sibling: x removed, renormalised; all zero if nothing is left."""
     return normalise([0.0 if y == x else p_y for y, p_y in enumerate(p)])
 
@@ -108,22 +109,22 @@ class World:
     target_uncond: Logits | None = None
     drafter_uncond: Logits | None = None
     sampling: Sampling = field(default_factory=Sampling)
-    warp: Callable[[list[float], Sampling], Probs] = warp
+    warp: Callable[[list[float], Sampling], Law] = warp
     grid_width: int = 2
     codebook: list[list[float]] = field(default_factory=list)  # V rows
-    q: Callable[[Prefix], Probs] = field(init=False)
-    p: Callable[[Prefix], Probs] = field(init=False)
+    q: Callable[[Prefix], Law] = field(init=False)
+    p: Callable[[Prefix], Law] = field(init=False)
 
     def __post_init__(self) -> None:
         self.q = self.warped(self.target, self.target_uncond)
         if self.drafter is not None:
             self.p = self.warped(self.drafter, self.drafter_uncond)
 
-    def warped(self, cond: Logits, uncond: Logits | None) -> Callable[[Prefix], Probs]:
+    def warped(self, cond: Logits, uncond: Logits | None) -> Callable[[Prefix], Law]:
         """The distribution that decoding draws from, as a function of the prefix."""
 
         @cache
-        def distribution(prefix: Prefix) -> Probs:
+        def distribution(prefix: Prefix) -> Law:
             logits = cond(prefix)
             if uncond is not None:
                 logits = guide(logits, uncond(prefix), self.sampling.guidance)
@@ -170,7 +171,7 @@ class Draws:
         self.loss = 0.0
         self.others: list[tuple[int, ...]] = []  # the fixed draws of further runs
 
-    def token(self, law: Sequence[float]) -> int:
+    def token(self, law: Probs) -> int:
         """A token from its distribution."""
         count = len(self.drawn)
         if count < len(self.fixed):
@@ -193,7 +194,7 @@ class Draws:
         """One of what another program can return."""
         return list(outcomes)[self.token(list(outcomes.values()))]
 
-    def lose(self, q: Sequence[float], law: Callable[[], Sequence[float]]) -> None:
+    def lose(self, q: Law, law: Callable[[], Law]) -> None:
         """Count TV(q, law()) as a loss, once over all runs that have the draws before it in
         common.
         """
@@ -222,7 +223,7 @@ class Family(NamedTuple):
     """
 
     tokens: Sequence[int | None]
-    p: Probs | None
+    p: Law | None
 
 
 # tokens and ranks on the path to a node -> its children
@@ -278,16 +279,14 @@ class PlainMethod(Generic[State]):
             ranks = (*ranks, rank)
         return path
 
-    def decided(
-        self, draws: Draws, q: Probs, family: Family, depth: int
-    ) -> tuple[int | None, int]:
+    def decided(self, draws: Draws, q: Law, family: Family, depth: int) -> tuple[int | None, int]:
         """Rank and token of the accepted child; None and a token of the residual if all are
         rejected, or a bonus token of q if there are none.
 
         Children are tried in draft order, each against what the earlier rejections left of q and
         p.
         """
-        p = family.p or []
+        p = family.p or ()
         for rank, child in enumerate(family.tokens):
             if family.p is None:
                 p = one_hot(child, len(q))
@@ -301,13 +300,13 @@ class PlainMethod(Generic[State]):
             p = without(p, x)
         return None, draws.token(q)
 
-    def after_rejection(self, q: Probs, p: Probs, x: int, depth: int) -> Probs:
+    def after_rejection(self, q: Law, p: Law, x: int, depth: int) -> Law:
         """The distribution after x was rejected; q itself if the residual's formula leaves
         nothing.
         """
         return normalise(self.residual(q, p, x, depth, self.rule), q)
 
-    def kernel(self, q: Probs, p: Probs, law: Probs, depth: int) -> Probs:
+    def kernel(self, q: Law, p: Law, law: Law, depth: int) -> Law:
         """K = ℓ·f + Σ_x ℓ(x)·(1 − f(x))·G_x: what a test leaves of a draft from ℓ, ``law``
         (Cool-SD, Theorem 2).
         """
@@ -320,7 +319,7 @@ class PlainMethod(Generic[State]):
             if f < 1:
                 for y, g in enumerate(self.after_rejection(q, p, x, depth)):
                     mass[y] += share * (1 - f) * g
-        return mass
+        return tuple(mass)
 
 
 def decode_by_steps(

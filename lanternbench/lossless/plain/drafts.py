@@ -14,10 +14,11 @@ from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
-from lanternbench.engine.plain import AdaptiveBounds, Probs
+from lanternbench.engine.plain import AdaptiveBounds
 from lanternbench.lossless.plain import (
     Draws,
     Family,
+    Law,
     Path,
     PlainMethod,
     Prefix,
@@ -29,7 +30,7 @@ from lanternbench.lossless.plain import (
 from lanternbench.lossless.plain.rules import ChainRule, positive_residual
 
 
-def top_children(p: Probs, k: int) -> list[int]:
+def top_children(p: Law, k: int) -> list[int]:
     """The k likeliest tokens, ties by token id."""
     return sorted(range(len(p)), key=lambda x: (-p[x], x))[:k]
 
@@ -209,7 +210,7 @@ class TreeMethod(PlainMethod[TreeState]):
     ) -> Prefix:
         """Verification as a whole of a chain drawn from p."""
         xs: Prefix = ()
-        ps: list[Probs] = []
+        ps: list[Law] = []
         qs = [world.q(prefix)]
         for _ in range(self.deepest):
             ps.append(world.p(prefix + xs))
@@ -219,7 +220,7 @@ class TreeMethod(PlainMethod[TreeState]):
 
 
 def judged_chain(
-    draws: Draws, rule: ChainRule, qs: list[Probs], ps: list[Probs], xs: Prefix
+    draws: Draws, rule: ChainRule, qs: list[Law], ps: list[Law], xs: Prefix
 ) -> Prefix:
     """Return what a step commits of the chain x_1 … x_L: the accepted tokens and the next one."""
     endings = rule.endings(qs, ps, xs)
@@ -234,7 +235,7 @@ class Slot(NamedTuple):
     """
 
     tokens: tuple[int, ...]
-    law: tuple[float, ...]
+    law: Law
 
 
 Window = tuple[Slot, ...]
@@ -296,7 +297,7 @@ class WindowMethod(PlainMethod[WindowState]):
     ) -> Prefix:
         """Verification as a whole of the drafts in the window."""
         xs = tuple(slot.tokens[0] for slot in window)
-        ps = [list(slot.law) for slot in window]
+        ps = [slot.law for slot in window]
         qs = [world.q(prefix + xs[:count]) for count in range(len(xs) + 1)]
         tokens = judged_chain(draws, rule, qs, ps, xs)
         return tokens[: world.length - len(prefix)]
@@ -306,8 +307,7 @@ class WindowMethod(PlainMethod[WindowState]):
         after_sibling = any(ranks)  # the tree grows from first siblings alone
         if column > len(window) or (after_sibling and column >= self.tree_depth):
             return Family([], None)
-        tokens, law = window[column - 1]
-        return Family(tokens, list(law))
+        return Family(*window[column - 1])
 
     def filled(self, draws: Draws, world: World, prefix: Prefix, window: Window) -> Window:
         """Fresh drafts for the positions that the window has none for."""
@@ -320,7 +320,7 @@ class WindowMethod(PlainMethod[WindowState]):
             first = draws.token(law)
             tokens = siblings(draws, law, first, self.width(column))
             recorded = one_hot(first, world.vocab) if self.one_hot else law
-            window = (*window, Slot(tokens, tuple(recorded)))
+            window = (*window, Slot(tokens, recorded))
         return window
 
     def redrawn(
@@ -348,22 +348,22 @@ class WindowMethod(PlainMethod[WindowState]):
             after = (*after, self.redrawn_slot(draws, q, old, self.width(column - stop)))
         return after
 
-    def redrawn_slot(self, draws: Draws, q: Probs, old: Slot | None, count: int) -> Slot:
+    def redrawn_slot(self, draws: Draws, q: Law, old: Slot | None, count: int) -> Slot:
         """New drafts for a position, of which the first has the law q."""
         if old is None or self.redraw == "independent":
-            return Slot(siblings(draws, q, draws.token(q), count), tuple(q))
+            return Slot(siblings(draws, q, draws.token(q), count), q)
         x = old.tokens[0]
-        p = list(old.law)
+        p = old.law
         if self.redraw == "keep":
             kept = q[x] > self.theta * p[x]
             first = x if kept else draws.token(q)
         else:
             first, kept = coupled(draws, q, p, x)
-        law = old.law if kept and self.redraw in ("keep", "kept-law") else tuple(q)
+        law = p if kept and self.redraw in ("keep", "kept-law") else q
         return Slot(siblings(draws, q, first, count), law)
 
 
-def fresh_law(world: World, init: str, prefix: Prefix, position: int) -> Probs:
+def fresh_law(world: World, init: str, prefix: Prefix, position: int) -> Law:
     """SJD, section 4.2: a token that enters the window is random, or comes from a committed
     neighbour.
 
@@ -379,11 +379,11 @@ def fresh_law(world: World, init: str, prefix: Prefix, position: int) -> Probs:
         source = position - world.grid_width
         exists = 0 <= source < len(prefix)
     if direction == "random" or not exists:
-        return [1 / world.vocab] * world.vocab
+        return (1 / world.vocab,) * world.vocab
     return one_hot(prefix[source], world.vocab) if how == "repeat" else world.q(prefix[:source])
 
 
-def siblings(draws: Draws, p: Probs, first: int, count: int) -> tuple[int, ...]:
+def siblings(draws: Draws, p: Law, first: int, count: int) -> tuple[int, ...]:
     """``first`` and further ordered draws without replacement from p, fewer than ``count`` if p
     has fewer tokens.
     """
@@ -396,7 +396,7 @@ def siblings(draws: Draws, p: Probs, first: int, count: int) -> tuple[int, ...]:
     return tokens
 
 
-def coupled(draws: Draws, q: Probs, p: Probs, x: int) -> tuple[int, bool]:
+def coupled(draws: Draws, q: Law, p: Law, x: int) -> tuple[int, bool]:
     """Maximal coupling (SCD, arXiv 2510.24211): keep x ~ p with min(1, q(x)/p(x)), else draw from
     [q − p]₊.
 
@@ -408,7 +408,7 @@ def coupled(draws: Draws, q: Probs, p: Probs, x: int) -> tuple[int, bool]:
     return draws.token(normalise(positive_residual(1.0, q, p), q)), False
 
 
-def inverse_cdf(p: Probs, u: float) -> int:
+def inverse_cdf(p: Law, u: float) -> int:
     """The first token whose cumulated probability exceeds u."""
     above = [x for x, mass in enumerate(accumulate(p)) if mass > u]
     possible = [x for x, p_x in enumerate(p) if p_x > 0]

@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, replace
 
 from lanternbench.engine.plain import PlainRule, Probs
-from lanternbench.lossless.plain import World, likely, warp
+from lanternbench.lossless.plain import Law, World, likely, warp
 from lanternbench.lossless.plain.drafts import WindowMethod
 from lanternbench.settings import Sampling
 
 
-def processed(logits: list[float], sampling: Sampling) -> Probs:
+def processed(logits: list[float], sampling: Sampling) -> Law:
     """Top-k, top-nσ with n = 1 around a mean of 0, and the rest of ``warp``."""
     logits = likely(logits, sampling.top_k)
     squares = [x * x for x in logits if x > -math.inf]

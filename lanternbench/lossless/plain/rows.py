@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from lanternbench.engine.plain import Probs
 from lanternbench.lossless.plain import (
     Draws,
+    Law,
     Logits,
     PlainMethod,
     Prefix,
@@ -26,7 +26,6 @@ from lanternbench.lossless.plain import (
 )
 
 NONE = -1
-Law = tuple[float, ...]
 
 
 class Draft(NamedTuple):
@@ -75,7 +74,7 @@ class SeveralRows(PlainMethod[RowsState]):
 
     def first_law(self, world: World) -> Law:
         """The law of the first token."""
-        return tuple(world.q(()))
+        return world.q(())
 
     def tokens(self, state: RowsState) -> Prefix:
         return sum([row.tokens for row in state[0]], ())
@@ -166,7 +165,7 @@ class RowStep:
         free = min(self.method.window, known - len(self.row.tokens))
         return self.pjd(draws, free) if free > 0 else Result(self.rows[self.i])
 
-    def law(self, tokens: Prefix) -> Probs:
+    def law(self, tokens: Prefix) -> Law:
         """The target's distribution after what the last of ``tokens`` attends to; without any it
         is the stand-in.
         """
@@ -192,12 +191,11 @@ class RowStep:
         if waits and self.row.drafts:
             return self.candidate_tested(draws, q, self.row.drafts[0], whole)
         x = draws.token(q)
-        law = tuple(q)
         if waits and not whole:
-            return Result(Row((), (Draft(x, law, law),), self.stand_in))
-        return Result(Row((*tokens, x), (), self.stand_in), (law,))
+            return Result(Row((), (Draft(x, q, q),), self.stand_in))
+        return Result(Row((*tokens, x), (), self.stand_in), (q,))
 
-    def candidate_tested(self, draws: Draws, q: Probs, draft: Draft, whole: bool) -> Result:
+    def candidate_tested(self, draws: Draws, q: Law, draft: Draft, whole: bool) -> Result:
         x = draft.token
         accepted = draws.accepts(min(1.0, q[x] / draft.p[x]))
         origin = q if accepted else self.after_rejection(q, draft, 1)
@@ -206,7 +204,7 @@ class RowStep:
         if accepted or whole:
             law = self.final_law(q, draft, 1, whole)
             return Result(Row((x,), (), self.stand_in), (law,))
-        return Result(Row((), (Draft(x, tuple(q), tuple(origin)),), self.stand_in))
+        return Result(Row((), (Draft(x, q, origin),), self.stand_in))
 
     def pjd(self, draws: Draws, free: int) -> Result:
         """Fresh drafts for ``free`` places, the test from the left, and new drafts."""
@@ -223,10 +221,9 @@ class RowStep:
         end: Prefix = ()
         if self.is_top and n < free:
             laws.append(self.final_law(qs[n], drafts[n], n + 1, True))
-            residual = self.after_rejection(qs[n], drafts[n], n + 1)
-            end = (draws.token(residual),)
+            end = (draws.token(self.after_rejection(qs[n], drafts[n], n + 1)),)
         elif self.is_top and n < left:
-            laws.append(tuple(qs[n]))
+            laws.append(qs[n])
             end = (draws.token(qs[n]),)
         after = self.redrawn(draws, drafts, qs, n, n + len(end))
         committed = tokens + drafted[:n] + end
@@ -241,7 +238,7 @@ class RowStep:
         return drafts
 
     def redrawn(
-        self, draws: Draws, drafts: list[Draft], qs: list[Probs], n: int, begin: int
+        self, draws: Draws, drafts: list[Draft], qs: list[Law], n: int, begin: int
     ) -> tuple[Draft, ...]:
         """After n accepted drafts, those of the places from ``begin`` on are drawn anew, or stay."""
         after: list[Draft] = []
@@ -249,40 +246,38 @@ class RowStep:
             if n < m < len(drafts) and self.stays(qs[m], drafts[m]):
                 after.append(self.kept(qs[m], drafts[m]))
             else:
-                law = tuple(qs[m])
-                after.append(Draft(draws.token(law), law, law))
+                after.append(Draft(draws.token(qs[m]), qs[m], qs[m]))
         return tuple(after)
 
-    def stays(self, q: Probs, draft: Draft) -> bool:
+    def stays(self, q: Law, draft: Draft) -> bool:
         x = draft.token
         return min(1.0, q[x] / draft.p[x]) > self.method.reuse
 
-    def kept(self, q: Probs, draft: Draft) -> Draft:
+    def kept(self, q: Law, draft: Draft) -> Draft:
         """The draft, whose law is now that of the tokens which would have stayed."""
         law = []
         for law_x, p_x, q_x in zip(draft.law, draft.p, q, strict=True):
             stays = p_x > 0 and q_x > self.method.reuse * p_x
             law.append(law_x if stays else 0.0)
-        return Draft(draft.token, draft.p, tuple(normalise(law)))
+        return draft._replace(law=normalise(law))
 
-    def acceptance(self, q: Probs, draft: Draft, depth: int) -> float:
+    def acceptance(self, q: Law, draft: Draft, depth: int) -> float:
         """The probability that a draft at ``depth`` of its row is accepted."""
-        return self.method.rule.probability(q, list(draft.p), draft.token, depth)
+        return self.method.rule.probability(q, draft.p, draft.token, depth)
 
-    def after_rejection(self, q: Probs, draft: Draft, depth: int) -> Probs:
-        return self.method.after_rejection(q, list(draft.p), draft.token, depth)
+    def after_rejection(self, q: Law, draft: Draft, depth: int) -> Law:
+        return self.method.after_rejection(q, draft.p, draft.token, depth)
 
-    def final_law(self, q: Probs, draft: Draft, depth: int, is_final: bool) -> Law:
+    def final_law(self, q: Law, draft: Draft, depth: int, is_final: bool) -> Law:
         """The law of what stands in the place at the end: K, or ∝ ℓ·f if the place waits after a
         rejection.
         """
-        p = list(draft.p)
         if is_final:
-            return tuple(self.method.kernel(q, p, list(draft.law), depth))
+            return self.method.kernel(q, draft.p, draft.law, depth)
         mass = []
         for x, share in enumerate(draft.law):
-            mass.append(share * self.method.rule.probability(q, p, x, depth))
-        return tuple(normalise(mass, q))
+            mass.append(share * self.method.rule.probability(q, draft.p, x, depth))
+        return normalise(mass, q)
 
 
 @dataclass(frozen=True)
@@ -342,7 +337,7 @@ class DiagonalMethod(SeveralRows):
         return tuple(seen)
 
     def warped(self, world: World, sides: list[list[float]]) -> Law:
-        return tuple(warp(guide(sides[0], sides[1], world.sampling.guidance), world.sampling))
+        return warp(guide(*sides, world.sampling.guidance), world.sampling)
 
 
 def halves(world: World) -> list[tuple[Logits, Logits]]:
