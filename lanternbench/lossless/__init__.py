@@ -229,8 +229,8 @@ class OnTables(NamedTuple):
     enumerated: Enumerated
     joint: Tensor  # [V ** L] the target's
     # P(image after 1, 2, … steps) by the plain definition, if there is one
-    defined: list[Tensor] | None
-    loss: float  # and the fidelity loss
+    defined: list[Tensor] | None = None
+    loss: float = math.nan  # and the fidelity loss
 
     @property
     def tv(self) -> float:
@@ -298,11 +298,11 @@ def on_tables(method: Method, tables: Tables) -> OnTables:
         decoder = table_decoder(method, tables)
         enumerated = enumerate_decodes(decoder)
         plain = definition(decoder.method, tables)
+    one = OnTables(method, enumerated, tables.joint())
     if plain is None:
-        return OnTables(method, enumerated, tables.joint(), None, math.nan)
+        return one
     by_steps, loss = decode_by_steps(tables.world(), plain)
-    defined = [tables.on_all_images(images) for images in by_steps]
-    return OnTables(method, enumerated, tables.joint(), defined, loss)
+    return one._replace(defined=[tables.on_all_images(x) for x in by_steps], loss=loss)
 
 
 def _on_tables(method: Method, seed: int, progress: Progress) -> Iterator[Row]:

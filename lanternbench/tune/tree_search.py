@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lanternbench.component import Component
 from lanternbench.costs.forward_cost import Shape, StepCost
 from lanternbench.engine.decode import SpeculativeDecoder, generate
 from lanternbench.engine.plain import AdaptiveBounds
@@ -429,13 +428,9 @@ class OptionSearch(TreeSearch):
 
     def __init__(self, target: Target, config: Tune):
         super().__init__(target, config)
-        method = self.method({})
-        parts: list[Component] = [method.proposal]
-        if not method.proposal.tree_is_own:
-            parts.append(method.tree)
         self.defaults: Options = {}
         changes: list[Options] = [{}]
-        for part in parts:
+        for part in self.method({}).parts:
             for name, values in part.tuned.items():
                 self.defaults[name] = getattr(part, name)
                 changes += [{name: value} for value in values if value != self.defaults[name]]

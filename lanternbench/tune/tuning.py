@@ -69,13 +69,13 @@ def search_kind(method: Method) -> type[TreeSearch]:
             f"'{method.preset}' draws several rows at once, of which the search has no model: "
             "compare sizes in a sweep"
         )
-    tree = None if method.proposal.tree_is_own else method.tree
-    if not method.proposal.tuned and (tree is None or not (tree.search or tree.tuned)):
+    search = None if method.proposal.tree_is_own else method.tree.search
+    if search is None and not any(part.tuned for part in method.parts):
         raise UserError(
             f"method '{method.preset}' has no tree and no window whose size could be tuned: "
             "choose a method that drafts, such as eagle-1 or sjd"
         )
-    return SEARCHES[None if tree is None else tree.search]
+    return SEARCHES[search]
 
 
 class Measured(BaseModel):
