@@ -23,6 +23,7 @@ from lanternbench.utils.device import cores
 
 PASSES = 10  # over memory, at the least
 WARMUP = 3  # steps at each length that do not count: memory is allocated, kernels are chosen
+Rest = tuple[float, float, float]  # seconds of a step outside forward passes, a node's, a level's
 
 
 class Bandwidth(NamedTuple):
@@ -125,8 +126,8 @@ class StepCost(BaseModel):
     root_s: float = 0.0  # the drafter's first call: it reads the last commit
     level_nodes: list[int] = []
     level_s: list[float] = []  # a further level of so many nodes
-    chain_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)  # a step's, per node, per level
-    tree_rest: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    chain_rest: Rest = (0.0, 0.0, 0.0)
+    tree_rest: Rest = (0.0, 0.0, 0.0)
 
     def forward(self, nodes: float) -> float:
         """The target's forward pass over ``nodes``, the mean over an image."""
@@ -273,7 +274,7 @@ def level_seconds(drafting: Sequence[Timed], root: float) -> dict[int, float]:
     return dict(zip(nodes, rising_s.tolist(), strict=True))
 
 
-def _rest(timed: Sequence[Timed]) -> tuple[float, float, float]:
+def _rest(timed: Sequence[Timed]) -> Rest:
     from scipy.optimize import nnls
 
     rows = np.array([(1.0, t.shape.nodes, t.shape.depth) for t in timed])

@@ -48,6 +48,8 @@ from lanternbench.tune.accepted_lengths import (
 Options = dict[str, Any]
 Probes = list[tuple[Options, Shape]]
 Recorder = Callable[[int, str], Record]  # the number of a caption, and the caption
+# of all captions, by the name of their recorder; none if acceptance is simulated
+Records = Mapping[str, Record]
 LEVELS = 8  # of the deepest drafts considered
 RANKS = 8  # children of a node of a static tree
 NODES = 64  # of the largest trees
@@ -99,13 +101,11 @@ class TreeSearch:
         """Return, by name, the functions that record the drafts of one caption."""
         raise NotImplementedError
 
-    def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
-        """Return the default sizes first, then all others considered; ``records``: of all
-        captions, by the names of ``recorders``, none if acceptance is simulated.
-        """
+    def candidates(self, cost: StepCost, records: Records) -> list[Candidate]:
+        """Return the default sizes first, then all others considered."""
         raise NotImplementedError
 
-    def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
+    def acceptance(self, records: Records) -> list[list[float]] | None:
         """Return P [depth, rank] as in ``accepted_lengths``; None if ranks are not recorded."""
         return None
 
@@ -220,7 +220,7 @@ class ShapeSearch(TreeSearch):
     def joined(self, records: list[Record]) -> Record:
         return {key: np.sum([record[key] for record in records], axis=0) for key in records[0]}
 
-    def passed(self, static: StaticTree, records: Mapping[str, Record]) -> list[float]:
+    def passed(self, static: StaticTree, records: Records) -> list[float]:
         """Return P(accepted ≥ i) of a tree."""
         depth = static.tree.max_depth
         simulated = self.simulated(depth)
@@ -240,7 +240,7 @@ class ShapeSearch(TreeSearch):
             passed.append(expected_length(of_level, table))
         return passed
 
-    def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
+    def candidates(self, cost: StepCost, records: Records) -> list[Candidate]:
         trees: list[tuple[Options, StaticTree]] = [({}, self.own_tree().static)]
         trees += [({"shape": f"chain-{d}"}, chain(d)) for d in range(1, self.levels + 1)]
         for static in self.branching(cost, records):
@@ -252,7 +252,7 @@ class ShapeSearch(TreeSearch):
             candidates.append(Candidate(options, shape, passed, cost.step(shape)))
         return candidates
 
-    def branching(self, cost: StepCost, records: Mapping[str, Record]) -> Iterable[StaticTree]:
+    def branching(self, cost: StepCost, records: Records) -> Iterable[StaticTree]:
         """Yield the best trees of every depth and size that are no chains."""
         if not records or self.ranks == 1:
             return
@@ -263,7 +263,7 @@ class ShapeSearch(TreeSearch):
                 if not static.is_chain and static.tree.max_depth == depth:
                     yield static
 
-    def acceptance(self, records: Mapping[str, Record]) -> list[list[float]] | None:
+    def acceptance(self, records: Records) -> list[list[float]] | None:
         if not records or self.ranks == 1:
             return None
         return child_table(records["chain"]["children"], self.levels).tolist()
@@ -309,7 +309,7 @@ class GrowthSearch(TreeSearch):
         steps = recorded_steps(decoder, caption, str(number), self.config.seed)
         return record_growth(decoder, tree, steps, seed=number)
 
-    def passed(self, records: Mapping[str, Record], tree: Bounds) -> Floats:
+    def passed(self, records: Records, tree: Bounds) -> Floats:
         """Return P(accepted ≥ i) in each recorded step [S, depth], or the simulated one
         [1, depth].
         """
@@ -318,7 +318,7 @@ class GrowthSearch(TreeSearch):
             return np.array([simulated])
         return grown_lengths(by_width(records), tree)
 
-    def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
+    def candidates(self, cost: StepCost, records: Records) -> list[Candidate]:
         default = self.own_tree().bounds
         widths = list(by_width(records))
         trees: list[tuple[Options, Bounds]] = [({}, default)]
@@ -337,7 +337,7 @@ class GrowthSearch(TreeSearch):
         return candidates
 
 
-def by_width(records: Mapping[str, Record]) -> dict[int, Record]:
+def by_width(records: Records) -> dict[int, Record]:
     return {int(name.removeprefix("width-")): record for name, record in records.items()}
 
 
@@ -358,7 +358,7 @@ class BoundsSearch(GrowthSearch):
         }
         return super().sizes(tree) | ranges
 
-    def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
+    def candidates(self, cost: StepCost, records: Records) -> list[Candidate]:
         default = self.own_tree()
         initial = (default.bounds.depth, default.bounds.top_k)
         step_s = cache(cost.step)
@@ -455,7 +455,7 @@ class OptionSearch(TreeSearch):
         whole = decode.accept_lengths[:-1] or decode.accept_lengths  # the image ends in the last
         return {"accepted": np.array(whole, np.float64)}
 
-    def candidates(self, cost: StepCost, records: Mapping[str, Record]) -> list[Candidate]:
+    def candidates(self, cost: StepCost, records: Records) -> list[Candidate]:
         candidates = []
         for number, (sizes, shape) in enumerate(self.probes()):
             passed = self.simulated(shape.depth)

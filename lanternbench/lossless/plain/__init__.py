@@ -22,6 +22,7 @@ Prefix = tuple[int, ...]
 Path = tuple[int, ...]  # of a draft tree, from the root: tokens, or their ranks among siblings
 Logits = Callable[[Prefix], list[float]]
 Law = tuple[float, ...]  # a distribution
+Probabilities = dict[Prefix, float]  # of images, or of their beginnings
 T = TypeVar("T", bound=Hashable)
 State = TypeVar("State", bound=tuple[Any, ...])  # begins with what was committed
 
@@ -138,13 +139,13 @@ class World:
         other.p = lambda prefix: self.p(prefix[:committed] + (0,) * len(prefix[committed:]))
         return other
 
-    def first_tokens(self) -> dict[Prefix, float]:
+    def first_tokens(self) -> Probabilities:
         """P(x) of a first token that a prefill draws."""
         return {(x,): q_x for x, q_x in enumerate(self.q(())) if q_x > 0}
 
-    def joint(self) -> dict[Prefix, float]:
+    def joint(self) -> Probabilities:
         """P(image) under the target: Π_t q(x_t | x_<t)."""
-        images: dict[Prefix, float] = {(): 1.0}
+        images: Probabilities = {(): 1.0}
         for _ in range(self.length):
             longer = {}
             for prefix, probability in images.items():
@@ -324,16 +325,16 @@ class PlainMethod(Generic[State]):
 
 def decode_by_steps(
     world: World, method: PlainMethod[State]
-) -> tuple[list[dict[Prefix, float]], float]:
+) -> tuple[list[Probabilities], float]:
     """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity
     loss.
     """
-    by_steps: list[dict[Prefix, float]] = []
+    by_steps: list[Probabilities] = []
     total_loss = 0.0
     world = method.world(world)
     states = method.start(world)
     while states:
-        images: dict[Prefix, float] = defaultdict(float)
+        images: Probabilities = defaultdict(float)
         unfinished: dict[State, float] = defaultdict(float)
         for state, weight in states.items():
             next_states, loss = outcomes(method.step(world, state))

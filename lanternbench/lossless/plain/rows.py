@@ -52,7 +52,8 @@ class Result(NamedTuple):
 
 
 Pending = tuple[tuple[int, Law], ...]  # positions and laws of tokens whose loss is not known yet
-RowsState = tuple[tuple[Row, ...], Pending]
+Rows = tuple[Row, ...]
+RowsState = tuple[Rows, Pending]
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class RowMethod(SeveralRows):
 class RowStep:
     """One step of row i of ``rows``."""
 
-    def __init__(self, world: World, method: RowMethod, rows: tuple[Row, ...], i: int):
+    def __init__(self, world: World, method: RowMethod, rows: Rows, i: int):
         self.world = world
         self.method = method
         self.rows = rows
@@ -315,7 +316,7 @@ class DiagonalMethod(SeveralRows):
             of_rows.append(drawn)
         return partial(self.next_state, world, state, of_rows)
 
-    def law(self, world: World, rows: tuple[Row, ...], i: int, column: int) -> Law:
+    def law(self, world: World, rows: Rows, i: int, column: int) -> Law:
         sides = []
         for horizontal, vertical in halves(world):
             if i == 0:
@@ -328,7 +329,7 @@ class DiagonalMethod(SeveralRows):
                 sides.append(mixed(h, v, sigmoid(h[0] - v[0])))
         return self.warped(world, sides)
 
-    def view(self, world: World, rows: tuple[Row, ...], row: int) -> Prefix:
+    def view(self, world: World, rows: Rows, row: int) -> Prefix:
         """Return the tokens that an input of ``row`` on the last diagonal sees."""
         seen: list[int] = []
         for j, other in enumerate(rows):
