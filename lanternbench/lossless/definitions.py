@@ -1,6 +1,7 @@
 """The plain definition of a method, put together from those of its components, by their types."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lanternbench.engine.plain import PLAIN_RULES, PlainRule
@@ -9,7 +10,7 @@ from lanternbench.engine.rows import Order
 from lanternbench.engine.verify import AcceptanceRule
 from lanternbench.lossless.plain import PlainMethod, rules
 from lanternbench.lossless.plain.drafts import TreeMethod, WindowMethod
-from lanternbench.lossless.plain.lumina2 import PublicWindows, Redraw
+from lanternbench.lossless.plain.lumina2 import PublicWindows, processed_again
 from lanternbench.lossless.plain.rows import DiagonalMethod, RowMethod
 from lanternbench.lossless.tables import Tables, table_target
 from lanternbench.methods.acceptance.chains import (
@@ -156,5 +157,5 @@ def definition(method: Method, tables: Tables) -> Plain | None:
     if rule is None:
         return None
     if isinstance(plain, PublicWindows):
-        residual = Redraw(tables.sampling)
+        residual = partial(processed_again, tables.sampling)
     return replace(plain, rule=rule, residual=residual)

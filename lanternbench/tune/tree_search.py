@@ -83,15 +83,14 @@ class Candidate:
         return self.tau / self.step_s
 
 
+@dataclass
 class TreeSearch:
     """One kind of tree, of one method on one target."""
 
     about: ClassVar[str]  # a phrase that names what is searched
     one_in: ClassVar[int] = 1  # the share of the prompts that is recorded
-
-    def __init__(self, target: Target, config: Tune):
-        self.target = target
-        self.config = config
+    target: Target
+    config: Tune
 
     def probes(self) -> Probes:
         """Return the sizes to time, each with the shape of its step."""
@@ -153,16 +152,14 @@ class TreeSearch:
         """Return how many of these sizes, in order of depth, the method supports: Medusa drafts
         one level per head.  Raises UserError if it supports none.
         """
-        count = 0
-        for options in sizes:
+        for count, options in enumerate(sizes):
             try:
                 self.decoder(options)
             except UserError:
                 if count == 0:
                     raise
-                break
-            count += 1
-        return count
+                return count
+        return count + 1
 
 
 def shape_of(static: StaticTree) -> Shape:

@@ -8,6 +8,7 @@ import json
 import math
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from lanternbench.errors import UserError
 from lanternbench.lossless import EXACT, WORLDS, on_tables
 from lanternbench.lossless.plain import World, decode_by_steps
 from lanternbench.lossless.plain.drafts import WindowMethod
-from lanternbench.lossless.plain.lumina2 import Redraw
+from lanternbench.lossless.plain.lumina2 import processed_again
 from lanternbench.methods.method import method
 from lanternbench.methods.proposals.jacobi import Jacobi
 from lanternbench.methods.proposals.lumina2 import PublicWarp, top_n_sigma
@@ -147,7 +148,8 @@ def test_what_it_draws_is_as_far_from_the_target_as_enumerated(shared, vectors, 
         return laws[len(prefix)][code, :drawn].log().tolist()
 
     world = World(drawn, length, after)
-    redraw = Redraw(TARGETS_OWN) if "processors" in case else unprocessed
+    again = partial(processed_again, TARGETS_OWN)
+    redraw = again if "processors" in case else unprocessed
     plain = UpToTheEnd(PlainRule(), redraw, window=window - 1, one_hot=True)
     images = {}
     for by_step in decode_by_steps(world, plain)[0]:

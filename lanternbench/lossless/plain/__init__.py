@@ -160,17 +160,17 @@ class DeadEnd(Exception):
     """A draw from a law without any mass."""
 
 
+@dataclass
 class Draws:
     """The draws of one run of a program, of which the first are ``fixed``; their probability, and
     the loss of the tests after them.
     """
 
-    def __init__(self, fixed: tuple[int, ...] = ()):
-        self.fixed = fixed
-        self.drawn: tuple[int, ...] = ()
-        self.probability = 1.0
-        self.loss = 0.0
-        self.others: list[tuple[int, ...]] = []  # the fixed draws of further runs
+    fixed: tuple[int, ...] = ()
+    drawn: tuple[int, ...] = ()
+    probability: float = 1.0
+    loss: float = 0.0
+    others: list[tuple[int, ...]] = field(default_factory=list)  # the fixed ones of further runs
 
     def token(self, law: Probs) -> int:
         """A token from its distribution."""

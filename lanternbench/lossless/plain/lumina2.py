@@ -1,7 +1,7 @@
 """The windows of Lumina-mGPT 2.0's public code, see ``methods.proposals.lumina2``."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lanternbench.engine.plain import PlainRule, Probs
 from lanternbench.lossless.plain import Law, World, likely, warp
@@ -17,15 +17,12 @@ def processed(logits: list[float], sampling: Sampling) -> Law:
     return warp([x if x >= least else -math.inf for x in logits], sampling)
 
 
-@dataclass(frozen=True)
-class Redraw:
-    """The law after a rejection: the target's distribution, processed again."""
-
-    sampling: Sampling
-
-    def __call__(self, q: Probs, p: Probs, x: int, depth: int, rule: PlainRule) -> Probs:
-        logits = [math.log(q_y) if q_y > 0 else -math.inf for q_y in q]
-        return processed(logits, self.sampling)
+def processed_again(
+    sampling: Sampling, q: Probs, p: Probs, x: int, depth: int, rule: PlainRule
+) -> Law:
+    """Return the law after a rejection: the target's distribution, processed again."""
+    logits = [math.log(q_y) if q_y > 0 else -math.inf for q_y in q]
+    return processed(logits, sampling)
 
 
 class PublicWindows(WindowMethod):
