@@ -8,7 +8,7 @@ uniform or one-hot.  Windows end with the image, unless their drafts are judged 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
@@ -133,6 +133,30 @@ def clamped(x: float, interval: tuple[int, int]) -> int:
     return min(max(round(x), low + 1), high - 1)
 
 
+class Slot(NamedTuple):
+    """One drafted position: its drafts in the order they were drawn (SJD-PAC has siblings), and
+    the first one's law.
+    """
+
+    tokens: tuple[int, ...]
+    law: Law
+
+
+def judged_chain(
+    draws: Draws, world: World, rule: ChainRule, prefix: Prefix, chain: Sequence[Slot]
+) -> Prefix:
+    """Return what a step commits after ``prefix`` of a chain that is judged as a whole: the
+    accepted tokens and the next one.
+    """
+    xs = tuple(slot.tokens[0] for slot in chain)
+    qs = [world.q(prefix + xs[:count]) for count in range(len(xs) + 1)]
+    endings = rule.endings(qs, [slot.law for slot in chain], xs)
+    ending = endings[draws.token([ending.probability for ending in endings])]
+    law = normalise(ending.weights, qs[ending.accepted])
+    tokens = (*xs[: ending.accepted], draws.token(law))
+    return tokens[: world.length - len(prefix)]
+
+
 TreeState = tuple[Prefix, Memory]
 
 
@@ -176,8 +200,8 @@ class TreeMethod(PlainMethod[TreeState]):
     def next_state(self, world: World, state: TreeState, draws: Draws) -> TreeState:
         prefix, memory = state
         if isinstance(self.rule, ChainRule):
-            tokens = self.verified_chain(draws, world, prefix, self.rule)
-            return (prefix + tokens)[: world.length], memory
+            chain = self.drawn_chain(draws, world, prefix)
+            return prefix + judged_chain(draws, world, self.rule, prefix, chain), memory
         if self.kind == "static":
             family_at = partial(self.static_family, world, prefix)
             return prefix + self.verified(draws, world, prefix, family_at), memory
@@ -205,37 +229,15 @@ class TreeMethod(PlainMethod[TreeState]):
         start = adjacent_tree(memory.history, self.init, world.grid_width)
         return adt_adapt(start, memory.alpha, self.bounds)
 
-    def verified_chain(
-        self, draws: Draws, world: World, prefix: Prefix, rule: ChainRule
-    ) -> Prefix:
-        """Verification as a whole of a chain drawn from p."""
+    def drawn_chain(self, draws: Draws, world: World, prefix: Prefix) -> list[Slot]:
+        """A chain drawn from p."""
         xs: Prefix = ()
-        ps: list[Law] = []
-        qs = [world.q(prefix)]
+        chain = []
         for _ in range(self.deepest):
-            ps.append(world.p(prefix + xs))
-            xs = (*xs, draws.token(ps[-1]))
-            qs.append(world.q(prefix + xs))
-        return judged_chain(draws, rule, qs, ps, xs)
-
-
-def judged_chain(
-    draws: Draws, rule: ChainRule, qs: list[Law], ps: list[Law], xs: Prefix
-) -> Prefix:
-    """Return what a step commits of the chain x_1 … x_L: the accepted tokens and the next one."""
-    endings = rule.endings(qs, ps, xs)
-    ending = endings[draws.token([ending.probability for ending in endings])]
-    law = normalise(ending.weights, qs[ending.accepted])
-    return (*xs[: ending.accepted], draws.token(law))
-
-
-class Slot(NamedTuple):
-    """One window position: its drafts in the order they were drawn (SJD-PAC has siblings), and the
-    first one's law.
-    """
-
-    tokens: tuple[int, ...]
-    law: Law
+            law = world.p(prefix + xs)
+            xs = (*xs, draws.token(law))
+            chain.append(Slot(xs[-1:], law))
+        return chain
 
 
 Window = tuple[Slot, ...]
@@ -287,20 +289,10 @@ class WindowMethod(PlainMethod[WindowState]):
         prefix, window = state
         window = self.filled(draws, world, prefix, window)
         if isinstance(self.rule, ChainRule):
-            tokens = self.verified_chain(draws, world, prefix, window, self.rule)
+            tokens = judged_chain(draws, world, self.rule, prefix, window)
         else:
             tokens = self.verified(draws, world, prefix, partial(self.family_at, window))
         return prefix + tokens, self.redrawn(draws, world, prefix, window, tokens[:-1])
-
-    def verified_chain(
-        self, draws: Draws, world: World, prefix: Prefix, window: Window, rule: ChainRule
-    ) -> Prefix:
-        """Verification as a whole of the drafts in the window."""
-        xs = tuple(slot.tokens[0] for slot in window)
-        ps = [slot.law for slot in window]
-        qs = [world.q(prefix + xs[:count]) for count in range(len(xs) + 1)]
-        tokens = judged_chain(draws, rule, qs, ps, xs)
-        return tokens[: world.length - len(prefix)]
 
     def family_at(self, window: Window, path: Path, ranks: Path) -> Family:
         column = len(path) + 1

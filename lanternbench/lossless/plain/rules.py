@@ -178,7 +178,7 @@ class Ending(NamedTuple):
 class ChainRule(PlainRule):
     """A rule that judges a chain as a whole."""
 
-    def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
+    def endings(self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[Ending]:
         """q_1 … q_{L+1} and p_1 … p_L along x_1 … x_L."""
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ def positive_residual(w: float, q: Probs, p: Probs) -> Probs:
     return [max(0.0, w * q_y - p_y) for q_y, p_y in zip(q, p, strict=True)]
 
 
-def ratios(qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[float]:
+def ratios(qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[float]:
     """q_i(x_i)/p_i(x_i) along a chain."""
     return [q[x] / p[x] for q, p, x in zip(qs, ps, xs, strict=False)]
 
@@ -196,7 +196,7 @@ def ratios(qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[float]
 class BlockRule(ChainRule):
     """Block verification (Sun et al. 2024, algorithm 2)."""
 
-    def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
+    def endings(self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[Ending]:
         length = len(xs)
         w = [1.0]
         for ratio in ratios(qs, ps, xs):
@@ -222,7 +222,7 @@ class SegmentRule(ChainRule):
     alpha: float
     excluded: str = "tested"  # or accepted: drafts with q(x) = 0 at the head of a segment
 
-    def endings(self, qs: list[Probs], ps: list[Probs], xs: tuple[int, ...]) -> list[Ending]:
+    def endings(self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[Ending]:
         q_x = [q[x] for q, x in zip(qs, xs, strict=False)]
         ratio = ratios(qs, ps, xs)
         endings = []
