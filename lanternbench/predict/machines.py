@@ -129,7 +129,7 @@ def probe(
     costs = {}
     for case in counted(list(by_label.values()), show, lambda one: f"a few steps of {one.label}"):
         decoder = build(target, case.method, config.part(Sampling), config.simulate_acceptance)
-        costs[case.label] = method_cost(decoder, case.measured, caption)
+        costs[case.label] = method_cost(decoder, caption)
     dtype = target.dtype_name
     shortest_s = float(costs[BASE].verify @ (1, 1, 1))
     model = host(target.device, plain.network, shortest_s, plain.rows, dtype)
@@ -150,9 +150,7 @@ def notes_of(model: DeviceModel, dtype: str) -> list[str]:
     return notes
 
 
-def method_cost(
-    decoder: SpeculativeDecoder, proposal: AnyProposer | None, caption: str
-) -> MethodCost:
+def method_cost(decoder: SpeculativeDecoder, caption: str) -> MethodCost:
     """Return the cost of a method's steps: least squares over medians of several steps at a few
     cached lengths, by size and length.
     """
@@ -164,7 +162,7 @@ def method_cost(
     verify = [(1, t.shape.nodes, t.cached) for t in usual]
     draft = []
     for t in usual:
-        levels = proposal.levels(t.shape.depth, t.shape.nodes) if proposal else ()
+        levels = decoder.proposer.levels(t.shape.depth, t.shape.nodes)
         draft.append((1, len(levels), sum(levels), t.cached))
     return MethodCost(
         verify=fitted([t.forward_s for t in usual], verify, weights),

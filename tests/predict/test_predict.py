@@ -356,7 +356,7 @@ def test_what_steps_cost_is_found_again_from_steps_of_several_sizes(tiny, monkey
             yield Timed(Shape(nodes, depth), cached, held * draft, held * verify, held * 4e-4)
 
     monkeypatch.setattr(machines, "step_times", steps)
-    cost = machines.method_cost(build(tiny, method("eagle-1")), proposal, "x")
+    cost = machines.method_cost(build(tiny, method("eagle-1")), "x")
     machine = machines.Measured("float32", {"eagle-1": cost})
     depth, nodes = sizes[len(sizes) // 2]
     trace = Trace(*(np.array([x]) for x in (1, nodes, depth)))
