@@ -176,9 +176,7 @@ def forward(net: Network, load: Load, execution: Execution, kernels: float = 0.0
     )
 
 
-def step(
-    decoder: Decoder, load: Load, drafted: Sequence[Numbers], execution: Execution
-) -> Parts:
+def step(decoder: Decoder, load: Load, drafted: Sequence[Numbers], execution: Execution) -> Parts:
     """Return the time of one step, in which the target reads ``load.new`` nodes.
 
     ``drafted``: what each forward pass of the drafter reads, the first what the last step

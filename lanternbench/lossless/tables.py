@@ -300,15 +300,15 @@ def small_options(deep: bool) -> dict[str, object]:
 class TableTarget(Target):
     """A target over tables, whose image may end within a row."""
 
-    model: Any
+    tables: Tables
 
     @property
     def length(self) -> int:
-        return self.model.tables.length
+        return self.tables.length
 
     @property
     def codebook(self) -> Tensor:
-        return self.model.tables.codebook
+        return self.tables.codebook
 
 
 def one_token(target: Target, captions: list[str], is_guided: bool) -> Prompt:
@@ -322,10 +322,9 @@ def table_target(tables: Tables, published: bool = False) -> Target:
     """Return a target whose default trees can be enumerated, unless they are to be the
     ``published`` ones.
     """
-    model: Any = TableModel(tables)
-    return TableTarget(
+    target = TableTarget(
         name="tables",
-        model=model,
+        model=cast(ImageDecoder, TableModel(tables)),
         vq=None,
         text=cast(TextEncoder, None),  # see ``condition``
         sampling=tables.sampling,
@@ -333,6 +332,8 @@ def table_target(tables: Tables, published: bool = False) -> Target:
         drafters=dict.fromkeys(KINDS, NET),
         condition=one_token,
     )
+    target.tables = tables
+    return target
 
 
 class TableDrafter(Drafter[None]):

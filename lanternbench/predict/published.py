@@ -71,9 +71,7 @@ def steady(tau: float, nodes: int, depth: int, length: int) -> Trace:
     return Trace(np.diff(ends), np.full(steps, nodes), np.full(steps, depth))
 
 
-def decode_of(
-    paper: Paper, used: Method, target: Target, tau: float, guidance: str = ""
-) -> Case:
+def decode_of(paper: Paper, used: Method, target: Target, tau: float, guidance: str = "") -> Case:
     """Return a row's decode of ``target`` with the trees that the target has by default.
 
     A tree has at least as many nodes as it commits tokens.  A tree that adapts has the depth that

@@ -56,7 +56,7 @@ def shipped(kind: str, name: str) -> Path:
     return package.parent / kind / name
 
 
-def packaged_yaml(module: str, name: str) -> Any:
+def packaged_yaml(module: str, name: str) -> dict:
     """Return the content of a YAML file of the package that lies next to a module's file."""
     return yaml.safe_load(Path(module).with_name(name).read_text(encoding="utf-8"))
 

@@ -172,7 +172,7 @@ Q, P = [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]
 def rest(
     name: str, q: list[float], p: list[float], x: int, rule: PlainRule, depth: int = 1
 ) -> list[float]:
-    return drafted(chain(1), rule, name).after_rejection(q, p, x, depth)
+    return list(drafted(chain(1), rule, name).after_rejection(q, p, x, depth))
 
 
 def test_exact_acceptance_and_residual_by_hand():
@@ -318,7 +318,7 @@ def test_guidance_comes_before_temperature_and_top_k():
         target_uncond=lambda _: uncond,
         sampling=Sampling(guidance=4.0, temperature=2.0, top_k=1),
     )
-    assert world.q(()) == [0, 1, 0]  # guided logits (2, 4, 0)
+    assert world.q(()) == (0, 1, 0)  # guided logits (2, 4, 0)
 
 
 def test_dynamic_tree_by_hand():

@@ -13,7 +13,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from lanternbench.engine.plain import PlainResidual, PlainRule, Probs, standard_residual
 from lanternbench.settings import Sampling
@@ -24,7 +24,7 @@ Logits = Callable[[Prefix], list[float]]
 Law = tuple[float, ...]  # a distribution
 Probabilities = dict[Prefix, float]  # of images, or of their beginnings
 T = TypeVar("T", bound=Hashable)
-State = TypeVar("State", bound=tuple[Any, ...])  # begins with what was committed
+State = TypeVar("State", bound=tuple)  # begins with what was committed
 
 
 def guide(cond: list[float], uncond: list[float], scale: float) -> list[float]:
@@ -239,7 +239,7 @@ class PlainMethod(Generic[State]):
     A state is what a method carries from one step to the next.
     """
 
-    rule: PlainRule = PlainRule()
+    rule: PlainRule = field(default_factory=PlainRule)
     residual: PlainResidual = standard_residual
 
     @property
@@ -323,9 +323,7 @@ class PlainMethod(Generic[State]):
         return tuple(mass)
 
 
-def decode_by_steps(
-    world: World, method: PlainMethod[State]
-) -> tuple[list[Probabilities], float]:
+def decode_by_steps(world: World, method: PlainMethod[State]) -> tuple[list[Probabilities], float]:
     """P(image after 1, 2, … steps), a prefill's token before them; and the expected fidelity
     loss.
     """

@@ -9,7 +9,7 @@ uniform or one-hot.  Windows end with the image, unless their drafts are judged 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -78,9 +78,7 @@ class Memory(NamedTuple):
     alpha: float | None = None
 
 
-def adjacent_tree(
-    history: tuple[Tree, ...], init: str, grid_width: int
-) -> tuple[float, float]:
+def adjacent_tree(history: tuple[Tree, ...], init: str, grid_width: int) -> tuple[float, float]:
     """(d̃, k̃) of the tree that drafts token number len(history).
 
     ``init``: ``horizontal``, ``vertical`` or ``token-flock``; the tree of the token to the left
@@ -176,7 +174,7 @@ class TreeMethod(PlainMethod[TreeState]):
     depth: int = 2
     top_k: int = 2
     total: int = 4
-    bounds: AdaptiveBounds = AdaptiveBounds()
+    bounds: AdaptiveBounds = field(default_factory=AdaptiveBounds)
     init: str = "horizontal"
     # the depth and width said to have produced token 0, which no tree did
     first: Tree = (2, 2)

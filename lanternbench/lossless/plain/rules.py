@@ -178,7 +178,9 @@ class Ending(NamedTuple):
 class ChainRule(PlainRule):
     """A rule that judges a chain as a whole."""
 
-    def endings(self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[Ending]:
+    def endings(
+        self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]
+    ) -> list[Ending]:
         """q_1 … q_{L+1} and p_1 … p_L along x_1 … x_L."""
         raise NotImplementedError
 
@@ -196,7 +198,9 @@ def ratios(qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> lis
 class BlockRule(ChainRule):
     """Block verification (Sun et al. 2024, algorithm 2)."""
 
-    def endings(self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[Ending]:
+    def endings(
+        self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]
+    ) -> list[Ending]:
         length = len(xs)
         w = [1.0]
         for ratio in ratios(qs, ps, xs):
@@ -222,7 +226,9 @@ class SegmentRule(ChainRule):
     alpha: float
     excluded: str = "tested"  # or accepted: drafts with q(x) = 0 at the head of a segment
 
-    def endings(self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]) -> list[Ending]:
+    def endings(
+        self, qs: Sequence[Probs], ps: Sequence[Probs], xs: tuple[int, ...]
+    ) -> list[Ending]:
         q_x = [q[x] for q, x in zip(qs, xs, strict=False)]
         ratio = ratios(qs, ps, xs)
         endings = []
