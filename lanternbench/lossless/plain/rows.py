@@ -338,7 +338,7 @@ class DiagonalMethod(SeveralRows):
         return tuple(seen)
 
     def warped(self, world: World, sides: list[list[float]]) -> Law:
-        return warp(guide(*sides, world.sampling.guidance), world.sampling)
+        return warp(guide(sides[0], sides[1], world.sampling.guidance), world.sampling)
 
 
 def halves(world: World) -> list[tuple[Logits, Logits]]:
