@@ -13,7 +13,13 @@ Probs = Sequence[float]
 class PlainRule:
     """An acceptance rule in scalar Python, written from its paper; this is the exact one."""
 
-    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+    def ratio(
+        self,
+        q: Probs,
+        p: Probs,
+        x: int,
+        depth: int,
+    ) -> float:
         """Return q̃(x)/p(x), or P(x is accepted), at ``depth`` 1 … L.
 
         p(x) > 0; it is 1 for a chosen x.
@@ -24,7 +30,13 @@ class PlainRule:
         """Return the tokens whose probability x takes, x first."""
         return [x]
 
-    def probability(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+    def probability(
+        self,
+        q: Probs,
+        p: Probs,
+        x: int,
+        depth: int,
+    ) -> float:
         """Return f(x), the probability that x is accepted; 0 if p cannot have drawn it."""
         if p[x] <= 0:
             return 0.0
@@ -59,7 +71,13 @@ class FunctionRule(PlainRule):
     options: object
     acceptance: Callable[..., float]  # (options, q, p, x, depth)
 
-    def ratio(self, q: Probs, p: Probs, x: int, depth: int) -> float:
+    def ratio(
+        self,
+        q: Probs,
+        p: Probs,
+        x: int,
+        depth: int,
+    ) -> float:
         return self.acceptance(self.options, q, p, x, depth)
 
 
