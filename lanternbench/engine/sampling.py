@@ -104,8 +104,8 @@ def likeliest(x: Tensor, k: int) -> topk:
     if on_host(x) and x.dtype != torch.bfloat16:  # which numpy lacks
         one_more = min(k + 1, x.shape[-1])  # shows a tie of the last
         found = x.topk(one_more)
-        most = found.values.numpy(force=x.requires_grad)
-        equal = most[..., 1:] == most[..., :-1]
+        on_cpu = found.values.numpy(force=x.requires_grad)
+        equal = on_cpu[..., 1:] == on_cpu[..., :-1]
         if True not in equal:
             return topk((found.values[..., :k], found.indices[..., :k]))
     ordered = x.sort(dim=-1, descending=True, stable=True)
