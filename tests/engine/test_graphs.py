@@ -243,14 +243,14 @@ def test_the_host_s_time_between_replays_counts_as_overhead(shallow_8x8, name, m
     now = 0.0
     decoder = build(replace(shallow_8x8, graphs=Graphs(again)), method(name))
     engine.generate(decoder, CAPTIONS[:1], max_steps=4)
-    honest = engine.phases
+    honest = engine.Phases
 
     def slow(*args):
         nonlocal now
         now += 3.0
         return honest(*args)
 
-    monkeypatch.setattr(engine, "phases", slow)
+    monkeypatch.setattr(engine, "Phases", slow)
     monkeypatch.setattr("lanternbench.engine.timing.perf_counter", lambda: now)
     (made,) = engine.generate(decoder, CAPTIONS[:1], max_steps=4)
     assert made.decode_s == 12.0
