@@ -143,21 +143,21 @@ def drafted(
     """
     logits: list[list[Tensor]] = []
     lengths: list[int] = []
-    root = EagleDrafter.root
+    expander = EagleDrafter.expander
 
-    def recorded(self: EagleDrafter, state: Any, cache: Any) -> tuple[Tensor, Any]:
-        first, expand = root(self, state, cache)
-        logits.append([first[0]])
+    def recorded(self: EagleDrafter, state: Any, cache: Any) -> Any:
+        expand = expander(self, state, cache)
+        logits.append([])
         lengths.append(state.now.length.host[0])
 
-        def further(*level: Any) -> Tensor:
+        def kept(*level: Any) -> Tensor:
             result = expand(*level)
             logits[-1].append(result[0, 0])
             return result
 
-        return first, further
+        return kept
 
-    monkeypatch.setattr(EagleDrafter, "root", recorded)
+    monkeypatch.setattr(EagleDrafter, "expander", recorded)
     decoder = build(target, method("eagle-1", shape=f"chain-{DEPTH}"), GREEDY)
     made = engine.generate(decoder, [caption], max_steps=steps)[0]
     return made, [torch.stack(x) for x in logits], lengths
