@@ -428,7 +428,8 @@ class Stack(Direct):
         there are none but those of x.  The states after so many ``aux_layers``, which drafters
         read, follow the final ones: [R, N, (1 + aux) · dim].
         """
-        mask = mask_of_heads(mask, self.group)
+        if self.group > 1 or x.is_cuda:
+            mask = mask_of_heads(mask, self.group)
         inner: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rope, mask, put, last and number == len(self.layers))

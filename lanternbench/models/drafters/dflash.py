@@ -109,7 +109,8 @@ class DFlash(Direct):
         count = inputs or self.block
         context = x[:, :-count]
         x = x[:, -count:]
-        mask = mask_of_heads(mask, self.group)
+        if self.group > 1 or x.is_cuda:
+            mask = mask_of_heads(mask, self.group)
         for layer in self.layers:
             x = layer(x, context, rope, mask, put)
         return self.norm(x)

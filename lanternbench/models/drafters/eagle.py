@@ -138,7 +138,8 @@ class Eagle(Direct):
         self, x: Tensor, rope: Tensor, mask: Mask, put: Put | None = None, last: bool = False
     ) -> Tensor:
         """x [R, N, dim] -> features [R, N, dim], or [R, 1, dim] of the ``last`` position alone."""
-        mask = mask_of_heads(mask, self.group)
+        if self.group > 1 or x.is_cuda:
+            mask = mask_of_heads(mask, self.group)
         for number, layer in enumerate(self.layers, 1):
             x = layer(x, rope, mask, put, last and number == len(self.layers))
         return x
