@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from lanternbench import __version__
 from lanternbench.cli import interrupts
 from lanternbench.cli.options import check_names, complete, paragraphs, takes_method_options
-from lanternbench.errors import UserError
+from lanternbench.errors import UserError, cause
 from lanternbench.utils.files import HOME
 from lanternbench.utils.memory import SMALLER, check_address_space, is_out_of_memory, shortage
 
@@ -62,8 +62,13 @@ class Commands(TyperGroup):
         except typer.BadParameter as error:
             if error.param is None or not error.message:  # a missing option: typer names it
                 raise
-            reason = error.message.removeprefix("Value error, ").rstrip(".")
-            raise UserError(f"{error.param.opts[0]} is wrong: {reason}; correct it") from None
+            from pydantic import ValidationError
+
+            reason = error.message
+            if isinstance(error.__cause__, ValidationError):  # whose words are not ours
+                reason = cause(error.__cause__)
+            option = error.param.opts[0]
+            raise UserError(f"{option} is wrong: {reason.rstrip('.')}; correct it") from None
 
 
 def completed(command: Callable[..., None]) -> Any:

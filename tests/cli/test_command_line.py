@@ -218,8 +218,12 @@ def test_verify_takes_the_options_of_methods(monkeypatch):
 
 # of other programs, or of CSS
 FOREIGN = {
+    "--abbrev",
     "--address",
+    "--always",
+    "--dirty",
     "--editable",
+    "--exclude",
     "--format",
     "--id",
     "--no-optional-locks",
@@ -292,7 +296,11 @@ def test_advice_names_the_command_of_an_option_that_its_own_command_lacks(
         ("score x --caption foo", "--caption is wrong: 'foo' is not one of 'first'"),
         ("codebook tiny --proximity foo", "--proximity is wrong: 'foo' is not one of 'l2'"),
         ("train drafter --recipe foo", "--recipe is wrong: 'foo' is not one of 'eagle-1'"),
-        ("run --method ar --seed foo", "--seed is wrong: "),
+        ("run --method ar --seed foo", "--seed is wrong: must be a whole number; correct it"),
+        ("train drafter --steps 0", "--steps is wrong: must be at least 1; correct it"),
+        ("train drafter --batch 1e9", "--batch is wrong: must be a whole number; correct it"),
+        ("train tiny --scale 99", "--scale is wrong: must be at most 10; correct it"),
+        ("report --budget foo", "--budget is wrong: must be a number; correct it"),
     ],
 )
 def test_a_wrong_value_of_an_option_is_one_sentence(words, said, monkeypatch, capfd):

@@ -76,6 +76,7 @@ def test_every_lossless_method_draws_the_tokens_of_ar(shallow_5x5, name):
             ("adt-tree", {"init": "random"}),
             ("sjd", {"init": "vertical-sample"}),
             ("sjd", {"variant": "reference"}),
+            ("sjd", {"variant": "reference", "init": "horizontal-sample"}),
             ("scd", {"coupling": "gumbel"}),
         ],
     ),
