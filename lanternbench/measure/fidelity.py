@@ -80,7 +80,8 @@ def decode_loss(
         return torch.full((len(tokens),), torch.nan)
     # q and K are one-hot: the share of tokens that are not the target's argmax
     if decoder.warp.greedy and not decoder.warp.shares_noise:
-        return (tokens != trace.q.argmax(-1)).to(trace.q.dtype).mean(1)
+        others = (tokens != trace.q.argmax(-1)).to(trace.q.dtype)
+        return others.sum(1) if total else others.mean(1)
     rows_tested = trace.seen is not None and bool(trace.tried.any())
     if rows_tested and decoder.warp.shares_noise:
         return torch.full((len(tokens),), torch.nan)

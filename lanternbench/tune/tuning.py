@@ -147,7 +147,7 @@ def tune(
     """
     default = method(config.method, **config.options)
     kind = search_kind(default)
-    prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed)
+    prompts = prompt_sets.load(config.prompts, config.num_prompts, config.seed, config.caption)
     target = load_with_drafter(config.part(ModelSpec), device, {default.choices.proposal})
     search = kind(target, config)
     machine = environment() | mode(target)

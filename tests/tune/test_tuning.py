@@ -331,6 +331,25 @@ def test_a_tuned_preset_has_its_evidence_and_runs(small, tmp_path, name):
     assert labels == ["ar", method(name, **text).label]
 
 
+def test_trees_are_tuned_on_the_caption_that_was_asked_for(small, tmp_path, monkeypatch):
+    annotations = [{"image_id": 1, "caption": text} for text in ("a dog", "a very big dog")]
+    data = {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": annotations}
+    file = tmp_path / "captions.json"
+    file.write_text(json.dumps(data))
+    seen = {}
+
+    def stop(search, pieces, prompts, progress):
+        seen[search.config.caption] = [prompt.text for prompt in prompts]
+        raise UserError("seen")
+
+    monkeypatch.setattr(tuning, "Steps", stop)
+    for caption in ("first", "longest"):
+        config = Tune(method="sjd", prompts=f"coco2017:{file}", num_prompts=1, caption=caption)
+        with pytest.raises(UserError, match="seen"):
+            tuning.tune(config, tmp_path)
+    assert seen == {"first": ["a dog"], "longest": ["a very big dog"]}
+
+
 def test_windows_are_tried_one_option_after_the_other(shallow, monkeypatch):
     monkeypatch.setattr(SjdPac, "tuned", {"window": (2, 4), "siblings": (2,), "depth": (3, 9)})
     search = OptionSearch(shallow, Tune(method="sjd-pac", options={"window": 4}))
