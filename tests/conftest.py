@@ -157,7 +157,7 @@ def shallow_8x8() -> Target:
 
 @pytest.fixture(scope="session")
 def shallow_5x5() -> Target:
-    """As ``shallow``, with images of 5 × 5 tokens: for decodes whose tokens must be equal."""
+    """As ``shallow``, with images of 5 × 5 tokens: for runs, and for tokens that must be equal."""
     return two_layers(side=5)
 
 
@@ -169,10 +169,10 @@ def few_layers(shallow: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 @pytest.fixture
-def small_images(shallow_8x8: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """Runs in this process load ``shallow_8x8``."""
-    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
-    return shallow_8x8
+def small_images(shallow_5x5: Target, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """Runs in this process load ``shallow_5x5``."""
+    monkeypatch.setattr(worker, "load_with_drafter", lambda *_: shallow_5x5)
+    return shallow_5x5
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_every_block_of_the_page_runs_in_a_fresh_folder(
         for name in ("circle.png", "accepted.png", "pareto.pdf")
     )
     out = capsys.readouterr().out
-    tokens = 64 if how == "in_short" else 256
+    tokens = 25 if how == "in_short" else 256
     assert re.match(rf"{tokens} tokens in \d+ steps, τ = \d\.\d\d, decoded in \d+\.\d\d s\n", out)
     assert "eagle-1" in known["run"]._repr_html_()
     assert known["made"]._repr_html_().startswith('<img src="data:image/png;base64,')

@@ -51,14 +51,14 @@ def cli(*args: str, cwd: Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def swept(shallow_8x8, tmp_path_factory) -> Path:
+def swept(shallow_5x5, tmp_path_factory) -> Path:
     """A folder in which one small sweep has been run, undisturbed, on small images of two layers
     of the target.
     """
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "small.yaml").write_text(SWEEP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "load_with_drafter", lambda *_: shallow_8x8)
+        patch.setattr(worker, "load_with_drafter", lambda *_: shallow_5x5)
         cli("sweep", "small.yaml", cwd=folder)
     return folder
 
@@ -88,7 +88,7 @@ from conftest import two_layers
 from lanternbench.cli.main import main
 from lanternbench.experiment import worker
 
-worker.load_with_drafter = lambda *_: two_layers(side=8)
+worker.load_with_drafter = lambda *_: two_layers(side=5)
 work = worker.Worker.work
 
 def slow(self, *rest):

@@ -281,7 +281,7 @@ def test_one_image_that_does_not_fit_ends_the_run_with_a_sentence(
 
 
 def test_images_are_rendered_fewer_at_a_time_when_memory_runs_out(small_images, monkeypatch):
-    tokens = torch.zeros(3, 64, dtype=torch.long)
+    tokens = torch.zeros(3, small_images.length, dtype=torch.long)
     whole = small_images.images(tokens)
     decode = small_images.vq.decode
 
