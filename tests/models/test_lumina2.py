@@ -184,7 +184,7 @@ def test_the_recommended_guidance_is_constant_in_the_published_schedule(prompts)
 def test_images_are_decoded_from_the_codes_that_the_published_ids_mean(prompts):
     real = prompts["real_ids"]
     checkpoint = without_files(entry("lumina-mgpt-2"))
-    ids = checkpoint.image_ids.tolist()
+    ids = checkpoint.named_image_ids().tolist()
     assert [ids[0], ids[-1], len(ids)] == real["allowed_inside_an_image"]
     assert checkpoint.config.prompt_ids == real["vocab_size"]
     case = next(case for case in real["decode_ids"] if case["name"] == "whole")

@@ -235,8 +235,8 @@ def published_eps(path: Path, config: DecoderConfig) -> float:
     heads = published.get("num_attention_heads", config.n_head)
     if heads != config.n_head:
         raise UserError(
-            f"{folder_of(path) / 'config.json'}: the drafter has {heads} attention heads but the "
-            f"target has {config.n_head}: give another"
+            f"{folder_of(path) / 'config.json'}: the drafter has {heads} "
+            f"attention heads but the target has {config.n_head}: give another"
         )
     return published.get("rms_norm_eps") or config.norm_eps
 
