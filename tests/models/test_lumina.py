@@ -20,6 +20,7 @@ from torch import Tensor
 from lanternbench.engine import decode as engine
 from lanternbench.engine.cache import DecoderCache, Lengths, raster
 from lanternbench.engine.row_ends import token_in, with_row_ends
+from lanternbench.engine.sampling import Warp
 from lanternbench.imported.run import log_probs
 from lanternbench.methods.build import build
 from lanternbench.methods.method import method
@@ -109,18 +110,15 @@ def guided_logits(target: Target, whole: Chameleon, caption: str, tokens: Tensor
     return guide(torch.stack(logits), GUIDANCE)[0][:, VOCAB.to_id]
 
 
-class Raw:
+class Raw(Warp):
     """Logits as they are, the largest taken."""
-
-    greedy, temperature, top_k, top_p = True, 0.0, 0, 1.0
-    shares_noise = False
 
     def __call__(self, logits: Tensor) -> Tensor:
         return logits
 
 
 def test_ar_draws_what_an_uncached_forward_over_all_ids_draws(lumina, wholes, greedy):
-    decoder: Any = replace(build(lumina, method("ar"), GREEDY), warp=Raw())
+    decoder: Any = replace(build(lumina, method("ar"), GREEDY), warp=Raw(GREEDY))
     made = engine.generate(decoder, CAPTIONS, trace=True)
     for i, caption in enumerate(CAPTIONS):
         want = guided_logits(lumina, wholes[0], caption, greedy[i])
