@@ -38,7 +38,7 @@ def sweep(values: Mapping[str, object], where: str = "the configuration") -> Swe
 
 
 def _most_prompts(config: Sweep, compared: int) -> int:
-    """Return how many prompts a sweep may look at until its methods are told apart."""
+    """Return how many prompts a sweep may use until its speeds are statistically distinguishable."""
     several = config.batch > 1 or config.repeats > 1
     if several or not compared or not config.baseline:
         raise UserError(

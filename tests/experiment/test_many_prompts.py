@@ -30,7 +30,7 @@ def test_captions_are_encoded_in_parts_before_their_images_are_decoded(monkeypat
     stub = SimpleNamespace(
         prepare=done.append,
         warm_up=lambda label, *_: done.append(f"warm up {label}"),
-        work=lambda job, _: [(job.prompts[0].id, None)],
+        work=lambda job, _: [worker.Finished(job.prompts[0].id, None)],
     )
     monkeypatch.setattr(worker, "PREPARED", 2)
     executor = Executor()

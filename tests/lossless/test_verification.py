@@ -194,7 +194,7 @@ def test_siblings_that_keep_the_old_target_are_found(monkeypatch):
         monkeypatch,
         verify,
         "stages",
-        "torch.where(left.counts, left.weights / left.total, target)",
+        "torch.where(counts, weights / total, target)",
         "target",
     )
     assert deviation("eagle-1") > 1e-3
