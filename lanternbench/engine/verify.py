@@ -313,7 +313,7 @@ def verify_chain(
     passed = test.accept(q.narrow(1, 0, length), draft.p, tokens, depth, uniforms)
     accepted = passed.cumprod(1).sum(1)  # [B] 0 … L
     rejected = accepted.clamp(max=length - 1)  # index of the first rejection, if there is one
-    prompts = numbers(len(q), q.device)
+    prompts = numbers(q.shape[0], q.device)
     q_stop = q[prompts, accepted]
     p_stop = draft.p[prompts, rejected]
     x_stop = tokens[prompts, rejected]

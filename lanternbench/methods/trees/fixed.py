@@ -58,7 +58,7 @@ class FixedTree(TreeGrower[None]):
                     logits = state.drawn_after(state.warp(logits), depth)
                 children = likeliest(logits, level.shape[-1]).indices.contiguous()
             drawn = self.draws[depth]
-            if drawn == len(level.rows):
+            if drawn == level.rows.numel():
                 tokens.append(children.view(-1, drawn))
             else:
                 tokens.append(children[:, level.rows, level.ranks])
