@@ -26,7 +26,7 @@ from lanternbench.engine.carry import PerPrompt, double, leaves, select
 from lanternbench.engine.decode import Speculation
 from lanternbench.engine.diagonals import DiagonalResult, DiagonalStrategy
 from lanternbench.engine.rows import RowResult, RowStrategy
-from lanternbench.engine.sampling import BELOW_ONE, draw
+from lanternbench.engine.sampling import BELOW_ONE
 from lanternbench.engine.state import DecodeState, StepResult
 from lanternbench.engine.trace import Trace
 from lanternbench.lossless.plain import Prefix
@@ -246,11 +246,8 @@ class TableDecoder:
         shape = (count, self.tables.length + 1, self.uniforms)
         u = torch.rand(shape, generator=generator, dtype=torch.float64)
         u.clamp_(max=BELOW_ONE)
-        if self.decoder.warp.greedy:
-            first = self.first.argmax(-1).expand(count)
-        else:
-            row = 0 if self.decoder.rule.by_position else -1
-            first = draw(self.first.expand(count, -1), u[:, row, 0])
+        row = 0 if self.decoder.rule.by_position else -1
+        first = self.decoder.warp.draw(self.first.expand(count, -1), u[:, row, 0])
         noise = torch.randint(2**62, (count,), generator=generator).tolist()
         state, carried = self.begin(first, u, noise)
         trace = self.trace(state)
